@@ -1,0 +1,70 @@
+"""Sequence: one sample of a request, the unit the scheduler moves. No torch here."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from paceline.request import Request
+
+PENDING = -1
+"""Stands for a token that an uncommitted step is still sampling."""
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens known so far and how many of them are in the cache.
+
+    `tokens` holds prompt + committed output. `computed` counts tokens whose KV is in the cache or will be once
+    the steps in flight have run; a sequence is caught up when only its newest token is missing.
+    """
+
+    __slots__ = ("request", "sample", "seed", "tokens", "prompt_len", "computed", "in_flight", "in_flight_draft",
+                 "status", "finish_reason", "draft", "allocation", "epoch", "preemptions", "cached_tokens",
+                 "cache_miss", "siblings", "order", "state", "emitter")
+
+    def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
+        self.request = request
+        self.sample = sample
+        self.seed = seed
+        self.tokens: list[int] = list(request.prompt)
+        self.prompt_len = len(request.prompt)
+        self.computed = 0
+        self.in_flight = 0
+        """Steps scheduled and not yet committed that hold rows of this sequence (0 or 1, 2 when ahead)."""
+        self.in_flight_draft = False
+        """Whether one of those carries a draft: how far it got is unknown until commit."""
+        self.status = Status.WAITING
+        self.finish_reason: str | None = None
+        self.draft: Any = None
+        """DraftTree to verify in the next step, set by the engine before schedule()."""
+        self.allocation: Any = None
+        """cache.Allocation while running."""
+        self.epoch = 0
+        """Counts preemptions: a step scheduled in an older epoch must not touch the cache at commit."""
+        self.preemptions = 0
+        self.cached_tokens = 0
+        """Prompt tokens found in the prefix cache at first admission."""
+        self.cache_miss: str | None = None
+        """Why the prefix cache did not cover (more of) the prompt."""
+        self.siblings: list[Sequence] = []
+        """On sample 0 until the prompt is computed: samples 1..n-1, forked from it then."""
+        self.order = order
+        """Arrival order, for FCFS inside a priority; kept across preemption."""
+        self.state: Any = None
+        """sampling.SampleState, owned by the engine."""
+        self.emitter: Any = None
+        """engine.outputs state (detokeniser, stop matcher), owned by the engine."""
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def __repr__(self) -> str:
+        return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "
+                f"{self.status.value})")

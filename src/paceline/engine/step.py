@@ -1,0 +1,52 @@
+"""Step: what one pass runs. A prefill chunk, a plain decode and a draft tree are row groups of other lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Rows of one sequence: `tokens` follow `start` tokens that are already in the cache."""
+
+    seq: Sequence
+    start: int
+    tokens: list[int]
+    """First may be PENDING: the token the previous, uncommitted step samples for this sequence."""
+    parents: list[int] | None = None
+    """Parent row of each row (-1 for row 0); None: a chain. Row 0 is always a known (or pending) token;
+    rows 1.. of a drafted group are draft.tokens."""
+    draft: Any = None
+    logits_from: int = 0
+    """Rows from this index on need logits; len(tokens): none (a prefill chunk that does not reach the end)."""
+    epoch: int = 0
+    siblings: list[Sequence] = field(default_factory=list)
+    """Further samples that draw their first token from this group's last row."""
+
+
+@dataclass(slots=True)
+class GroupResult:
+    """What a group yielded. `tokens` are the new tokens in order (accepted drafts, then one more); `path` the rows
+    of the accepted drafts (indices into the group's rows, ascending, row 0 excluded); `finish` ends the sequence."""
+
+    tokens: list[int]
+    path: list[int] = field(default_factory=list)
+    finish: str | None = None
+    siblings: list[GroupResult] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Step:
+    id: int
+    groups: list[RowGroup]
+    copies: list[BlockCopy] = field(default_factory=list)
+    moves: list[SlotMove] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(group.tokens) for group in self.groups)

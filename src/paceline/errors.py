@@ -1,0 +1,39 @@
+"""Every error a user can cause. Each message is a sentence that says what to change."""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose; the command line prints its text, never a traceback."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """The engine cannot be built as asked (unknown key, impossible size)."""
+
+
+class ModelNotFoundError(PacelineError, FileNotFoundError):
+    """No such model: not a folder, not a file, not a known short name, not on the hub."""
+
+
+class ModelFormatError(PacelineError, ValueError):
+    """A model's files are truncated, malformed or do not fit together; names the tensor or key."""
+
+
+class RequestError(PacelineError, ValueError):
+    """One request cannot be served. `param` names the parameter at fault, where there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its limit; try again later."""
+
+
+class EmptySupportError(RequestError):
+    """After every mask no token was left to sample at some position of this request."""
+
+
+class NotYetError(PacelineError, NotImplementedError):
+    """A planned feature that this version does not have. Never silently ignored."""

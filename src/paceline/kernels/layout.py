@@ -1,0 +1,46 @@
+"""How a ragged step looks to a kernel: flat rows, row groups, block tables, tree parents.
+
+A step is N rows in G groups. A group belongs to one sequence; its rows follow `start` committed tokens.
+Row i of a group has a parent row in the same group (chain: i - 1); row 0 follows the committed prefix.
+Logical position = start + depth. The row's KV is written to the slot of PHYSICAL position start + i, so a
+chain's slots equal its positions and a tree's are compacted after verification.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+@dataclass(slots=True)
+class GroupView:
+    """One cache group as this step sees it."""
+
+    tables: torch.Tensor
+    """[G, B] int64 block ids in logical order, NULL_BLOCK where nothing is held."""
+    slots: torch.Tensor
+    """[N] int64 slot (block * block_size + offset) each row's KV is written to."""
+    window: int | None = None
+    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a kernel derives once per step and reuses in every layer (key slots, masks)."""
+
+
+@dataclass(slots=True)
+class Layout:
+    """The shape of one step. Host lists and device tensors say the same thing; kernels take what suits them."""
+
+    positions: torch.Tensor
+    """[N] int64 logical positions."""
+    offsets: list[int]
+    """[G + 1] row offsets of the groups."""
+    starts: list[int]
+    """[G] committed tokens before each group's first row."""
+    parents: list[list[int] | None]
+    """[G] parent row within the group (-1 for row 0), or None for a chain."""
+    block_size: int
+    views: list[GroupView] = field(default_factory=list)
+    """One per cache group of the model."""
+
+    @property
+    def rows(self) -> int:
+        return self.offsets[-1]

@@ -1,0 +1,198 @@
+"""What a caller asks for and gets back: SamplingParams, Request, RequestOutput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import NotYetError, PacelineError, RequestError
+
+SEED_LIMIT = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Validated on construction; the order of application is in sampling/pipeline.py.
+
+    temperature 0 is greedy. top_k 0 means all tokens. seed None: the engine draws one and returns it.
+    `logprobs=k` gives the chosen token and the k best, `prompt_logprobs=k` the same for the prompt.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    no_repeat_ngram_size: int = 0
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    beam_width: int = 1
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] | None = None
+    on_empty_support: str = "error"
+    priority: int = 0
+    timeout_s: float | None = None
+    cache_salt: str = ""
+    interrupt: Callable[[str, list[int]], bool] | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("bad_words", "stop", "stop_token_ids", "allowed_token_ids", "choice"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+            elif value is not None and not isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(value))
+        _validate(self)
+
+
+def _whole(params: SamplingParams, name: str, least: int, *, most: int | None = None, none: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None and none:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number, got {value!r}.", name)
+    if value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise RequestError(f"{name} must be at least {least}{upper}, got {value}.", name)
+
+
+def _real(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+    value = getattr(params, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}.", name)
+    if value < low or value > high or (open_low and value == low):
+        left = "above" if open_low else "at least"
+        upper = "" if high == math.inf else f" and at most {high:g}"
+        raise RequestError(f"{name} must be {left} {low:g}{upper}, got {value:g}.", name)
+
+
+def _validate(p: SamplingParams) -> None:
+    _whole(p, "n", 1, most=1024)
+    _whole(p, "max_tokens", 0, none=True)
+    _whole(p, "min_tokens", 0)
+    _real(p, "temperature", 0.0, math.inf)
+    _whole(p, "top_k", 0)
+    _real(p, "top_p", 0.0, 1.0, open_low=True)
+    _real(p, "min_p", 0.0, 1.0)
+    _real(p, "repetition_penalty", 0.0, math.inf, open_low=True)
+    _real(p, "presence_penalty", -math.inf, math.inf)
+    _real(p, "frequency_penalty", -math.inf, math.inf)
+    _whole(p, "no_repeat_ngram_size", 0)
+    _whole(p, "seed", 0, most=SEED_LIMIT - 1, none=True)
+    _whole(p, "logprobs", 0, none=True)
+    _whole(p, "prompt_logprobs", 0, none=True)
+    _whole(p, "priority", -(1 << 31))
+    _whole(p, "beam_width", 1)
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise RequestError(f"min_tokens ({p.min_tokens}) must not exceed max_tokens ({p.max_tokens}).", "min_tokens")
+    if p.max_tokens == 0 and p.prompt_logprobs is None:
+        raise RequestError("max_tokens is 0: ask for at least one token, or set prompt_logprobs.", "max_tokens")
+    if p.timeout_s is not None:
+        _real(p, "timeout_s", 0.0, math.inf, open_low=True)
+    for name in ("stop", "bad_words"):
+        for text in getattr(p, name):
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"{name} must hold non-empty strings, got {text!r}: remove it.", name)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token in getattr(p, name) or ():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise RequestError(f"{name} must hold token ids (whole numbers from 0), got {token!r}.", name)
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise RequestError("allowed_token_ids is empty: no token could ever be sampled; name some or leave it out.",
+                           "allowed_token_ids")
+    for token, bias in (p.logit_bias or {}).items():
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias):
+            raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
+    if p.on_empty_support not in ("error", "stop", "unmasked"):
+        raise RequestError(
+            f"on_empty_support must be 'error', 'stop' or 'unmasked', got {p.on_empty_support!r}.", "on_empty_support")
+    if p.interrupt is not None and not callable(p.interrupt):
+        raise NotYetError("interrupt must be a callable (text, token_ids) -> bool; named policies come later.")
+    if p.beam_width != 1:
+        raise NotYetError("beam_width > 1 (beam search) is not in this version yet; use n samples instead.")
+    for name in ("json_schema", "regex", "grammar", "choice"):
+        if getattr(p, name) is not None:
+            raise NotYetError(f"{name} (structured output) is not in this version yet; remove it.")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One admitted request: validated, tokenised, seeded. Owned by the engine; callers see RequestOutput."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    """Resolved: params.max_tokens, or what the context leaves."""
+    arrival: float
+    """Engine clock, seconds."""
+    deadline: float | None = None
+    speculation: Any = None
+    """A resolved drafter handle or None; opaque to the scheduler."""
+    prompt_text: str | None = None
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Natural-log probabilities of one emitted (or prompt) token, before and after the processors."""
+
+    token: int
+    raw: float
+    processed: float
+    rank: int
+    """1 = most likely under the raw distribution."""
+    top: dict[int, float] = field(default_factory=dict)
+    """The k most likely tokens, raw log-probabilities, best first, ties to the lowest id."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sample of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    """None while running; "stop" | "length" | "interrupt" | "timeout" | "cancelled" | "error"."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it, where one did."""
+    logprobs: list[TokenLogprob] | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What a request produced so far; `finished` says whether more will come."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    finished: bool = False
+    seed: int = 0
+    metrics: Any = None
+    speculation: Any = None
+    trace: Any = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: PacelineError | None = None
+    """Set when this request alone failed; `outputs` then hold what came before."""

@@ -1,0 +1,59 @@
+"""DraftTree: what every drafter proposes. A chain is a tree without branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Proposed continuations of one sequence, parents before children.
+
+    parents[i] is the index of node i's parent, or -1 if it follows the last committed token.
+    `q`, when the drafter sampled, holds what it sampled from, node by node; None for deterministic drafts.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    drafter: str = ""
+    q: Any = None
+
+    @classmethod
+    def chain(cls, tokens: list[int], drafter: str = "") -> DraftTree:
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), drafter)
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError("a draft tree needs one parent per token")
+        if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
+            raise ValueError("a draft tree's parents must come before their children")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def trimmed(self, nodes: int) -> DraftTree:
+        """The first `nodes` nodes; parents come first, so every prefix of the list is a tree."""
+        if nodes >= len(self.tokens):
+            return self
+        q = None if self.q is None else self.q[:nodes]
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.drafter, q)
+
+    def depths(self) -> list[int]:
+        """Depth of each node; 1 for the children of the last committed token."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from depth 1 down to `node`, inclusive."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
