@@ -1,0 +1,53 @@
+"""The tensors behind the block tables, and the copies and moves the bookkeeping asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.kernels.groups import CacheGroup
+
+
+class KVStorage:
+    """Keys and values of every layer: [slots, kv_heads, head_dim], slot = block * block_size + offset.
+
+    Zeroed at start and never holding anything but finite values of finished forwards; block 0 stays zero.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int,
+                 dtype: torch.dtype, device: torch.device) -> None:
+        """`num_blocks` counts the null block."""
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        for group, blocks in zip(self.groups, num_blocks, strict=True):
+            shape = (blocks * block_size, group.kv_heads, group.head_dim)
+            for layer in group.layers:
+                self.keys[layer] = torch.zeros(shape, dtype=dtype, device=device)
+                self.values[layer] = torch.zeros(shape, dtype=dtype, device=device)
+        self.device = device
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for plane in (self.keys, self.values) for t in plane.values())
+
+    def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
+        """Moves first, then copies: a block may be shared right after a path was compacted into it."""
+        for index, group in enumerate(self.groups):
+            slots = [(move.source, move.target) for move in moves if move.group == index]
+            self._transfer(group, slots)
+            blocks = [(copy.source, copy.target) for copy in copies if copy.group == index]
+            size = self.block_size
+            self._transfer(group, [(s * size + i, t * size + i) for s, t in blocks for i in range(size)])
+
+    def _transfer(self, group: CacheGroup, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        for plane in (self.keys, self.values):
+            for layer in group.layers:
+                # Gather into a fresh tensor, then scatter: sources and targets overlap.
+                plane[layer][target] = plane[layer][source]

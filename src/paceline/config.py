@@ -1,0 +1,163 @@
+"""Engine options: frozen, raw as the caller gave them; `resolve` turns them into sizes and says why."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.errors import ConfigError, NotYetError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a caller may set. None and "auto" mean: resolve for me."""
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
+    speculation: Any = None
+    deterministic: bool = False
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_blocks: int | None = None
+    max_batch_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_prefix_caching: bool = True
+    max_prefill_chunk: int | None = None
+    max_queue: int = 4096
+    watermark: float = 0.01
+
+    @classmethod
+    def of(cls, **raw: Any) -> EngineOptions:
+        """Like the constructor, but an unknown key is a ConfigError that names the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for key in raw:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known options: {', '.join(known)}."
+                raise ConfigError(f"Unknown option {key!r}.{hint}")
+        return cls(**raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What resolution depends on besides the options; gathered by the engine, given by tests."""
+
+    device: str
+    """"cpu" or "cuda", already decided."""
+    context: int
+    """Longest context the model was made for."""
+    bytes_per_token: int
+    """Cache bytes one token takes over all cache groups."""
+    free_memory: int
+    """Bytes the cache could take on the device."""
+    cores: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything decided. `why` has one sentence for each value that was not given as it stands."""
+
+    deterministic: bool
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    max_batch_tokens: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+    max_prefill_chunk: int | None
+    max_queue: int
+    watermark: float
+    why: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+def available_memory() -> int:
+    """Bytes of host memory a new allocation could use now."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 * GIB
+
+
+def check(options: EngineOptions) -> None:
+    """Refuse what can never work, before a model is read."""
+    for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk"):
+        value = getattr(options, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    size = options.block_size
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
+        raise ConfigError(f"block_size must be a whole number from 1 to 4096, got {size!r}.")
+    if options.max_queue < 1:
+        raise ConfigError(f"max_queue must be at least 1, got {options.max_queue!r}.")
+    if not 0.0 <= options.watermark < 1.0:
+        raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
+    if options.quantization is not None:
+        raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; leave it out "
+                          "(quantised GGUF files load, and run dequantised).")
+    if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16"):
+        raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
+                          "use 'auto', 'float32', 'float16' or 'bfloat16'.")
+    if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
+        raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
+
+
+def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
+    """Options + facts -> config. Pure: the same input gives the same config, whatever the machine."""
+    check(options)
+    why: dict[str, str] = {}
+    size = options.block_size
+    longest = options.max_model_len
+    if longest is None:
+        longest = facts.context
+        why["max_model_len"] = f"{longest}: the context the model was made for"
+
+    wanted = options.max_num_seqs
+    if wanted is None:
+        wanted = 256 if facts.device == "cuda" else 64
+        why["max_num_seqs"] = f"{wanted}: the default on {facts.device}"
+
+    blocks = options.kv_blocks
+    if blocks is None:
+        budget = facts.free_memory * (9 if facts.device == "cuda" else 3) // 10
+        if facts.device == "cpu":
+            budget = min(budget, 4 * GIB)
+        per_block = facts.bytes_per_token * size
+        most = -(-longest // size) * wanted
+        blocks = max(1, min(budget // max(per_block, 1), most))
+        why["kv_blocks"] = (f"{blocks} blocks of {size} tokens, {blocks * per_block / GIB:.2f} GiB: what {wanted} "
+                            f"sequences can use at most, within {budget / GIB:.1f} GiB of {facts.device} memory")
+    if blocks * size < longest:
+        if options.max_model_len is not None:
+            raise ConfigError(
+                f"max_model_len={longest} needs {-(-longest // size)} cache blocks of {size} tokens but there are "
+                f"{blocks}: raise kv_blocks, free memory, or lower max_model_len to {blocks * size}.")
+        longest = blocks * size
+        why["max_model_len"] = f"{longest}: what {blocks} cache blocks of {size} tokens hold for one sequence"
+
+    rows = options.max_batch_tokens
+    if rows is None:
+        rows = 8192 if facts.device == "cuda" else 512
+        why["max_batch_tokens"] = f"{rows}: keeps one step short enough that decoding never stalls"
+
+    return EngineConfig(
+        deterministic=options.deterministic, max_model_len=longest, block_size=size, kv_blocks=blocks,
+        max_batch_tokens=rows, max_num_seqs=wanted, enable_prefix_caching=options.enable_prefix_caching,
+        max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark, why=why)
