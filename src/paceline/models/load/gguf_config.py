@@ -1,0 +1,136 @@
+"""GGUF metadata and tensor names in Hugging Face terms."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from paceline.errors import ModelFormatError
+from paceline.models.load.gguf import GGUFFile
+
+_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
+            "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight"}
+_LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+          "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+          "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+          "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "block_sparse_moe.gate"}
+_EXPERT = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
+_PATTERN = re.compile(r"blk\.(\d+)\.([a-z_]+?)(_exps)?(?:\.(\d+))?\.(weight|bias)")
+
+
+def hf_names(name: str, shape: tuple[int, ...]) -> list[tuple[str, int | None]]:
+    """Hugging Face names of a GGUF tensor: [(name, expert index within it or None)]; merged experts give one each.
+    A tensor without a counterpart keeps its own name."""
+    if name in _TOP:
+        return [(_TOP[name], None)]
+    found = _PATTERN.fullmatch(name)
+    if found is None:
+        return [(name, None)]
+    layer, part, merged, expert, kind = found.groups()
+    if merged or expert is not None:
+        if part not in _EXPERT:
+            return [(name, None)]
+        prefix = f"model.layers.{layer}.block_sparse_moe.experts"
+        if merged:
+            return [(f"{prefix}.{index}.{_EXPERT[part]}.{kind}", index) for index in range(shape[0])]
+        return [(f"{prefix}.{expert}.{_EXPERT[part]}.{kind}", None)]
+    if part not in _LAYER:
+        return [(name, None)]
+    return [(f"model.layers.{layer}.{_LAYER[part]}.{kind}", None)]
+
+
+def hf_config(file: GGUFFile) -> dict[str, Any]:
+    """config.json keys from the metadata. ModelFormatError names the key that is missing or not understood."""
+    architecture = file.require("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise ModelFormatError(f"{file.path} has general.architecture '{architecture}'; this version runs "
+                               f"{', '.join(_ARCHITECTURES)} (Mistral and Mixtral count as llama).")
+
+    def value(key: str, default: Any = None) -> Any:
+        return file.get(f"{architecture}.{key}", default)
+
+    def count(key: str, default: int | None = None) -> int:
+        name = f"{architecture}.{key}"
+        number = file.require(name) if default is None else file.get(name, default)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ModelFormatError(f"metadata key '{name}' in {file.path} must be one positive number, got "
+                                   f"{number!r}: this model's layout is not supported or the file is corrupt.")
+        return number
+
+    experts = value("expert_count", 0)
+    window = value("attention.sliding_window")
+    model_type = architecture
+    if architecture == "llama":
+        model_type = "mixtral" if experts else "mistral" if window else "llama"
+    elif experts:
+        raise ModelFormatError(f"{file.path} has metadata key '{architecture}.expert_count': experts are supported "
+                               "for Mixtral only.")
+    heads, hidden = count("attention.head_count"), count("embedding_length")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFormatError(f"tensor 'token_embd.weight' is missing in {file.path}: it holds no language model, or "
+                               "only a part of one; download the whole model.")
+    head_dim = count("attention.key_length", hidden // heads)
+    rotated = value("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ModelFormatError(f"metadata key '{architecture}.rope.dimension_count' in {file.path} is {rotated}, but "
+                               f"heads have {head_dim} values: partial rotation is not supported.")
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [_CLASSES[model_type]],
+        "hidden_size": hidden,
+        "num_hidden_layers": count("block_count"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rope_theta": float(value("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(file, architecture),
+        "rms_norm_eps": float(file.require(f"{architecture}.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": count("context_length"),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": window or None,
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
+    }
+    if experts:
+        config["num_local_experts"] = experts
+        config["num_experts_per_tok"] = count("expert_used_count")
+    return config
+
+
+def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
+    prefix = f"{architecture}.rope.scaling"
+    kind = file.get(f"{prefix}.type", "none")
+    factor = float(file.get(f"{prefix}.factor", 0.0))
+    if kind == "none" and file.get(f"{architecture}.rope.scale_linear", 1.0) != 1.0:
+        kind, factor = "linear", float(file.get(f"{architecture}.rope.scale_linear"))
+    if kind in ("linear", "yarn") and factor <= 0.0:
+        raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = '{kind}' without a positive "
+                               f"'{prefix}.factor': convert the model again.")
+    if kind == "none":
+        # Llama 3 scaling comes as the finished divisors of the frequencies, one tensor for all layers.
+        return {"rope_type": "factors"} if "rope_freqs.weight" in file.tensors else None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        scaling: dict[str, Any] = {
+            "rope_type": "yarn", "factor": factor,
+            "original_max_position_embeddings": file.require(f"{prefix}.original_context_length")}
+        if file.has(f"{prefix}.attn_factor"):
+            # GGUF's factor comes on top of the usual yarn magnitude; Hugging Face's replaces it.
+            scaling["attention_factor"] = float(file.get(f"{prefix}.attn_factor")) * (0.1 * math.log(factor) + 1.0)
+        for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if file.has(f"{prefix}.{theirs}"):
+                scaling[ours] = float(file.get(f"{prefix}.{theirs}"))
+        return scaling
+    raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = '{kind}'; this version knows none, linear "
+                           "and yarn.")

@@ -1,0 +1,55 @@
+"""Weights: how an architecture takes its tensors, each checked against the shape it expects."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.errors import ModelFormatError
+from paceline.models.load.checkpoint import Checkpoint
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class Weights:
+    """Hands out tensors of `checkpoint` in the engine's dtype on its device, and remembers which were taken."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = "cpu") -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return self.checkpoint.has(name)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor, contiguous, in `dtype` (default: the engine's). Do not write to it: it may share the file's
+        memory. ModelFormatError names it when it is missing, of another shape, or not stored as floats."""
+        found = self.checkpoint.shape(name)
+        if found != tuple(shape):
+            raise ModelFormatError(
+                f"tensor '{name}' in {self.checkpoint.path} has shape {list(found)}, but the config asks for "
+                f"{list(shape)}: config and weights do not belong together.")
+        tensor = self.checkpoint.tensor(name, dtype or self.dtype).to(self.device).contiguous()
+        self._taken.add(name)
+        return tensor
+
+    def unused(self) -> list[str]:
+        """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies, the
+        head of a model whose config ties it to the embedding). A reason to warn: the model may be another one."""
+        tied = bool(self.checkpoint.config.get("tie_word_embeddings"))
+        return [name for name in self.checkpoint.names()
+                if name not in self._taken and not name.endswith(".rotary_emb.inv_freq")
+                and not (tied and name == "lm_head.weight")]
+
+
+def check_vocabulary(checkpoint: Checkpoint, token_ids: int) -> None:
+    """`token_ids`: one more than the tokenizer's highest id. Padding rows are fine, missing rows are not."""
+    if not checkpoint.has(EMBEDDING):
+        return
+    rows = checkpoint.shape(EMBEDDING)[0]
+    if token_ids > rows:
+        raise ModelFormatError(
+            f"tensor '{EMBEDDING}' in {checkpoint.path} has {rows} rows, but the tokenizer has ids up to "
+            f"{token_ids - 1}: tokenizer and weights do not belong together.")
