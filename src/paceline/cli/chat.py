@@ -1,0 +1,194 @@
+"""`paceline chat`: a conversation that streams. Without a terminal it answers one built-in question and leaves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.terminal import console, load_llm, print_error, printable
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from paceline.request import RequestOutput, SamplingParams
+
+BUILT_IN_QUESTION = "What is the capital of France?"
+HELP = """/help            this list
+/system TEXT     start over with this system prompt (without TEXT: none)
+/reset           forget the conversation
+/exit            leave (Ctrl-D too); Ctrl-C stops an answer"""
+
+
+class ChatEngine(Protocol):
+    """What the conversation needs of an LLM."""
+
+    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Iterator[RequestOutput]: ...
+
+
+@dataclass
+class Conversation:
+    """The messages so far and how to answer them; owns printing, not input."""
+
+    llm: ChatEngine
+    params: SamplingParams
+    out: Console
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, question: str) -> bool:
+        """Stream the answer to `question`. An answer that fails leaves the conversation as it was: then False."""
+        self.messages.append({"role": "user", "content": question})
+        try:
+            answer = self._stream()
+        except PacelineError as error:
+            self.messages.pop()
+            self.out.print()
+            print_error(error)
+            return False
+        if answer:
+            self.messages.append({"role": "assistant", "content": answer})
+        else:
+            self.messages.pop()
+        return True
+
+    def _stream(self) -> str:
+        shown = ""
+        tokens = 0
+        began = first = time.perf_counter()
+        stopped = False
+        snapshots = iter(self.llm.stream_chat(self.messages, self.params))
+        try:
+            for snapshot in snapshots:
+                if snapshot.error is not None:
+                    raise snapshot.error
+                completion = snapshot.outputs[0]
+                if not tokens:
+                    first = time.perf_counter()
+                tokens = len(completion.token_ids)
+                self._write(completion.text[len(shown):])
+                shown = completion.text
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            # Closing the generator is what cancels the request and frees its cache blocks.
+            close = getattr(snapshots, "close", None)
+            if close is not None:
+                close()
+        ended = time.perf_counter()
+        self._write("\n")
+        self._footnote(tokens, first - began, ended - first, stopped)
+        return shown
+
+    def _write(self, text: str) -> None:
+        self.out.file.write(printable(text))
+        self.out.file.flush()
+
+    def _footnote(self, tokens: int, wait: float, streaming: float, stopped: bool) -> None:
+        parts = [f"{tokens} tokens"]
+        if tokens > 1 and streaming > 0:
+            parts.append(f"{(tokens - 1) / streaming:.1f} tok/s")
+        parts.append(f"first after {wait:.2f} s")
+        if stopped:
+            parts.append("stopped")
+        self.out.print(" · ".join(parts), style="dim")
+
+
+def interact(conversation: Conversation, read_line: Any = input) -> None:
+    """Read lines until /exit or end of input."""
+    while True:
+        try:
+            line = read_line("> ").strip()
+        except EOFError:
+            conversation.out.print()
+            return
+        except KeyboardInterrupt:
+            conversation.out.print("\n/exit or Ctrl-D to leave", style="dim")
+            continue
+        if not line:
+            continue
+        if not line.startswith("/"):
+            conversation.ask(line)
+        elif not _obey(conversation, line):
+            return
+
+
+def _obey(conversation: Conversation, line: str) -> bool:
+    """Carry out a /command; False: leave."""
+    name, _, rest = line.partition(" ")
+    if name in ("/exit", "/quit"):
+        return False
+    if name == "/reset":
+        conversation.reset()
+        conversation.out.print("forgotten", style="dim")
+    elif name == "/system":
+        conversation.system = rest.strip() or None
+        conversation.reset()
+        conversation.out.print("system prompt set, conversation forgotten", style="dim")
+    elif name == "/help":
+        conversation.out.print(HELP, markup=False)
+    else:
+        conversation.out.print(f"unknown command {name}; /help lists them", style="dim", markup=False)
+    return True
+
+
+def chat(
+    model: options.ModelArgument = None,
+    system: options.System = None,
+    max_tokens: options.AnswerTokens = None,
+    temperature: options.Temperature = 0.2,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 0.9,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    deterministic: options.Deterministic = False,
+    max_model_len: options.MaxModelLen = None,
+    speculation: options.SpeculationText = None,
+) -> None:
+    """Chat with a model. Without a terminal: answer one built-in question and leave."""
+    from paceline.request import SamplingParams
+
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    if seed is None and not interactive:
+        seed = 0
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )
+    out = console()
+    llm = load_llm(
+        model, device=device, dtype=dtype, deterministic=deterministic, max_model_len=max_model_len,
+        speculation=options.speculation(speculation),
+    )
+    conversation = Conversation(llm, params, out, system)
+    if interactive:
+        _enable_line_editing()
+        out.print(f"[bold]{model or options.DEFAULT_MODEL}[/bold]  [dim]/help for commands, Ctrl-D to leave[/dim]")
+        interact(conversation)
+        return
+    out.print(f"> {BUILT_IN_QUESTION}", style="bold", markup=False)
+    if not conversation.ask(BUILT_IN_QUESTION):
+        raise typer.Exit(2)
+
+
+def _enable_line_editing() -> None:
+    """Importing readline is what gives input() history and editing; some systems have none."""
+    with suppress(ImportError):
+        import readline  # noqa: F401

@@ -1,0 +1,25 @@
+"""Commands whose names are reserved: they say that they are not there yet instead of being unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.errors import NotYetError
+
+
+def serve() -> None:
+    """OpenAI-compatible HTTP server (not in this version yet)."""
+    raise NotYetError("`paceline serve` is not in this version yet; use `paceline generate` or the Python face.")
+
+
+def plan() -> None:
+    """Memory and speed planner (not in this version yet)."""
+    raise NotYetError("`paceline plan` is not in this version yet; `paceline doctor` says what this machine can do.")
+
+
+def train() -> None:
+    """Training of drafters (not in this version yet)."""
+    raise NotYetError("`paceline train` is not in this version yet.")
+
+
+COMMANDS: dict[str, Callable[[], None]] = {"serve": serve, "plan": plan, "train": train}

@@ -1,0 +1,68 @@
+"""The `paceline` command: one module a sub-command, one place where errors become sentences."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.cli import bench, chat, doctor, generate, later, replay
+from paceline.cli.terminal import print_error
+from paceline.errors import PacelineError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="paceline",
+    help="LLM inference with speculative decoding as the first-class citizen; exact by contract.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("chat")(chat.chat)
+app.command("generate")(generate.generate)
+app.command("doctor")(doctor.doctor)
+app.command("replay")(replay.replay)
+app.add_typer(bench.app, name="bench")
+for _name, _command in later.COMMANDS.items():
+    app.command(_name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 fine, 1 a check failed, 2 a mistake that the text explains."""
+    try:
+        app(args=argv, prog_name="paceline")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except PacelineError as error:
+        if os.environ.get("PACELINE_DEBUG"):
+            raise
+        print_error(error)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The commands' options, each written once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+_MODEL_HELP = f"Folder, .gguf file, hub id or short name. Default: {DEFAULT_MODEL}."
+
+
+def _sampling(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Sampling")
+
+
+def _engine(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Engine")
+
+
+def _output(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Output")
+
+
+ModelArgument = Annotated[str | None, typer.Argument(help=_MODEL_HELP)]
+Model = Annotated[str | None, _engine(_MODEL_HELP, "--model", "-m")]
+Device = Annotated[str, _engine("auto, cpu or cuda.")]
+Dtype = Annotated[str, _engine("auto, float32, bfloat16 or float16.")]
+Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
+MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
+SpeculationText = Annotated[
+    str | None, _engine('A method\'s name, or JSON such as {"method": "oracle", "tokens": [5, 6]}.', "--speculation")
+]
+
+System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]
+MaxTokens = Annotated[int, _sampling("Longest output, in tokens.")]
+AnswerTokens = Annotated[int | None, _sampling("Longest answer, in tokens. Default: what fits.", "--max-tokens")]
+MinTokens = Annotated[int, _sampling("No end before this many tokens.")]
+Temperature = Annotated[float, _sampling("0 is greedy.", "--temperature", "-t")]
+TopK = Annotated[int, _sampling("Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, _sampling("Keep the smallest set with this much probability.")]
+MinP = Annotated[float, _sampling("Drop tokens below this fraction of the best.")]
+RepetitionPenalty = Annotated[float, _sampling("Above 1 discourages tokens seen before, prompt included.")]
+PresencePenalty = Annotated[float, _sampling("Taken off each token that was written before.")]
+FrequencyPenalty = Annotated[float, _sampling("Taken off a token for each time it was written.")]
+NoRepeatNgram = Annotated[int, _sampling("Never repeat this many tokens in a row.", "--no-repeat-ngram-size")]
+BadWords = Annotated[list[str] | None, _sampling("Never write this; repeatable.", "--bad-word")]
+Stop = Annotated[list[str] | None, _sampling("End before this text; repeatable.")]
+StopTokenIds = Annotated[list[int] | None, _sampling("End at this token; repeatable.", "--stop-token-id")]
+IgnoreEos = Annotated[bool, _sampling("Go on past the model's own end.", "--ignore-eos")]
+Seed = Annotated[int | None, _sampling("Same seed, same text. Default: drawn and reported.")]
+Samples = Annotated[int, _sampling("Samples per prompt.", "--n", "-n")]
+Timeout = Annotated[float | None, _sampling("Seconds a prompt may take.")]
+
+Logprobs = Annotated[int | None, _output("Log-probabilities of each token and of the k best.")]
+PromptLogprobs = Annotated[int | None, _output("The same for the prompt.")]
+Json = Annotated[bool, _output("Print one JSON document.", "--json")]
+Trace = Annotated[Path | None, _output("Write what `paceline replay` needs to this file.")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE, or to stdout with '-'.")
+]
+
+
+def speculation(text: str | None) -> Any:
+    """What `--speculation` stands for: None, a method's name, or the object its JSON describes."""
+    if text is None or text == "none":
+        return None
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"--speculation is not valid JSON ({error}): write a method's name or a JSON object.") from None

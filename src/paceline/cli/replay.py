@@ -1,0 +1,46 @@
+"""`paceline replay`: run a trace again and compare, token by token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.plain import plain
+from paceline.cli.terminal import console, loading_bars
+
+DIFFERENT = 1
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A file written by `paceline generate --trace FILE`.")],
+    model: options.Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Reproduce a recorded request. Exit code 0: the same tokens; 1: different."""
+    from paceline.engine import replay as engine_replay
+
+    with loading_bars() as progress:
+        report = engine_replay.replay(trace, model=model, progress=progress)
+    if as_json:
+        print(json.dumps(plain(report), indent=2))
+    elif report.equal:
+        console().print(f"the same {len(report.tokens)} tokens", style="green")
+    else:
+        at = report.first_difference
+        console().print(
+            f"different from token {at} on: expected {_around(report.expected, at)}, got {_around(report.tokens, at)}",
+            style="red", markup=False,
+        )
+    if not report.equal:
+        raise typer.Exit(DIFFERENT)
+
+
+def _around(tokens: list[int], at: int | None) -> str:
+    if at is None:
+        return f"{len(tokens)} tokens"
+    shown = " ".join(str(token) for token in tokens[at : at + 5])
+    return shown or "the end"

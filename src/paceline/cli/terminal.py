@@ -1,0 +1,92 @@
+"""What commands share to talk to a person: consoles, one-sentence errors, the progress of loading a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from paceline import LLM
+
+ProgressCallback = Callable[[str, int, int | None], None]
+"""(stage, done, total): called by loaders; total is None while it is unknown."""
+
+_BYTES_FROM = 1 << 16
+"""Stages that count further than this count bytes; smaller ones count things (tensors, files)."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the process's present stdout or stderr (looked up now, so that tests can capture it)."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False, soft_wrap=True)
+
+
+def print_error(error: BaseException) -> None:
+    """One red sentence on stderr."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    console(stderr=True).print(f"error: {text}", style="red", markup=False)
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal: control characters other than newline and tab are dropped."""
+    return "".join(char for char in text if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"))
+
+
+class LoadingBars:
+    """Turns (stage, done, total) reports into one rich bar a stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        task = self._tasks.get(stage)
+        if task is None:
+            task = self._tasks[stage] = self._progress.add_task(stage, total=total, amount="")
+        self._progress.update(task, completed=done, total=total, amount=_amount(done, total))
+
+
+def _amount(done: int, total: int | None) -> str:
+    if max(done, total or 0) < _BYTES_FROM:
+        return f"{done}" if total is None else f"{done}/{total}"
+    return f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+
+
+@contextmanager
+def loading_bars() -> Iterator[ProgressCallback]:
+    """Progress bars on stderr that vanish when loading is done; without a terminal, one line a stage."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield _one_line_a_stage()
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text, amount = TextColumn("{task.description}"), TextColumn("{task.fields[amount]}")
+    with Progress(text, BarColumn(), amount, TimeRemainingColumn(), console=out, transient=True) as progress:
+        yield LoadingBars(progress)
+
+
+def _one_line_a_stage() -> ProgressCallback:
+    seen: set[str] = set()
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            print(f"{stage} ...", file=sys.stderr, flush=True)
+
+    return report
+
+
+def load_llm(model: str | None, **options: Any) -> LLM:
+    """Build the engine, showing what is fetched and read. Options that are None are left to their defaults."""
+    from paceline import LLM
+
+    given = {name: value for name, value in options.items() if value is not None}
+    with loading_bars() as progress:
+        return LLM(model, progress=progress, **given)

@@ -1,0 +1,118 @@
+"""A conversation: streaming, commands, Ctrl-C, and the built-in question when nobody is there."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from paceline.cli.chat import BUILT_IN_QUESTION, Conversation, interact
+from paceline.cli.main import main
+from paceline.cli.terminal import printable
+from paceline.request import SamplingParams
+
+
+@pytest.fixture
+def conversation(fake_llm):
+    out = Console(file=io.StringIO(), highlight=False, width=200)
+    return Conversation(fake_llm(), SamplingParams(max_tokens=None), out)
+
+
+def talk(conversation, *lines):
+    """Feed lines (exceptions are raised as if typed) and return what was shown."""
+    feed = iter(lines)
+
+    def read_line(_prompt):
+        line = next(feed, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    interact(conversation, read_line)
+    return conversation.out.file.getvalue()
+
+
+def test_without_a_terminal_one_question_is_answered(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat"]) == 0
+    out = capsys.readouterr().out
+    assert BUILT_IN_QUESTION in out
+    assert fake_llm.answer in out
+    assert "tok/s" in out
+
+
+def test_without_a_terminal_the_answer_is_seeded(fake_llm, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    main(["chat"])
+    _messages, (_prompt, params) = fake_llm.last.asked
+    assert params.seed == 0
+
+
+def test_a_failed_answer_without_a_terminal_is_exit_code_2(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("paceline.cli.chat.BUILT_IN_QUESTION", "bad")
+    assert main(["chat"]) == 2
+    assert "is bad" in capsys.readouterr().err
+
+
+def test_options_reach_the_engine(fake_llm, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "some-model", "--deterministic", "--temperature", "0.5", "--seed", "3", "--max-tokens", "9",
+                 "--system", "Be brief."]) == 0
+    messages, (_prompt, params) = fake_llm.last.asked
+    assert fake_llm.last.options["deterministic"] is True
+    assert (params.temperature, params.seed, params.max_tokens) == (0.5, 3, 9)
+    assert messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_the_conversation_is_remembered(conversation):
+    talk(conversation, "hello", "and again?")
+    assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant"]
+    assert conversation.messages[1]["content"] == conversation.llm.answer
+
+
+def test_commands(conversation):
+    shown = talk(conversation, "hello", "/help", "/nonsense", "", "/reset")
+    assert "/system TEXT" in shown and "unknown command /nonsense" in shown
+    assert conversation.messages == []
+    talk(conversation, "/system Be brief.")
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    talk(conversation, "/system")
+    assert conversation.messages == []
+
+
+def test_exit_leaves_before_the_next_line(conversation):
+    talk(conversation, "/exit", "never asked")
+    assert conversation.llm.asked == []
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(conversation, monkeypatch):
+    monkeypatch.setattr(type(conversation.llm), "interrupt_after", 6)
+    shown = talk(conversation, "hello", KeyboardInterrupt(), "/exit")
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Paris"}
+    assert "stopped" in shown and "Ctrl-D to leave" in shown
+    assert conversation.llm.closed == 1
+
+
+def test_ctrl_c_in_our_own_code_cancels_the_request(conversation, monkeypatch):
+    """The interrupt may arrive while we print, not while the engine runs: the stream must be closed then too."""
+    calls = iter(range(100))
+
+    def write(_text):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversation, "_write", write)
+    talk(conversation, "hello")
+    assert conversation.llm.closed == 1
+
+
+def test_a_failed_request_leaves_the_conversation_as_it_was(conversation, capsys):
+    talk(conversation, "hello", "bad one", "/exit")
+    assert [m["content"] for m in conversation.messages] == ["hello", conversation.llm.answer]
+    assert "is bad" in capsys.readouterr().err
+
+
+def test_model_text_cannot_steer_the_terminal():
+    assert printable("a\x1b[2Jb\r\nc\td\x9bé") == "a[2Jb\nc\tdé"

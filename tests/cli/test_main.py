@@ -1,0 +1,82 @@
+"""The command line as a whole: what exists, how errors look, how quickly it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline import __version__
+from paceline.cli.main import main
+from paceline.errors import PacelineError
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("chat", "generate", "doctor", "replay", "bench", "serve", "plan", "train"):
+        assert command in text
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"paceline {__version__}"
+
+
+@pytest.mark.parametrize("command", ["serve", "plan", "train"])
+def test_planned_commands_say_not_yet(command, capsys):
+    assert main([command, "--port", "80"]) == 2
+    captured = capsys.readouterr()
+    assert "not in this version yet" in captured.err
+    assert captured.out == ""
+
+
+def test_unknown_command_and_option_are_explained(capsys):
+    assert main(["chatt"]) == 2
+    assert "chatt" in capsys.readouterr().err
+    assert main(["generate", "x", "--no-such-option"]) == 2
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_an_error_is_one_sentence_on_stderr(fake_llm, capsys):
+    assert main(["generate", "hello", "--model", "missing"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("error")]
+    assert lines == ["error: No model 'missing': give a folder, a .gguf file or a known short name."]
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback(fake_llm, monkeypatch):
+    monkeypatch.setenv("PACELINE_DEBUG", "1")
+    with pytest.raises(PacelineError):
+        main(["generate", "hello", "--model", "missing"])
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--top-p", "0"], ["--n", "0"], ["--temperature", "-1"], ["--max-tokens", "-1"], ["--stop", ""],
+    ["--speculation", "{not json"],
+])
+def test_impossible_parameters_are_refused_before_a_model_is_loaded(arguments, fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr(fake_llm, "__init__", lambda *a, **k: pytest.fail("loaded a model"))
+    assert main(["generate", "hello", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_starting_imports_no_heavy_package():
+    """Speed of `--help`, as a fact that cannot flake: neither torch nor the tokenizer is touched."""
+    code = (
+        "import sys, json\n"
+        "from paceline.cli.main import main\n"
+        "main(['--help'])\n"
+        "print(json.dumps([m for m in ('torch', 'numpy', 'tokenizers', 'safetensors', 'jinja2') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_python_dash_m_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"paceline {__version__}")
