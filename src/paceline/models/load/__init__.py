@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
 
-__all__ = ["Checkpoint", "Weights", "check_vocabulary", "open_checkpoint"]
+__all__ = ["Checkpoint", "Weights", "check_vocabulary", "open_checkpoint", "resolve"]
