@@ -9,8 +9,10 @@ chain's slots equal its positions and a tree's are compacted after verification.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+
 
 @dataclass(slots=True)
 class GroupView:
@@ -21,7 +23,7 @@ class GroupView:
     slots: torch.Tensor
     """[N] int64 slot (block * block_size + offset) each row's KV is written to."""
     window: int | None = None
-    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
     """What a kernel derives once per step and reuses in every layer (key slots, masks)."""
 
 

@@ -1,0 +1,53 @@
+"""EagerKernels: the default torch backend. What each op promises is on Kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from paceline.kernels.eager import attention
+from paceline.kernels.layout import GroupView, Layout
+
+
+class EagerKernels:
+    """Few, large torch calls. A row's bits may depend on the rows beside it."""
+
+    name = "eager"
+    deterministic = False
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        width = cos.shape[-1]
+        whole = width == x.shape[-1]
+        part = x if whole else x[..., :width]
+        turned = torch.addcmul(part * cos[:, None], part.roll(width // 2, -1), sin[:, None]).to(x.dtype)
+        return turned if whole else torch.cat((turned, x[..., width:]), dim=-1)
+
+    def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
+              v: torch.Tensor) -> None:
+        if k.dtype != k_cache.dtype:
+            k, v = k.to(k_cache.dtype), v.to(v_cache.dtype)
+        k_cache.index_copy_(0, slots, k)
+        v_cache.index_copy_(0, slots, v)
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
+               scale: float) -> torch.Tensor:
+        return attention.attend(q, k_cache, v_cache, layout, view, scale)
+
+    def route(self, logits: torch.Tensor, experts: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = logits.float()
+        # topk leaves the order of ties open; a stable sort gives them to the lowest expert.
+        ordered, chosen = torch.sort(wide, dim=-1, descending=True, stable=True)
+        chosen = chosen[:, :experts]
+        if renormalise:
+            return torch.softmax(ordered[:, :experts], dim=-1), chosen
+        return torch.softmax(wide, dim=-1).gather(-1, chosen), chosen

@@ -1,0 +1,53 @@
+"""ReferenceKernels: the deterministic backend. What each op promises is on Kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.reference import attention
+from paceline.kernels.reference.linear import linear
+from paceline.kernels.reference.ordered import exp, ordered_sum, silu
+
+
+class ReferenceKernels:
+    """Simple, bitwise independent of batch, chunking and threads; sums in float32 whatever the dtype."""
+
+    name = "reference"
+    deterministic = True
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(x, weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        mean = ordered_sum(wide * wide) / x.shape[-1]
+        return (wide / torch.sqrt(mean + eps)[..., None]).to(x.dtype) * weight
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(gate_up.dtype)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        width = cos.shape[-1]
+        turned = x[..., :width].float()
+        turned = turned * cos[:, None] + turned.roll(width // 2, -1) * sin[:, None]
+        turned = turned.to(x.dtype)
+        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+
+    def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
+              v: torch.Tensor) -> None:
+        k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
+        v_cache.index_copy_(0, slots, v.to(v_cache.dtype))
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
+               scale: float) -> torch.Tensor:
+        return attention.attend(q, k_cache, v_cache, layout, view, scale)
+
+    def route(self, logits: torch.Tensor, experts: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = logits.float()
+        # A stable sort keeps equal logits in order of their index: ties go to the lowest expert.
+        chosen = torch.sort(wide, dim=-1, descending=True, stable=True).indices[:, :experts]
+        weights = exp(wide - wide.amax(-1, keepdim=True))
+        picked = weights.gather(-1, chosen)
+        return picked / ordered_sum(picked if renormalise else weights)[..., None], chosen

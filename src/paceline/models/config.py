@@ -1,0 +1,169 @@
+"""ModelConfig: the fields of a config.json that the architectures use, checked and resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import ModelFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: kind is default, linear, dynamic, llama3, yarn or factors; `settings` are the kind's own."""
+
+    theta: float
+    rotary_dim: int
+    kind: str = "default"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder-only model. Sizes in elements, positions in tokens."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer, None for full attention."""
+    attention_bias: bool
+    mlp_bias: bool
+    num_experts: int = 0
+    """Experts of a mixture; 0: dense."""
+    experts_per_token: int = 0
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """From a Hugging Face config.json; a ModelFormatError says which key is missing or contradicts another."""
+        read = _Reader(raw)
+        model_type = read.text("model_type")
+        activation = raw.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise ModelFormatError(f"config.json: hidden_act {activation!r} is not supported; only silu is.")
+        layers = read.count("num_hidden_layers")
+        heads = read.count("num_attention_heads")
+        kv_heads = read.count("num_key_value_heads", heads)
+        hidden = read.count("hidden_size")
+        if heads % kv_heads:
+            raise ModelFormatError(
+                f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}).")
+        head_dim = read.count("head_dim", hidden // heads)
+        experts = read.count("num_local_experts", 0)
+        chosen = read.count("num_experts_per_tok", 0) if experts else 0
+        if experts and not 1 <= chosen <= experts:
+            raise ModelFormatError(
+                f"config.json: num_experts_per_tok ({chosen}) must lie between 1 and num_local_experts ({experts}).")
+        positions = read.count("max_position_embeddings")
+        return cls(
+            model_type=model_type,
+            vocab_size=read.count("vocab_size"),
+            hidden_size=hidden,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate_size=read.count("intermediate_size"),
+            norm_eps=read.number("rms_norm_eps", 1e-6),
+            rope=_rope(raw, head_dim),
+            max_position_embeddings=positions,
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            windows=_windows(read, model_type, layers),
+            attention_bias=bool(raw.get("attention_bias", False)),
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            num_experts=experts,
+            experts_per_token=chosen,
+        )
+
+
+class _Reader:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self._raw = raw
+
+    def get(self, key: str) -> Any:
+        return self._raw.get(key)
+
+    def text(self, key: str) -> str:
+        value = self._raw.get(key)
+        if not isinstance(value, str) or not value:
+            raise ModelFormatError(f"config.json has no {key}; it must name one.")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelFormatError(f"config.json has no {key}; the model cannot be built without it.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
+            raise ModelFormatError(f"config.json: {key} must be a positive whole number, got {value!r}.")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self._raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelFormatError(f"config.json: {key} must be a number, got {value!r}.")
+        return float(value)
+
+
+def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, ...]:
+    window = read.get("sliding_window")
+    types = read.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers:
+            raise ModelFormatError(f"config.json: layer_types must list all {layers} layers, got {types!r}.")
+        unknown = set(types) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise ModelFormatError(f"config.json: layer_types names {sorted(unknown)}; only full_attention and "
+                                   "sliding_attention are supported.")
+        if "sliding_attention" in types and window is None:
+            raise ModelFormatError("config.json: layer_types has sliding_attention but sliding_window is missing.")
+        windowed = [kind == "sliding_attention" for kind in types]
+    elif model_type in ("qwen2", "qwen3"):
+        # These name a window but use it only when told to, and only in the layers from max_window_layers on.
+        first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
+        windowed = [layer >= first for layer in range(layers)]
+    else:
+        windowed = [model_type in ("mistral", "mixtral")] * layers
+    if not any(windowed) or window is None:
+        return (None,) * layers
+    size = read.count("sliding_window")
+    return tuple(size if inside else None for inside in windowed)
+
+
+def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """Both spellings: rope_theta + rope_scaling, and rope_parameters that holds everything."""
+    settings: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        part = raw.get(key)
+        if part is None:
+            continue
+        if not isinstance(part, Mapping):
+            raise ModelFormatError(f"config.json: {key} must be an object, got {part!r}.")
+        if any(isinstance(value, Mapping) for value in part.values()):
+            raise ModelFormatError(f"config.json: {key} differs by layer type, which is not supported.")
+        settings.update(part)
+    kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
+    settings.pop("type", None)
+    theta = settings.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
+    partial = settings.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    for key, value in (("rope_theta", theta), ("partial_rotary_factor", partial)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelFormatError(f"config.json: {key} must be a positive number, got {value!r}.")
+    rotary = int(head_dim * partial)
+    if rotary % 2 or not 0 < rotary <= head_dim:
+        raise ModelFormatError(f"config.json: rotary embeddings need an even number of features up to head_dim "
+                               f"({head_dim}), got {rotary}.")
+    return RopeConfig(float(theta), rotary, str(kind), settings)

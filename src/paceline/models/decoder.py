@@ -1,0 +1,106 @@
+"""Decoder: the frame every architecture here fills: embed, pre-norm blocks with a residual stream, norm, head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import ModelFormatError
+from paceline.kernels.groups import CacheGroup
+from paceline.kernels.interface import Kernels
+from paceline.models.config import ModelConfig
+from paceline.models.forward import Forward
+from paceline.models.interface import WeightSource
+from paceline.models.layers import Attention, FeedForward, Linear, RMSNorm
+from paceline.models.rope import Rope
+
+
+class Block:
+    """x + attention(norm x), then + feed_forward(norm x)."""
+
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: FeedForward) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        kernels = context.kernels
+        x = x + self.attention(self.attention_norm(x, kernels), context, cos, sin)
+        return x + self.mlp(self.mlp_norm(x, kernels), kernels)
+
+
+class Decoder(ABC):
+    """Implements CausalLM. An architecture says what its attention and its feed-forward are made of."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, max_model_len: int) -> None:
+        """Takes the tensors out of `weights`; positions up to max_model_len - 1 can be run."""
+        if max_model_len < 1:
+            raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
+        self.config = config
+        self.cache_groups = cache_groups(config)
+        self.embedding = weights.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        device = self.embedding.device
+        factors = None
+        if weights.has(ROPE_FACTORS):
+            factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,))
+        self.rope = Rope(config, max_model_len, device, factors)
+        self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
+        self.norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
+        head = self.embedding
+        if not config.tie_word_embeddings:
+            head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+        self.head = Linear(head)
+
+    @abstractmethod
+    def attention(self, weights: WeightSource, layer: int) -> Attention:
+        """The attention of one layer, built from its tensors."""
+
+    @abstractmethod
+    def feed_forward(self, weights: WeightSource, layer: int) -> FeedForward:
+        """The feed-forward part of one layer, built from its tensors."""
+
+    def _block(self, weights: WeightSource, layer: int) -> Block:
+        def norm(name: str) -> RMSNorm:
+            weight = weights.take(f"model.layers.{layer}.{name}.weight", (self.config.hidden_size,))
+            return RMSNorm(weight, self.config.norm_eps)
+
+        return Block(norm("input_layernorm"), self.attention(weights, layer),
+                     norm("post_attention_layernorm"), self.feed_forward(weights, layer))
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self.embedding)
+
+    def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
+        end = len(self.blocks) if last is None else last
+        cos, sin = self.rope.at(context.layout.positions)
+        taps = context.taps
+        for index in range(first, end):
+            if index in taps:
+                context.tapped[index] = hidden
+            hidden = self.blocks[index](hidden, context, cos, sin)
+        if end == len(self.blocks) and end in taps:
+            context.tapped[end] = hidden
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return self.head(self.norm(hidden, kernels), kernels).float()
+
+    def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
+        return self.layers(self.embed(token_ids), context)
+
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""GGUF files of models with scaled rotary positions carry their frequency divisors as this tensor."""
+
+
+def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:
+    """Layers with the same window share a block table; full attention first."""
+    windows = sorted(set(config.windows), key=lambda window: window or 0)
+    return tuple(
+        CacheGroup(name="full" if window is None else f"window-{window}",
+                   layers=tuple(layer for layer, own in enumerate(config.windows) if own == window),
+                   kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=window)
+        for window in windows)

@@ -1,0 +1,117 @@
+"""The layers the architectures share. Plain objects over tensors; the kernels come with each call."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from paceline.kernels.interface import Kernels
+from paceline.models.config import ModelConfig
+from paceline.models.forward import Forward
+from paceline.models.interface import WeightSource
+
+
+class Linear:
+    """y = x W^T + b."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return kernels.linear(x, self.weight, self.bias)
+
+
+def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs: int, bias: bool) -> Linear:
+    """One Linear from the tensors `<name>.weight` [out, inputs] (and `<name>.bias`), stacked: fewer, larger calls."""
+    parts = [weights.take(f"{name}.weight", (size, inputs)) for name, size in zip(names, out, strict=True)]
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if not bias:
+        return Linear(weight)
+    biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]
+    return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases))
+
+
+class RMSNorm:
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
+class Attention:
+    """Grouped-query attention with rotary positions; optionally a norm on each head's queries and keys."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, layer: int, *, qkv_bias: bool, out_bias: bool,
+                 qk_norm: bool = False) -> None:
+        prefix = f"model.layers.{layer}.self_attn"
+        self.layer = layer
+        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = self.dim ** -0.5
+        self.qkv = load_linear(weights, [f"{prefix}.{part}_proj" for part in "qkv"],
+                               [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim],
+                               config.hidden_size, qkv_bias)
+        self.out = load_linear(weights, [f"{prefix}.o_proj"], [config.hidden_size], self.heads * self.dim, out_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norm:
+            self.q_norm = RMSNorm(weights.take(f"{prefix}.q_norm.weight", (self.dim,)), config.norm_eps)
+            self.k_norm = RMSNorm(weights.take(f"{prefix}.k_norm.weight", (self.dim,)), config.norm_eps)
+
+    def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        kernels = context.kernels
+        rows, heads, turning = x.shape[0], self.heads, self.heads + self.kv_heads
+        qkv = self.qkv(x, kernels).view(rows, turning + self.kv_heads, self.dim)
+        if self.q_norm is None or self.k_norm is None:
+            turned = kernels.rotate(qkv[:, :turning], cos, sin)
+            q, k = turned[:, :heads], turned[:, heads:]
+        else:
+            q = kernels.rotate(self.q_norm(qkv[:, :heads], kernels), cos, sin)
+            k = kernels.rotate(self.k_norm(qkv[:, heads:turning], kernels), cos, sin)
+        mixed = context.attend(self.layer, q, k, qkv[:, turning:], self.scale)
+        return self.out(mixed.reshape(rows, heads * self.dim), kernels)
+
+
+class FeedForward(Protocol):
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """[N, h] -> [N, h]."""
+        ...
+
+
+class GatedMLP:
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, prefix: str, *, bias: bool = False,
+                 names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> None:
+        gate, up, down = (f"{prefix}.{name}" for name in names)
+        inner = config.intermediate_size
+        self.gate_up = load_linear(weights, [gate, up], [inner, inner], config.hidden_size, bias)
+        self.down = load_linear(weights, [down], [config.hidden_size], inner, bias)
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return self.down(kernels.silu_mul(self.gate_up(x, kernels)), kernels)
+
+
+class MixtureOfExperts:
+    """Each row goes to its best experts; their outputs are added in order of the expert's index."""
+
+    def __init__(self, router: Linear, experts: list[GatedMLP], chosen: int, *, renormalise: bool) -> None:
+        self.router = router
+        self.experts = experts
+        self.chosen = chosen
+        self.renormalise = renormalise
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        weights, ids = kernels.route(self.router(x, kernels), self.chosen, self.renormalise)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        # One expert after the other, each row at most once in each: every row sums in the same order, with no
+        # atomics, whoever shares its experts.
+        for index, expert in enumerate(self.experts):
+            rows, place = torch.where(ids == index)
+            if len(rows):
+                mixed = expert(x.index_select(0, rows), kernels) * weights[rows, place][:, None]
+                out.index_copy_(0, rows, out.index_select(0, rows) + mixed)
+        return out.to(x.dtype)

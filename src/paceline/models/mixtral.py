@@ -1,0 +1,23 @@
+"""Mixtral: Mistral with a mixture of experts in place of the MLP."""
+
+from __future__ import annotations
+
+from paceline.errors import ModelFormatError
+from paceline.models.decoder import Decoder
+from paceline.models.interface import WeightSource
+from paceline.models.layers import Attention, GatedMLP, MixtureOfExperts, load_linear
+
+
+class Mixtral(Decoder):
+    def attention(self, weights: WeightSource, layer: int) -> Attention:
+        return Attention(self.config, weights, layer, qkv_bias=False, out_bias=False)
+
+    def feed_forward(self, weights: WeightSource, layer: int) -> MixtureOfExperts:
+        config = self.config
+        if not config.num_experts:
+            raise ModelFormatError("config.json has no num_local_experts; a mixtral model needs it.")
+        prefix = f"model.layers.{layer}.block_sparse_moe"
+        router = load_linear(weights, [f"{prefix}.gate"], [config.num_experts], config.hidden_size, bias=False)
+        experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", names=("w1", "w3", "w2"))
+                   for expert in range(config.num_experts)]
+        return MixtureOfExperts(router, experts, config.experts_per_token, renormalise=True)

@@ -1,0 +1,30 @@
+"""Which architecture builds which model_type. A new one is a file of its own and a line here."""
+
+from __future__ import annotations
+
+from paceline.errors import ModelFormatError
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.interface import CausalLM, WeightSource
+from paceline.models.llama import Llama
+from paceline.models.mistral import Mistral
+from paceline.models.mixtral import Mixtral
+from paceline.models.qwen2 import Qwen2
+from paceline.models.qwen3 import Qwen3
+
+ARCHITECTURES: dict[str, type[Decoder]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "mixtral": Mixtral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+}
+
+
+def build(config: ModelConfig, weights: WeightSource, max_model_len: int) -> CausalLM:
+    """The model, its tensors taken out of `weights`, ready to run positions below max_model_len."""
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:
+        raise ModelFormatError(f"model_type {config.model_type!r} is not supported; supported are "
+                               f"{', '.join(sorted(ARCHITECTURES))}.")
+    return architecture(config, weights, max_model_len)

@@ -1,0 +1,122 @@
+"""Rotary position embeddings: one table of cosines and sines, a function of the position alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import ModelFormatError
+from paceline.models.config import ModelConfig, RopeConfig
+
+
+class Rope:
+    """cos and sin for every position below `max_model_len`, float32, in the form Kernels.rotate takes."""
+
+    def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device,
+                 factors: torch.Tensor | None = None) -> None:
+        """`factors` [rotary_dim / 2] divide the frequencies (the rope_freqs.weight tensor of a GGUF file)."""
+        frequencies, amplitude = inverse_frequencies(config, max_model_len)
+        if factors is not None:
+            frequencies = frequencies / factors.float().cpu()
+        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
+        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N] int64 -> cos, sin, each [N, rotary_dim]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies [rotary_dim / 2] float32 and the factor on cos and sin.
+
+    The "dynamic" kind is defined by the longest sequence seen so far, so the same row would get other bits in other
+    company. Here the length is the engine's max_model_len (if beyond the model's own), the same for every request:
+    up to the original length and at full length it is what the definition says.
+    """
+    rope = config.rope
+    scale = _KINDS.get(rope.kind)
+    if scale is None:
+        raise ModelFormatError(f"rope_type {rope.kind!r} is not supported; supported are {', '.join(sorted(_KINDS))}.")
+    return scale(config, max_model_len)
+
+
+def _powers(rope: RopeConfig, theta: float | None = None) -> torch.Tensor:
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
+    return (theta or rope.theta) ** exponents
+
+
+def _default(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    return 1.0 / _powers(config.rope), 1.0
+
+
+def _linear(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    return 1.0 / _powers(config.rope) / _number(config, "factor"), 1.0
+
+
+def _dynamic(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    rope = config.rope
+    factor = _number(config, "factor")
+    stretch = max(max_model_len, config.max_position_embeddings) / config.max_position_embeddings
+    base = rope.theta * (factor * stretch - (factor - 1)) ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return 1.0 / _powers(rope, base), 1.0
+
+
+def _llama3(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    factor = _number(config, "factor")
+    low, high = _number(config, "low_freq_factor"), _number(config, "high_freq_factor")
+    original = _number(config, "original_max_position_embeddings")
+    plain = 1.0 / _powers(config.rope)
+    turns = original * plain / (2 * math.pi)
+    """How often a feature turns within the original context: many -> keep, few -> slow down, blend in between."""
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * plain / factor + blend * plain, 1.0
+
+
+def _yarn(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    rope = config.rope
+    original = _number(config, "original_max_position_embeddings", float(config.max_position_embeddings))
+    factor = _number(config, "factor", config.max_position_embeddings / original)
+
+    def feature(turns: float) -> float:
+        """The (fractional) feature that turns this often within the original context."""
+        return rope.rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = feature(_number(config, "beta_fast", 32.0))
+    high = feature(_number(config, "beta_slow", 1.0))
+    if rope.settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    slow = ramp.clamp(0, 1)
+    plain = 1.0 / _powers(rope)
+    return plain / factor * slow + plain * (1 - slow), _yarn_amplitude(rope.settings, factor)
+
+
+def _yarn_amplitude(settings: Any, factor: float) -> float:
+    def amplitude(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    given = settings.get("attention_factor")
+    if given is not None:
+        return float(given)
+    mscale, over = settings.get("mscale"), settings.get("mscale_all_dim")
+    return amplitude(float(mscale)) / amplitude(float(over)) if mscale and over else amplitude(1.0)
+
+
+_KINDS: dict[str, Callable[[ModelConfig, int], tuple[torch.Tensor, float]]] = {
+    "default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn,
+}
+
+
+def _number(config: ModelConfig, key: str, default: float | None = None) -> float:
+    value = config.rope.settings.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelFormatError(f"rope scaling {config.rope.kind!r} needs a positive number for {key}, got {value!r}.")
+    return float(value)
