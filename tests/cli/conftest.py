@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ class FakeLLM:
 
     answer: ClassVar[str] = "Paris is the capital of France."
     interrupt_after: ClassVar[int | None] = None
-    """Ctrl-C arrives before this many characters are out."""
+    """Ctrl-C arrives while this character is made."""
     last: ClassVar[FakeLLM]
 
     def __init__(self, model: str | None = None, *, progress: Any = None, **options: Any) -> None:
@@ -44,7 +45,7 @@ class FakeLLM:
         try:
             for length in range(1, len(self.answer) + 1):
                 if length == self.interrupt_after:
-                    raise KeyboardInterrupt
+                    signal.raise_signal(signal.SIGINT)
                 yield self._output(prompt, params, length)
         finally:
             self.closed += 1
@@ -66,5 +67,6 @@ class FakeLLM:
 @pytest.fixture
 def fake_llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     """`from paceline import LLM` gives the scripted one."""
-    monkeypatch.setattr(paceline, "LLM", FakeLLM, raising=False)
+    # Not setattr: it would look the real one up first and so import the engine.
+    monkeypatch.setitem(vars(paceline), "LLM", FakeLLM)
     return FakeLLM

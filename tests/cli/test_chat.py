@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 
 import pytest
 from rich.console import Console
 
 from paceline.cli.chat import BUILT_IN_QUESTION, Conversation, interact
 from paceline.cli.main import main
-from paceline.cli.terminal import printable
+from paceline.cli.terminal import printable, soft_interrupts
 from paceline.request import SamplingParams
 
 
@@ -88,7 +89,7 @@ def test_exit_leaves_before_the_next_line(conversation):
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(conversation, monkeypatch):
-    monkeypatch.setattr(type(conversation.llm), "interrupt_after", 6)
+    monkeypatch.setattr(type(conversation.llm), "interrupt_after", 5)
     shown = talk(conversation, "hello", KeyboardInterrupt(), "/exit")
     assert conversation.messages[-1] == {"role": "assistant", "content": "Paris"}
     assert "stopped" in shown and "Ctrl-D to leave" in shown
@@ -96,16 +97,25 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(conversation, monkeypat
 
 
 def test_ctrl_c_in_our_own_code_cancels_the_request(conversation, monkeypatch):
-    """The interrupt may arrive while we print, not while the engine runs: the stream must be closed then too."""
-    calls = iter(range(100))
+    """The interrupt may arrive while we print, not while the engine runs: the request must be cancelled then too."""
 
-    def write(_text):
-        if next(calls) == 3:
-            raise KeyboardInterrupt
+    def write(text):
+        if text == "a":
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(conversation, "_write", write)
     talk(conversation, "hello")
     assert conversation.llm.closed == 1
+    assert conversation.messages[-1]["content"] == "Pa"
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), soft_interrupts() as flag:
+        signal.raise_signal(signal.SIGINT)
+        assert flag.raised
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_failed_request_leaves_the_conversation_as_it_was(conversation, capsys):

@@ -49,8 +49,8 @@ def test_every_sampling_option_reaches_the_request(fake_llm):
     assert main([
         "generate", "x", "--max-tokens", "9", "--min-tokens", "2", "--temperature", "0.5", "--top-k", "4",
         "--top-p", "0.8", "--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2",
-        "--frequency-penalty", "0.3", "--no-repeat-ngram-size", "3", "--bad-word", "foo", "--bad-word", "bar", "--stop", "END",
-        "--stop-token-id", "17", "--ignore-eos", "--seed", "1", "--timeout", "5",
+        "--frequency-penalty", "0.3", "--no-repeat-ngram-size", "3", "--bad-word", "foo", "--bad-word", "bar",
+        "--stop", "END", "--stop-token-id", "17", "--ignore-eos", "--seed", "1", "--timeout", "5",
         "--logprobs", "2", "--prompt-logprobs", "1",
     ]) == 0
     _, p = fake_llm.last.asked[0]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.terminal import console, load_llm, print_error, printable
+from paceline.cli.terminal import console, load_llm, print_error, printable, soft_interrupts
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from rich.console import Console
 
@@ -31,7 +31,7 @@ HELP = """/help            this list
 class ChatEngine(Protocol):
     """What the conversation needs of an LLM."""
 
-    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Iterator[RequestOutput]: ...
+    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Generator[RequestOutput]: ...
 
 
 @dataclass
@@ -70,9 +70,8 @@ class Conversation:
         shown = ""
         tokens = 0
         began = first = time.perf_counter()
-        stopped = False
-        snapshots = iter(self.llm.stream_chat(self.messages, self.params))
-        try:
+        # Closing the generator is what cancels the request and frees its cache blocks.
+        with soft_interrupts() as stop, closing(self.llm.stream_chat(self.messages, self.params)) as snapshots:
             for snapshot in snapshots:
                 if snapshot.error is not None:
                     raise snapshot.error
@@ -82,16 +81,11 @@ class Conversation:
                 tokens = len(completion.token_ids)
                 self._write(completion.text[len(shown):])
                 shown = completion.text
-        except KeyboardInterrupt:
-            stopped = True
-        finally:
-            # Closing the generator is what cancels the request and frees its cache blocks.
-            close = getattr(snapshots, "close", None)
-            if close is not None:
-                close()
+                if stop.raised:
+                    break
         ended = time.perf_counter()
         self._write("\n")
-        self._footnote(tokens, first - began, ended - first, stopped)
+        self._footnote(tokens, first - began, ended - first, stop.raised)
         return shown
 
     def _write(self, text: str) -> None:

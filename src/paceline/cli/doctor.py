@@ -148,7 +148,30 @@ def _version(package: str) -> str | None:
 
 
 def _cached_models() -> dict[str, Any]:
-    return {"folder": "", "cached": []}
+    """What this user's caches hold: models fetched by short name, and those the hub's client fetched."""
+    from paceline.models.load.default_model import cache_dir, list_cached
+
+    cached = [
+        {"name": model.name, "path": str(model.path), "bytes": model.bytes, "ready": model.ready}
+        for model in list_cached()
+    ]
+    return {"folder": str(cache_dir()), "cached": cached + _hub_models()}
+
+
+def _hub_models() -> list[dict[str, Any]]:
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return []
+    return [
+        {
+            "name": folder.name.removeprefix("models--").replace("--", "/"),
+            "path": str(folder),
+            "bytes": sum(file.stat().st_size for file in folder.glob("blobs/*") if file.is_file()),
+            "ready": (folder / "snapshots").is_dir(),
+        }
+        for folder in sorted(Path(HF_HUB_CACHE).glob("models--*"))
+    ]
 
 
 def show(report: Report) -> None:
@@ -180,7 +203,8 @@ def show(report: Report) -> None:
     row("packages", ", ".join(f"{name} {found or 'missing'}" for name, found in report.packages.items()))
     row("model cache", report.models["folder"])
     for model in report.models["cached"]:
-        row("", f"{model['name']}  {model['bytes'] / 1e6:.1f} MB")
+        state = "" if model["ready"] else ", incomplete: continued on next use"
+        row("", f"{model['name']}, {model['bytes'] / 1e6:.1f} MB{state}")
     check = report.self_check
     row("self-check", f"{'passed' if check['passed'] else 'FAILED'}: {check['detail']}")
     out.print(table)
@@ -189,11 +213,3 @@ def show(report: Report) -> None:
         for sentence in report.advice:
             out.print(f"- {sentence}", markup=False)
 
-
-def folder_models(folder: Path) -> list[dict[str, Any]]:
-    """Model files under a cache folder, by relative name, with their sizes in bytes."""
-    return [
-        {"name": str(path.relative_to(folder)), "path": str(path), "bytes": path.stat().st_size}
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in (".gguf", ".safetensors") and path.is_file()
-    ]

@@ -58,8 +58,9 @@ def generate(
         n=n, max_tokens=max_tokens, min_tokens=min_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, no_repeat_ngram_size=no_repeat_ngram_size,
-        bad_words=tuple(bad_words or ()), stop=tuple(stop or ()), stop_token_ids=tuple(stop_token_ids or ()), ignore_eos=ignore_eos,
-        seed=seed, timeout_s=timeout, logprobs=logprobs, prompt_logprobs=prompt_logprobs, trace=trace is not None,
+        bad_words=tuple(bad_words or ()), stop=tuple(stop or ()), stop_token_ids=tuple(stop_token_ids or ()),
+        ignore_eos=ignore_eos, seed=seed, timeout_s=timeout, logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs, trace=trace is not None,
     )
     if system is not None and not chat:
         raise RequestError("--system needs --chat: a plain prompt has no system message.", "system")

@@ -14,7 +14,6 @@ from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError
 
 USER_ERROR = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="paceline",
@@ -59,8 +58,6 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print_error(error)
         return USER_ERROR
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
 
 

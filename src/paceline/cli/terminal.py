@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +17,14 @@ if TYPE_CHECKING:
     from paceline import LLM
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""(stage, done, total): called by loaders; total is None while it is unknown."""
+"""(stage, done, total): called by loaders, from any thread; total is None or 0 while it is unknown."""
+
+_STAGES = {
+    "wait": "waiting for another process that fetches the model",
+    "download": "fetching the model",
+    "extract": "unpacking the model",
+    "verify": "checking the model",
+}
 
 _BYTES_FROM = 1 << 16
 """Stages that count further than this count bytes; smaller ones count things (tensors, files)."""
@@ -46,9 +56,10 @@ class LoadingBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
+        total = total or None
         task = self._tasks.get(stage)
         if task is None:
-            task = self._tasks[stage] = self._progress.add_task(stage, total=total, amount="")
+            task = self._tasks[stage] = self._progress.add_task(_STAGES.get(stage, stage), total=total, amount="")
         self._progress.update(task, completed=done, total=total, amount=_amount(done, total))
 
 
@@ -78,9 +89,37 @@ def _one_line_a_stage() -> ProgressCallback:
     def report(stage: str, done: int, total: int | None) -> None:
         if stage not in seen:
             seen.add(stage)
-            print(f"{stage} ...", file=sys.stderr, flush=True)
+            print(f"{_STAGES.get(stage, stage)} ...", file=sys.stderr, flush=True)
 
     return report
+
+
+@dataclass
+class StopFlag:
+    """Whether the user pressed Ctrl-C."""
+
+    raised: bool = False
+
+
+@contextmanager
+def soft_interrupts() -> Iterator[StopFlag]:
+    """While inside, the first Ctrl-C only raises a flag, so that a running step can end and the request be cancelled
+    in good order; a second one interrupts at once."""
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if flag.raised:
+            raise KeyboardInterrupt
+        flag.raised = True
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def load_llm(model: str | None, **options: Any) -> LLM:

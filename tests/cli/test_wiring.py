@@ -1,0 +1,111 @@
+"""Commands that hand over to other parts (bench, replay), and what commands share."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from paceline.cli import terminal
+from paceline.cli.main import main
+from paceline.cli.plain import plain
+
+RESULT = {
+    "machine": {"cpu": "Some CPU"},
+    "rows": [
+        {"case": "decode", "unit": "tok/s", "paceline": 30.0, "peers": {"transformers": 15.0}, "ratio": 2.0},
+        {"case": "step", "unit": "us", "paceline": 120.5, "peers": {}, "ratio": None},
+    ],
+}
+
+
+@dataclass
+class ReplayReport:
+    equal: bool
+    tokens: list[int]
+    expected: list[int]
+    first_difference: int | None
+
+
+def install_replay(monkeypatch, outcome):
+    calls = []
+
+    def replay(trace, *, model=None, progress=None):
+        calls.append((trace, model))
+        return outcome
+
+    module = ModuleType("paceline.engine.replay")
+    module.replay = replay
+    monkeypatch.setitem(sys.modules, "paceline.engine.replay", module)
+    monkeypatch.setattr("paceline.engine.replay", module, raising=False)
+    return calls
+
+
+def test_replay_of_the_same_tokens(monkeypatch, capsys):
+    calls = install_replay(monkeypatch, ReplayReport(True, [1, 2], [1, 2], None))
+    assert main(["replay", "t.json", "--model", "m"]) == 0
+    assert calls == [(Path("t.json"), "m")]
+    assert "the same 2 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("tokens", "at", "said"), [
+    ([1, 5], 1, "expected 2, got 5"), ([1], 1, "expected 2, got the end"),
+    ([1], None, "expected 2 tokens, got 1 tokens")])
+def test_replay_of_other_tokens_is_exit_code_1(tokens, at, said, monkeypatch, capsys):
+    install_replay(monkeypatch, ReplayReport(False, tokens, [1, 2], at))
+    assert main(["replay", "t.json"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_replay_as_json(monkeypatch, capsys):
+    install_replay(monkeypatch, ReplayReport(False, [1, 5], [1, 2], 1))
+    assert main(["replay", "t.json", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["first_difference"] == 1
+
+
+def test_plain_values():
+    @dataclass
+    class Inner:
+        path: Path
+        items: tuple[int, ...]
+
+    class WithDict:
+        def as_dict(self):
+            return {1: float("-inf"), "b": Inner(Path("x"), (1, 2))}
+
+    assert plain(WithDict()) == {"1": None, "b": {"path": "x", "items": [1, 2]}}
+    assert json.loads(json.dumps(plain({"t": __import__("torch").tensor(2.5)}))) == {"t": 2.5}
+
+
+def test_loading_bars_count_bytes_and_things():
+    out = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Progress(TextColumn("{task.description} {task.fields[amount]}"), console=out) as progress:
+        bars = terminal.LoadingBars(progress)
+        bars("download", 10, 0)
+        bars("download", 46_000_000, 93_000_000)
+        bars("tensors", 3, 7)
+        amounts = [(task.description, task.fields["amount"]) for task in progress.tasks]
+    assert amounts == [("fetching the model", "46.0/93.0 MB"), ("tensors", "3/7")]
+
+
+def test_without_a_terminal_each_stage_is_one_line(capsys):
+    with terminal.loading_bars() as progress:
+        for done in range(3):
+            progress("download", done, 3)
+        progress("tensors", 1, None)
+    assert capsys.readouterr().err.splitlines() == ["fetching the model ...", "tensors ..."]
+
+
+def test_on_a_terminal_there_are_bars(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "console", lambda stderr=False: Console(file=screen, force_terminal=True, width=120))
+    with terminal.loading_bars() as progress:
+        progress("download", 46_000_000, 93_000_000)
+    assert "fetching the model" in screen.getvalue()
