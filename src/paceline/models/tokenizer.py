@@ -1,0 +1,139 @@
+"""Tokenizer: text to ids and back, with the ids that begin, end and steer a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.errors import ModelFormatError, RequestError
+from paceline.models.detokenizer import Detokenizer, TokenTable
+from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
+from paceline.models.load.gguf_tokenizer import rebuild_tokenizer
+from paceline.models.load.safetensors_folder import read_json
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A `tokenizers` object and what the model's files say about its special tokens. Safe to share between threads."""
+
+    def __init__(self, backend: Backend, *, eos_ids: Iterable[int] = (), bos_id: int | None = None,
+                 special_tokens: Mapping[str, str] | None = None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eos_ids: frozenset[int] = frozenset(eos_ids)
+        """Any of these ends a text."""
+        self.bos_id = bos_id
+        self.special_tokens: dict[str, str] = dict(special_tokens or {})
+        """"bos_token" -> "<s>" and the like, as chat templates name them."""
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer | None:
+        """None if the model has no tokenizer: it then takes and gives token ids only (see no_tokenizer)."""
+        if isinstance(checkpoint, GGUFCheckpoint):
+            return cls._from_gguf(checkpoint)
+        return cls._from_folder(checkpoint.path, checkpoint.config)
+
+    @classmethod
+    def _from_gguf(cls, checkpoint: GGUFCheckpoint) -> Tokenizer | None:
+        file = checkpoint.file
+        backend = rebuild_tokenizer(file)
+        if backend is None:
+            return None
+        named = {}
+        for role in ("bos", "eos", "unknown", "padding"):
+            token = backend.id_to_token(file.get(f"tokenizer.ggml.{role}_token_id", -1) & 0xFFFFFFFF)
+            if token is not None:
+                named[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = token
+        ends = (file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
+        return cls(backend, eos_ids=[end for end in ends if end is not None],
+                   bos_id=file.get("tokenizer.ggml.bos_token_id"), special_tokens=named)
+
+    @classmethod
+    def _from_folder(cls, folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            return None
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ModelFormatError(f"{path} is not a tokenizer that can be read ({error}): download it again.") \
+                from error
+        settings = {**_optional_json(folder / "special_tokens_map.json"),
+                    **_optional_json(folder / "tokenizer_config.json")}
+        named = {name: content for name in _NAMED if (content := _content(settings.get(name))) is not None}
+        ends = [*_ids(config.get("eos_token_id")),
+                *_ids(_optional_json(folder / "generation_config.json").get("eos_token_id"))]
+        if "eos_token" in named:
+            ends += _ids(backend.token_to_id(named["eos_token"]))
+        bos = _ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
+        return cls(backend, eos_ids=ends, bos_id=bos[0] if bos else None, special_tokens=named)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Ids of `text`. `add_special`: with the begin (and end) tokens the model expects; texts that a chat template
+        rendered hold them already. Special tokens written out in the text become their ids."""
+        try:
+            return list(self.backend.encode(text, add_special_tokens=add_special).ids)
+        except TypeError as error:
+            raise RequestError("The text cannot be encoded: it must be a string without lone surrogates "
+                               "(half a character); repair it where it is read.", "prompt") from error
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        """For the growing text of one sequence."""
+        return self.table.start(skip_special)
+
+    @cached_property
+    def table(self) -> TokenTable:
+        return TokenTable(self.backend)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id (there may be unused ids below it)."""
+        return self.table.size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that skip_special leaves out of a text."""
+        return self.table.special
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes this id adds to a text; None for special tokens and for ids without a token."""
+        return self.table.token_bytes(token_id)
+
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers in which every id stands for the same token: one can draft for the other."""
+        return self.table.fingerprint
+
+
+def no_tokenizer(path: Path) -> RequestError:
+    """The error for text given to a model without a tokenizer."""
+    return RequestError(f"The model {path} has no tokenizer.json, so it takes token ids only: pass a list of ids as "
+                        "the prompt, or put the model's tokenizer.json into its folder.", "prompt")
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    found = read_json(path) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{path} does not hold an object: download it again.")
+    return found
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _ids(value: Any) -> list[int]:
+    """Ids come as a number, a list or not at all."""
+    return [found for found in (value if isinstance(value, list) else [value]) if isinstance(found, int)]
