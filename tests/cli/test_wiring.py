@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +20,7 @@ from paceline.cli.main import main
 from paceline.cli.plain import plain
 
 RESULT = {
-    "machine": {"cpu": "Some CPU"},
+    "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13.0"},
     "rows": [
         {"case": "decode", "unit": "tok/s", "paceline": 30.0, "peers": {"transformers": 15.0}, "ratio": 2.0},
         {"case": "step", "unit": "us", "paceline": 120.5, "peers": {}, "ratio": None},
@@ -109,3 +111,55 @@ def test_on_a_terminal_there_are_bars(monkeypatch):
     with terminal.loading_bars() as progress:
         progress("download", 46_000_000, 93_000_000)
     assert "fetching the model" in screen.getvalue()
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """The three benchmarks replaced by ones that note their arguments."""
+    calls = {}
+    for name in ("latency", "throughput", "overhead"):
+        def run(*args, _name=name, **kwargs):
+            calls[_name] = (args, kwargs)
+            return RESULT
+
+        module = ModuleType(f"paceline.bench.{name}")
+        module.run = run
+        monkeypatch.setitem(sys.modules, f"paceline.bench.{name}", module)
+    resolve = import_module("paceline.models.load.resolve")
+    monkeypatch.setattr(resolve, "resolve", lambda model, progress: calls.setdefault("fetched", model))
+    return calls
+
+
+def test_bench_prints_a_table(benches, capsys):
+    assert main(["bench", "latency", "--no-peers", "--repeats", "1"]) == 0
+    assert benches["latency"] == ((None, 1, 128, False, False), {})
+    out = capsys.readouterr().out
+    assert "transformers" in out and "2.00x" in out
+
+
+def test_bench_writes_json(benches, capsys, tmp_path):
+    assert main(["bench", "overhead", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == RESULT
+    target = tmp_path / "figures.json"
+    assert main(["bench", "throughput", "--concurrency", "1, 4", "--json", str(target)]) == 0
+    assert benches["throughput"][0][1] == (1, 4)
+    assert json.loads(target.read_text()) == RESULT
+    assert "decode" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [
+    ["throughput", "--concurrency", "1,x"], ["throughput", "--concurrency", "0"],
+    ["overhead", "--json", "/no/such/folder/x.json"]])
+def test_bench_mistakes_are_explained(arguments, benches, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_names_the_bench_commands_rely_on_exist():
+    """The other tests replace the benchmarks; this one notices when a real one changes its parameters."""
+    from paceline.bench import latency, overhead, throughput
+
+    assert list(inspect.signature(latency.run).parameters)[:5] == [
+        "model", "repeats", "new_tokens", "peers", "deterministic"]
+    assert {"steps"} <= set(inspect.signature(overhead.run).parameters)
+    assert list(inspect.signature(throughput.run).parameters)[:3] == ["model", "concurrency", "new_tokens"]

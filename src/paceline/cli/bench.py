@@ -1,16 +1,13 @@
-"""`paceline bench ...`: runs one of paceline.bench and prints or writes what it measured."""
+"""`paceline bench ...`: the benchmarks of paceline.bench, which also run bare as `python -m paceline.bench.latency`."""
 
 from __future__ import annotations
 
-import json
-from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.terminal import console
+from paceline.cli.terminal import loading_bars
 from paceline.errors import ConfigError
 
 app = typer.Typer(
@@ -19,50 +16,74 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Repeats = Annotated[int, typer.Option(min=1, help="Runs of each case; the best counts.")]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure transformers beside it, where installed.")]
+NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate for each request.")]
+
 
 @app.command("latency")
-def latency(json_target: options.JsonFile = None, model: options.Model = None) -> None:
-    """Single-stream decode and prefill, beside transformers."""
-    _run("latency", json_target, {"model": model})
+def latency(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    repeats: Repeats = 3,
+    new_tokens: NewTokens = 128,
+    peers: Peers = True,
+    deterministic: options.Deterministic = False,
+) -> None:
+    """Single stream: decode and prefill tokens a second."""
+    _fetch(model)
+    from paceline.bench.latency import run
+
+    _emit(run(model, repeats, new_tokens, peers, deterministic), json_file)
 
 
 @app.command("throughput")
-def throughput(json_target: options.JsonFile = None, model: options.Model = None) -> None:
-    """Tokens a second with 1, 8 and 32 requests at once, beside transformers."""
-    _run("throughput", json_target, {"model": model})
+def throughput(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
+    repeats: Repeats = 2,
+    new_tokens: NewTokens = 64,
+    peers: Peers = True,
+) -> None:
+    """Many at once: output tokens a second with 1, 8 and 32 requests."""
+    counts = _counts(concurrency)
+    _fetch(model)
+    from paceline.bench.throughput import run
+
+    _emit(run(model, counts, new_tokens, repeats=repeats, peers=peers), json_file)
 
 
 @app.command("overhead")
-def overhead(json_target: options.JsonFile = None) -> None:
+def overhead(
+    json_file: options.JsonFile = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure in each case.")] = 200,
+) -> None:
     """Host work of a step, on a model that costs nothing."""
-    _run("overhead", json_target, {})
+    from paceline.bench.overhead import run
+
+    _emit(run(steps=steps), json_file)
 
 
-def _run(name: str, json_target: str | None, given: dict[str, Any]) -> None:
-    module = import_module(f"paceline.bench.{name}")
-    result = module.run({key: value for key, value in given.items() if value is not None})
-    if json_target == "-":
-        print(json.dumps(result, indent=2))
-        return
-    _show(result)
-    if json_target is not None:
-        try:
-            Path(json_target).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"Cannot write {json_target}: {error.strerror}; choose another file.") from None
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--concurrency must be whole numbers from 1 separated by commas, got {text!r}.")
+    return tuple(int(part) for part in parts)
 
 
-def _show(result: dict[str, Any]) -> None:
-    """The rows as a table: a case, Paceline, each peer, the ratio (above 1: Paceline is better)."""
-    from rich.table import Table
+def _fetch(model: str | None) -> None:
+    """Have the model's files here before the clock runs, with a progress bar."""
+    from paceline.models.load.resolve import resolve
 
-    peers = sorted({peer for row in result["rows"] for peer in row.get("peers", {})})
-    table = Table()
-    for heading in ("case", "unit", "paceline", *peers, "ratio"):
-        table.add_column(heading, justify="left" if heading in ("case", "unit") else "right")
-    for row in result["rows"]:
-        figures = (row["paceline"], *(row.get("peers", {}).get(peer) for peer in peers), row.get("ratio"))
-        table.add_row(row["case"], row["unit"], *("" if figure is None else f"{figure:.4g}" for figure in figures))
-    out = console()
-    out.print(table)
-    out.print(str(result["machine"]), style="dim", markup=False)
+    with loading_bars() as progress:
+        resolve(model, progress=progress)
+
+
+def _emit(result: dict[str, Any], json_file: str | None) -> None:
+    from paceline.bench.report import emit
+
+    try:
+        emit(result, json_file)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None

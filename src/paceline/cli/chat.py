@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import typer
 
@@ -15,7 +15,7 @@ from paceline.cli.terminal import console, load_llm, print_error, printable, sof
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from rich.console import Console
 
@@ -31,7 +31,7 @@ HELP = """/help            this list
 class ChatEngine(Protocol):
     """What the conversation needs of an LLM."""
 
-    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Generator[RequestOutput]: ...
+    def stream_chat(self, messages: list[Any], params: SamplingParams, /) -> Iterator[RequestOutput]: ...
 
 
 @dataclass
@@ -71,7 +71,8 @@ class Conversation:
         tokens = 0
         began = first = time.perf_counter()
         # Closing the generator is what cancels the request and frees its cache blocks.
-        with soft_interrupts() as stop, closing(self.llm.stream_chat(self.messages, self.params)) as snapshots:
+        snapshots = cast("Generator[RequestOutput]", self.llm.stream_chat(self.messages, self.params))
+        with soft_interrupts() as stop, closing(snapshots):
             for snapshot in snapshots:
                 if snapshot.error is not None:
                     raise snapshot.error

@@ -71,7 +71,7 @@ def generate(
     llm = load_llm(
         model, device=device, dtype=dtype, deterministic=deterministic, max_model_len=max_model_len, speculation=wish
     )
-    jobs = [_messages(text, system) for text in texts] if chat else texts
+    jobs: list[Any] = [_messages(text, system) for text in texts] if chat else texts
     if len(jobs) == 1 and n == 1 and not as_json and logprobs is None and sys.stdout.isatty():
         outs = [_stream(llm, jobs[0], params)]
     else:
