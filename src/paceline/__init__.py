@@ -1,3 +1,28 @@
 """Paceline: LLM inference with speculative decoding as the first-class citizen."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+from paceline.request import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM, AsyncLLM
+    from paceline.speculation.spec import Speculation
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "PacelineError", "SamplingParams", "Speculation", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The engine brings torch in; the command line's --help and the scheduler should not wait for that."""
+    if name in ("LLM", "AsyncLLM"):
+        from paceline import llm
+
+        return getattr(llm, name)
+    if name == "Speculation":
+        from paceline.speculation.spec import Speculation
+
+        return Speculation
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -32,6 +32,8 @@ class EngineOptions:
     max_prefill_chunk: int | None = None
     max_queue: int = 4096
     watermark: float = 0.01
+    schedule_ahead: bool = False
+    """Plan a step while the one before it is still undecided."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:
@@ -74,6 +76,7 @@ class EngineConfig:
     max_prefill_chunk: int | None
     max_queue: int
     watermark: float
+    schedule_ahead: bool = False
     why: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -160,4 +163,5 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
     return EngineConfig(
         deterministic=options.deterministic, max_model_len=longest, block_size=size, kv_blocks=blocks,
         max_batch_tokens=rows, max_num_seqs=wanted, enable_prefix_caching=options.enable_prefix_caching,
-        max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark, why=why)
+        max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark,
+        schedule_ahead=options.schedule_ahead, why=why)

@@ -1,0 +1,103 @@
+"""What every benchmark prints and writes: rows of case, unit, Paceline, peers, ratio, and the machine they ran on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Row:
+    """One measurement. `higher_is_better` decides which way the ratio goes; it is > 1 where Paceline is ahead."""
+
+    case: str
+    unit: str
+    paceline: float
+    peers: dict[str, float] = field(default_factory=dict)
+    higher_is_better: bool = True
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Against the best peer of this row."""
+        values = [value for value in self.peers.values() if value > 0]
+        if not values or self.paceline <= 0:
+            return None
+        return self.paceline / max(values) if self.higher_is_better else min(values) / self.paceline
+
+    def as_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"case": self.case, "unit": self.unit, "paceline": self.paceline, "peers": self.peers,
+                               "ratio": self.ratio}
+        return out | ({"note": self.note} if self.note else {})
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"cpu": _cpu_name(), "arch": platform.machine(), "cores": os.cpu_count(),
+                             "threads": torch.get_num_threads(), "python": platform.python_version(),
+                             "torch": torch.__version__}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def document(rows: list[Row], **settings: Any) -> dict[str, Any]:
+    return {"machine": machine(), "settings": settings, "rows": [row.as_dict() for row in rows]}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Plain text, so that it works without any terminal library."""
+    peers = sorted({name for row in result["rows"] for name in row["peers"]})
+    lines = [["case", "unit", "paceline", *peers, "ratio"]]
+    for row in result["rows"]:
+        ratio = row["ratio"]
+        lines.append([row["case"], row["unit"], _number(row["paceline"]),
+                      *(_number(row["peers"].get(name)) for name in peers), "-" if ratio is None else f"{ratio:.2f}x"])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
+                      for column, (cell, width) in enumerate(zip(line, widths))) for line in lines]
+    found = result["machine"]
+    where = f"{found['cpu']}, {found['cores']} cores, {found['threads']} threads, torch {found['torch']}"
+    return "\n".join([where, *text, *(f"{row['case']}: {row['note']}" for row in result["rows"] if row.get("note"))])
+
+
+def say(message: str) -> None:
+    """Progress goes to stderr: stdout is for the result."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def emit(result: dict[str, Any], target: str | None) -> None:
+    """`target` None: print the table; "-": print JSON; otherwise also write JSON to that file."""
+    if target == "-":
+        print(json.dumps(result, indent=2))
+        return
+    print(table(result))
+    if target is not None:
+        Path(target).write_text(json.dumps(result, indent=2) + "\n")
+
+
+def json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", default=None, metavar="FILE", help="write JSON to FILE, or - for stdout only")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,48 @@
+"""What is checked before a request enters the engine. Each refusal says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.errors import RequestError
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import SamplingParams
+
+
+def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int,
+                 max_model_len: int) -> list[int]:
+    """The prompt as token ids that fit the model and the context."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise RequestError("This model came without a tokenizer: give the prompt as a list of token ids.",
+                               "prompt")
+        if not prompt:
+            raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
+        ids = tokenizer.encode(prompt)
+    elif isinstance(prompt, Iterable):
+        ids = list(prompt)
+    else:
+        raise RequestError(f"A prompt is a string or a list of token ids, got {type(prompt).__name__}.", "prompt")
+    if not ids:
+        raise RequestError("The prompt is empty: give at least one token.", "prompt")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(f"Token id {token!r} in the prompt is out of range: the vocabulary has ids 0 to "
+                               f"{vocab_size - 1}.", "prompt")
+    longest = max_model_len if params.max_tokens == 0 else max_model_len - 1
+    if len(ids) > longest:
+        raise RequestError(f"The prompt has {len(ids)} tokens but the context holds {max_model_len} (one of them for "
+                           f"the answer): shorten it by {len(ids) - longest} or raise max_model_len.", "prompt")
+    return ids
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Ids in the parameters must exist in this model's vocabulary."""
+    named: dict[str, Iterable[int]] = {"logit_bias": params.logit_bias or (),
+                                       "allowed_token_ids": params.allowed_token_ids or (),
+                                       "stop_token_ids": params.stop_token_ids}
+    for name, ids in named.items():
+        for token in ids:
+            if token >= vocab_size:
+                raise RequestError(f"Token id {token} in {name} is out of range: the vocabulary has ids 0 to "
+                                   f"{vocab_size - 1}.", name)

@@ -1,0 +1,98 @@
+"""From options to a running engine: find the files, choose device and dtype, build the model, size the cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline import config as configs
+from paceline.config import EngineOptions, Facts
+from paceline.engine.core import Engine
+from paceline.errors import ConfigError
+from paceline.kernels import select
+from paceline.models.config import ModelConfig
+from paceline.models.interface import CausalLM
+from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.resolve import resolve
+from paceline.models.load.weights import Weights, check_vocabulary
+from paceline.models.registry import build
+from paceline.models.tokenizer import Tokenizer
+
+log = logging.getLogger("paceline.engine")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
+    """Everything is checked before the weights are read, so that a mistake costs seconds, not minutes."""
+    configs.check(options)
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    path = resolve(options.model, progress=progress)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        if tokenizer is not None:
+            check_vocabulary(checkpoint, tokenizer.vocab_size)
+        shape = ModelConfig.from_dict(checkpoint.config)
+        weights = Weights(checkpoint, dtype, device)
+        length = options.max_model_len or shape.max_position_embeddings
+        model = build(shape, weights, length)
+        unused = weights.unused()
+        if unused:
+            log.warning("%d tensors of %s are not used, among them %s", len(unused), path, unused[0])
+        revision = checkpoint.revision
+        eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
+    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos)
+
+
+def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, *, device: torch.device,
+               dtype: torch.dtype = torch.float32, revision: str = "", eos_ids: frozenset[int] = frozenset(),
+               **more: Any) -> Engine:
+    """An engine around a model that is already in memory."""
+    kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
+    facts = Facts(device=device.type, context=model.config.max_position_embeddings,
+                  bytes_per_token=sum(g.bytes_per_token(kv_dtype.itemsize) for g in model.cache_groups),
+                  free_memory=_free_memory(device), cores=os.cpu_count() or 1)
+    config = configs.resolve(options, facts)
+    for name, reason in config.why.items():
+        log.debug("%s = %s", name, reason)
+    kernels = select(deterministic=options.deterministic, device=device)
+    return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
+                  eos_ids=eos_ids, speculation=options.speculation, **more)
+
+
+def choose_device(wish: str) -> torch.device:
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wish)
+    except RuntimeError as problem:
+        raise ConfigError(f"Unknown device {wish!r}: use 'auto', 'cpu' or 'cuda'.") from problem
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda' was asked for but this machine has no CUDA device that torch can use: "
+                          "use device='cpu' or 'auto'; `paceline doctor` shows what is there.")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Device {wish!r} is not supported: use 'auto', 'cpu' or 'cuda'.")
+    return device
+
+
+def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
+    """float32 on a CPU, where 16-bit matrix products are slow or wrong-sized; bfloat16 on a card."""
+    if wish == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES[wish]
+
+
+def config_eos(checkpoint: Checkpoint) -> frozenset[int]:
+    raw = checkpoint.config.get("eos_token_id")
+    ids = raw if isinstance(raw, list) else [] if raw is None else [raw]
+    return frozenset(int(token) for token in ids)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return configs.available_memory()

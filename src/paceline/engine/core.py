@@ -1,0 +1,304 @@
+"""Engine: the loop. draft -> schedule -> run -> decide -> commit, for all requests at once."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from paceline.cache.manager import CacheManager
+from paceline.cache.storage import KVStorage
+from paceline.config import EngineConfig
+from paceline.engine.admission import check_prompt, check_token_ids
+from paceline.engine.decide import Decider, Decision
+from paceline.engine.drafting import Drafting
+from paceline.engine.metrics import EngineMetrics
+from paceline.engine.outputs import Emitter, Record
+from paceline.engine.runner import Batch, Runner
+from paceline.engine.scheduler import Scheduler, SchedulerConfig
+from paceline.engine.sequence import Sequence, Status
+from paceline.engine.step import Step
+from paceline.errors import PacelineError, RequestError
+from paceline.kernels.interface import Kernels
+from paceline.models.interface import CausalLM
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import Request, SamplingParams
+from paceline.sampling.noise import sample_seed
+from paceline.sampling.pipeline import Pipeline
+from paceline.sampling.state import SampleState, tokenize_bad_words
+from paceline.sampling.trace import Trace
+from paceline.speculation import spec as speculations
+from paceline.speculation.drafter import Observation
+from paceline.speculation.stats import SpeculationStats
+
+log = logging.getLogger("paceline.engine")
+
+
+class Engine:
+    """Owns the model, the cache and every live request. Not thread-safe: one thread drives it.
+
+    add() admits a request, step() does one pass over all of them and returns the records it touched, cancel() ends
+    one at any moment. A failing request fails alone.
+    """
+
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer | None, config: EngineConfig, kernels: Kernels, *,
+                 device: torch.device, kv_dtype: torch.dtype = torch.float32, revision: str = "",
+                 eos_ids: frozenset[int] = frozenset(), speculation: Any = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self.kernels = kernels
+        self.revision = revision
+        self.clock = clock
+        self.speculation = speculations.parse(speculation)
+        self.metrics = EngineMetrics()
+        blocks = [config.kv_blocks + 1] * len(model.cache_groups)
+        self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
+                                  max_blocks_per_seq=config.max_blocks_per_seq,
+                                  enable_prefix_caching=config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
+                            watermark=config.watermark, max_queue=config.max_queue,
+                            max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
+            self.cache, clock)
+        storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
+        self.runner = Runner(model, kernels, storage, self.cache.tables, device)
+        self._vocab = model.config.vocab_size
+        self._eos = eos_ids
+        self._decider = Decider(Pipeline(self._vocab))
+        self._drafting = Drafting(speculations.MAX_NODES)
+        self._records: dict[str, Record] = {}
+        self._ids = itertools.count()
+        self._ahead: Batch | None = None
+        """A batch laid out before the step in front of it was decided (schedule_ahead)."""
+
+    # ---------------------------------------------------------------- requests
+
+    def add(self, prompt: str | list[int], params: SamplingParams, *, speculation: Any = ...,
+            request_id: str | None = None) -> str:
+        """Admit a request or raise a RequestError; the id under which its records come."""
+        request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
+        if request_id in self._records:
+            raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
+        text = prompt if isinstance(prompt, str) else None
+        ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
+        check_token_ids(params, self._vocab)
+        wish = self.speculation if speculation is ... else speculations.parse(speculation)
+        drafter = None if wish is None else speculations.build(wish, self._vocab)
+
+        now = self.clock()
+        room = self.config.max_model_len - len(ids)
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        deadline = None if params.timeout_s is None else now + params.timeout_s
+        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text)
+        bad_words = tokenize_bad_words(params.bad_words, self._encode) if params.bad_words else []
+        sequences = self.scheduler.add(request, [sample_seed(seed, i) for i in range(params.n)])
+        for seq in sequences:
+            seq.state = SampleState(params, ids, seq.seed, self._vocab, self._eos, bad_words)
+            seq.emitter = Emitter(seq, self._text_stream(), self._eos)
+        record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
+        self._records[request_id] = record
+        self.metrics.requests += 1
+        if drafter is not None and wish is not None:
+            record.speculation = SpeculationStats(wish.method)
+            for seq in sequences:
+                self._drafting.begin(seq, drafter, record.speculation)
+        return request_id
+
+    def cancel(self, request_id: str, reason: str = "cancelled") -> None:
+        """End a request now, wherever it is; its blocks are free when this returns."""
+        for seq in self.scheduler.cancel(request_id):
+            self._close(seq, reason)
+
+    def take(self, request_id: str) -> Record:
+        """The record of a finished request, forgotten by the engine from here on."""
+        return self._records.pop(request_id)
+
+    def record(self, request_id: str) -> Record:
+        """The live record of a request that was admitted and not taken yet."""
+        return self._records[request_id]
+
+    @property
+    def has_work(self) -> bool:
+        return self._ahead is not None or self.scheduler.has_work()
+
+    # ---------------------------------------------------------------- the loop
+
+    def step(self) -> list[Record]:
+        """One pass. Returns the records that have something new (tokens, an end, an error)."""
+        begun = self.clock()
+        touched: list[Record] = []
+        for seq in self.scheduler.expire(begun):
+            self._close(seq, "timeout")
+            self._touch(seq, touched)
+        batch = self._ahead
+        self._ahead = None
+        if batch is None:
+            batch = self._plan()
+            if batch is None:
+                return self._clear(touched)
+        planned = self.clock()
+        step = batch.step
+        self._note_scheduled(step, planned)
+        try:
+            out = self.runner.execute(batch)
+        except Exception as problem:
+            log.exception("a step failed; its requests end with an error")
+            self._fail(step, problem, touched)
+            return self._clear(touched)
+        ran = self.clock()
+        if self.config.schedule_ahead:
+            self._ahead = self._plan()
+        decisions = self._decider.decide(step, out, self._records)
+        decided = self.clock()
+        self._commit(step, decisions, decided, touched)
+        self._account(step, planned - begun, ran - planned, decided - ran, self.clock() - decided)
+        return self._clear(touched)
+
+    def _plan(self) -> Batch | None:
+        self._drafting.propose(self.scheduler.running)
+        step = self.scheduler.schedule()
+        if step is None:
+            return None
+        for seq in step.preempted:
+            self.metrics.preemptions += 1
+            self._records[seq.request.id].metrics.preemptions += 1
+        return self.runner.prepare(step)
+
+    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> None:
+        live = [group.seq.status is not Status.FINISHED for group in step.groups]
+        self.scheduler.commit(step, [decision.result for decision in decisions])
+        for group, decision, alive in zip(step.groups, decisions, live):
+            if not alive or not decision.result.tokens and decision.result.finish is None:
+                continue
+            seq = group.seq
+            self._settle(seq, decision, now)
+            for sibling, further in zip(group.siblings, decision.siblings):
+                self._settle(sibling, further, now)
+            self._touch(seq, touched)
+
+    def _settle(self, seq: Sequence, decision: Decision, now: float) -> None:
+        """A decided sequence: counts, times, the drafter's lesson, the end."""
+        tokens = decision.result.tokens
+        record = self._records[seq.request.id]
+        metrics = record.metrics
+        self.metrics.output_tokens += len(tokens)
+        metrics.output_tokens += len(tokens)
+        if seq.sample == 0 and tokens:
+            if metrics.first_token is None:
+                metrics.first_token = now
+            metrics.token_times.extend([now] * len(tokens))
+        if tokens:
+            seq.state.append(tokens)
+            if seq.allocation is not None:
+                self.runner.remember(seq.allocation.seat, tokens[-1])
+            if record.speculation is not None:
+                self._learn(seq, decision, record.speculation)
+        if decision.error is not None:
+            record.error = decision.error
+        if decision.result.finish is not None:
+            self._close(seq, decision.result.finish)
+
+    def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
+        tokens, path = decision.result.tokens, decision.result.path
+        if decision.draft is not None:
+            stats.record(max(decision.draft.depths()), len(path), len(decision.draft))
+            self.metrics.drafted += len(decision.draft)
+            self.metrics.accepted += len(path)
+        if seq.sample == 0:
+            stats.provenance.extend(decision.origins)
+        self._drafting.observe(seq, Observation(tokens, [row - 1 for row in path]))
+
+    def _close(self, seq: Sequence, reason: str) -> None:
+        """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""
+        seq.emitter.finish(reason)
+        self._drafting.release(seq)
+        record = self._records[seq.request.id]
+        record.open -= 1
+        self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
+        if record.open == 0:
+            record.metrics.finished = self.clock()
+            if record.trace is not None:
+                record.trace.finish_reason = record.emitters[0].finish_reason or ""
+
+    def _fail(self, step: Step, problem: Exception, touched: list[Record]) -> None:
+        """A step broke: its requests end with an error, their blocks are freed, everybody else goes on."""
+        error = problem if isinstance(problem, PacelineError) else RequestError(
+            f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
+            "alone if it persists.")
+        for group in step.groups:
+            record = self._records.get(group.seq.request.id)
+            if record is not None and record.open:
+                record.error = error
+                self.cancel(record.request.id, "error")
+                self._touch(group.seq, touched)
+
+    # ---------------------------------------------------------------- small things
+
+    def _touch(self, seq: Sequence, touched: list[Record]) -> None:
+        record = self._records[seq.request.id]
+        if not record.fresh:
+            record.fresh = True
+            touched.append(record)
+
+    def _clear(self, touched: list[Record]) -> list[Record]:
+        for record in touched:
+            record.fresh = False
+        return touched
+
+    def _note_scheduled(self, step: Step, now: float) -> None:
+        for group in step.groups:
+            record = self._records.get(group.seq.request.id)
+            if record is None:
+                continue
+            metrics = record.metrics
+            metrics.steps += 1
+            if metrics.first_scheduled is None:
+                metrics.first_scheduled = now
+                metrics.cached_tokens = group.seq.cached_tokens
+                metrics.cache_miss = group.seq.cache_miss
+
+    def _account(self, step: Step, schedule: float, forward: float, sample: float, commit: float) -> None:
+        m = self.metrics
+        prompt_rows = 0
+        for group in step.groups:
+            if group.start < group.seq.prompt_len - 1 or group.start == 0:
+                prompt_rows += len(group.tokens)
+        rows = step.rows
+        m.steps += 1
+        m.rows += rows
+        m.schedule_s += schedule
+        m.forward_s += forward
+        m.sample_s += sample
+        m.commit_s += commit
+        total = schedule + forward + sample + commit
+        if prompt_rows:
+            m.prefill_tokens += prompt_rows
+            m.prefill_s += total
+        else:
+            m.decode_tokens += len(step.groups)
+            m.decode_s += total
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError("bad_words needs a tokenizer and this model came without one; "
+                               "use logit_bias with token ids instead.", "bad_words")
+        return self.tokenizer.encode(text, add_special=False)
+
+    def _text_stream(self) -> Any:
+        return None if self.tokenizer is None else self.tokenizer.detokenizer()
+
+    def _new_trace(self, request: Request) -> Trace | None:
+        if not request.params.trace:
+            return None
+        wish = request.speculation
+        return Trace(model=self.revision, prompt=list(request.prompt), params=request.params, seed=request.seed,
+                     speculation=None if wish is None else asdict(wish))

@@ -1,0 +1,222 @@
+"""Decide: from a step's logits to each sequence's new tokens, through one pipeline for plain rows and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.engine.outputs import Emitter, Record
+from paceline.engine.runner import StepLogits
+from paceline.engine.sequence import Sequence, Status
+from paceline.engine.step import GroupResult, RowGroup, Step
+from paceline.errors import PacelineError
+from paceline.request import TokenLogprob
+from paceline.sampling.logprobs import prompt_logprobs, token_logprobs
+from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
+from paceline.sampling.trace import Trace, TraceToken
+from paceline.speculation.tree import DraftTree
+from paceline.speculation.verify import Verdict, coupled
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a group yielded, with what the scheduler need not know."""
+
+    result: GroupResult
+    error: PacelineError | None = None
+    draft: DraftTree | None = None
+    origins: list[str] = field(default_factory=list)
+    """Per token: plain, accepted, corrected or bonus."""
+    siblings: list[Decision] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Draw:
+    """Rows of the pipeline that belong to one sequence of one group."""
+
+    seq: Sequence
+    first: int
+    group: RowGroup
+
+
+class Decider:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def decide(self, step: Step, out: StepLogits, records: Mapping[str, Record]) -> list[Decision]:
+        """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
+        draws: list[_Draw | None] = []
+        rows: list[SampleRow] = []
+        wanted: list[int] = []
+        for group, first in zip(step.groups, out.first):
+            seq = group.seq
+            if first < 0 or seq.status is Status.FINISHED:
+                draws.append(None)
+                continue
+            if seq.request.params.prompt_logprobs is not None:
+                self._score_prompt(group, out.logits, first, records[seq.request.id])
+            if not _reaches_end(group) or seq.request.max_tokens == 0:
+                draws.append(None)
+                continue
+            draws.append(_Draw(seq, len(rows), group))
+            last = first + len(group.tokens) - group.logits_from - 1
+            if group.draft is None:
+                rows.append(SampleRow(seq.state, group.start + len(group.tokens)))
+                wanted.append(last)
+                for sibling in group.siblings:
+                    rows.append(SampleRow(sibling.state, group.start + len(group.tokens)))
+                    wanted.append(last)
+            else:
+                rows.extend(_draft_rows(group))
+                wanted.extend(range(last + 1 - len(group.draft) - 1, last + 1))
+        if not rows:
+            return [self._without_draw(group) for group in step.groups]
+        logits = out.logits
+        if len(wanted) != logits.shape[0] or wanted[-1] != len(wanted) - 1:
+            logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+        processed = self._pipeline.process(logits, rows)
+        chosen = self._pipeline.choose(processed)
+        scribe = _Scribe(logits, processed, records)
+        decisions = [self._without_draw(group) if draw is None else _settle(draw, chosen, processed, scribe)
+                     for group, draw in zip(step.groups, draws)]
+        scribe.write()
+        return decisions
+
+    def _without_draw(self, group: RowGroup) -> Decision:
+        """A chunk that does not reach the end of the prompt, or a request that wants prompt scores only."""
+        request = group.seq.request
+        done = request.max_tokens == 0 and _reaches_end(group) and group.seq.status is not Status.FINISHED
+        return Decision(GroupResult([], finish="length" if done else None))
+
+    def _score_prompt(self, group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
+        """Log-probabilities of the prompt tokens that this chunk's rows predict."""
+        scores = record.prompt_logprobs
+        prompt = record.request.prompt
+        if scores is None:
+            return
+        # After a preemption the same rows come again, perhaps in other chunks: go on where the scores end.
+        begin = len(scores) - 1
+        end = min(group.start + len(group.tokens), len(prompt) - 1)
+        if begin >= end:
+            return
+        targets = prompt[begin + 1:end + 1]
+        row = first + begin - group.start - group.logits_from
+        top = record.request.params.prompt_logprobs or 0
+        scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
+
+
+def _reaches_end(group: RowGroup) -> bool:
+    """Whether the group's known tokens are all the sequence has, so that its last row predicts a new one."""
+    drafted = 0 if group.draft is None else len(group.draft)
+    return group.start + len(group.tokens) - drafted >= len(group.seq.tokens)
+
+
+def _draft_rows(group: RowGroup) -> list[SampleRow]:
+    """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
+    state, draft = group.seq.state, group.draft
+    base = group.start + len(group.tokens) - len(draft)
+    rows = [SampleRow(state, base)]
+    paths: list[list[int]] = []
+    for token, parent in zip(draft.tokens, draft.parents):
+        path = [*paths[parent], token] if parent >= 0 else [token]
+        paths.append(path)
+        rows.append(SampleRow(state, base + len(path), path))
+    return rows
+
+
+def _settle(draw: _Draw, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
+    group = draw.group
+    if group.draft is None:
+        decision = _emit(draw.seq, Verdict([chosen[draw.first]], [0], []), draw.first, None, processed, scribe)
+        for index, sibling in enumerate(group.siblings, 1):
+            row = draw.first + index
+            further = _emit(sibling, Verdict([chosen[row]], [0], []), row, None, processed, scribe)
+            decision.siblings.append(further)
+            decision.result.siblings.append(further.result)
+        return decision
+    draft: DraftTree = group.draft
+    tokens = [group.seq.tokens[-1], *draft.tokens]
+    parents = [-1, *(parent + 1 for parent in draft.parents)]
+    verdict = coupled(parents, tokens, chosen[draw.first:draw.first + len(tokens)])
+    return _emit(draw.seq, verdict, draw.first, draft, processed, scribe)
+
+
+def _emit(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree | None, processed: Processed,
+          scribe: _Scribe) -> Decision:
+    """Hand the verdict's tokens to the sequence's text one by one, until it ends."""
+    emitter: Emitter = seq.emitter
+    kept: list[int] = []
+    decision = Decision(GroupResult(kept), draft=draft)
+    finish: str | None = None
+    for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
+        problem = processed.error(first + row)
+        if problem is not None:
+            decision.error, finish = problem, "error"
+            break
+        if processed.stops(first + row):
+            finish = "stop"
+            break
+        origin = _origin(index, verdict, draft)
+        decision.origins.append(origin)
+        if scribe.wants(seq):
+            scribe.note(seq, first + row, token, origin, draft)
+        kept.append(token)
+        try:
+            finish = emitter.push(token)
+        except PacelineError as problem:
+            decision.error, finish = problem, "error"
+        if finish is not None:
+            break
+    decision.result.finish = finish
+    decision.result.path = verdict.path[:len(kept)]
+    return decision
+
+
+def _origin(index: int, verdict: Verdict, draft: DraftTree | None) -> str:
+    if draft is None:
+        return "plain"
+    if index < len(verdict.path):
+        return "accepted"
+    is_leaf = verdict.rows[index] - 1 not in draft.parents
+    return "bonus" if is_leaf and index else "corrected"
+
+
+class _Scribe:
+    """Collects the rows whose log-probabilities somebody asked for and computes them in one go."""
+
+    def __init__(self, logits: torch.Tensor, processed: Processed, records: Mapping[str, Record]) -> None:
+        self._logits = logits
+        self._processed = processed
+        self._records = records
+        self._notes: list[tuple[Sequence, int, int, str, DraftTree | None]] = []
+
+    def wants(self, seq: Sequence) -> bool:
+        params = seq.request.params
+        return params.logprobs is not None or params.trace
+
+    def note(self, seq: Sequence, row: int, token: int, origin: str, draft: DraftTree | None) -> None:
+        self._notes.append((seq, row, token, origin, draft))
+
+    def write(self) -> None:
+        if not self._notes:
+            return
+        tops = [seq.request.params.logprobs or 0 for seq, *_ in self._notes]
+        scores = token_logprobs(self._logits, self._processed, [row for _, row, *_ in self._notes],
+                                [token for _, _, token, *_ in self._notes], tops)
+        for (seq, row, token, origin, draft), score in zip(self._notes, scores):
+            emitter: Emitter = seq.emitter
+            if emitter.logprobs is not None:
+                emitter.logprobs.append(score)
+            trace = self._records[seq.request.id].trace
+            if trace is not None and seq.sample == 0:
+                self._trace(trace, row, token, score, origin, draft)
+
+    def _trace(self, trace: Trace, row: int, token: int, score: TokenLogprob, origin: str,
+               draft: DraftTree | None) -> None:
+        drafter = draft.drafter if draft is not None and origin == "accepted" else None
+        trace.tokens.append(TraceToken(
+            token=token, position=self._processed.position(row), raw_logprob=score.raw,
+            processed_logprob=score.processed, support=self._processed.support_size(row),
+            processors=self._processed.processors(row), drafter=drafter, outcome=origin))

@@ -1,0 +1,99 @@
+"""What a request and the engine went through, in seconds and tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times are seconds on the engine's clock. Figures of sample 0 where a request has several."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Over all samples."""
+    cached_tokens: int = 0
+    cache_miss: str | None = None
+    """Why the prefix cache did not cover more of the prompt."""
+    preemptions: int = 0
+    steps: int = 0
+    token_times: list[float] = field(default_factory=list)
+    """When each token of sample 0 was committed; tokens of one step share a time."""
+
+    @property
+    def queue_time(self) -> float | None:
+        return None if self.first_scheduled is None else self.first_scheduled - self.arrival
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def inter_token(self) -> list[float]:
+        return [later - sooner for sooner, later in zip(self.token_times, self.token_times[1:])]
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per output token after the first."""
+        if len(self.token_times) < 2:
+            return None
+        return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens computed (not found in the cache) a second, until the first token."""
+        if self.first_token is None or self.first_scheduled is None:
+            return None
+        return _rate(self.prompt_tokens - self.cached_tokens, self.first_token - self.first_scheduled)
+
+    @property
+    def decode_rate(self) -> float | None:
+        return 1.0 / self.tpot if self.tpot else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"queue_time_s": self.queue_time, "ttft_s": self.ttft, "tpot_s": self.tpot,
+                "prefill_tokens_per_s": self.prefill_rate, "decode_tokens_per_s": self.decode_rate,
+                "prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens,
+                "cached_tokens": self.cached_tokens, "cache_miss": self.cache_miss,
+                "preemptions": self.preemptions, "steps": self.steps, "inter_token_s": self.inter_token}
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Running totals since the engine started."""
+
+    steps: int = 0
+    rows: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    output_tokens: int = 0
+    requests: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    """Finished sequences by reason."""
+    preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafter_failures: int = 0
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+    prefill_s: float = 0.0
+    """Time of steps that held prompt tokens."""
+    decode_s: float = 0.0
+    """Time of steps that held none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        out["prefill_tokens_per_s"] = _rate(self.prefill_tokens, self.prefill_s)
+        out["decode_tokens_per_s"] = _rate(self.decode_tokens, self.decode_s)
+        return out

@@ -1,0 +1,135 @@
+"""From tokens to text: detokenise, stop, hold back, and the record of a request that outputs are made from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from paceline.engine.metrics import RequestMetrics
+from paceline.engine.sequence import Sequence
+from paceline.errors import PacelineError, RequestError
+from paceline.request import Completion, Request, RequestOutput, TokenLogprob
+from paceline.sampling.stop import StopMatcher
+from paceline.sampling.trace import Trace
+from paceline.speculation.stats import SpeculationStats
+
+
+class TextStream(Protocol):
+    """An incremental detokeniser: completed text per token, never half a character."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Emitter:
+    """What one sequence has produced, and whether it should go on."""
+
+    __slots__ = ("token_ids", "finish_reason", "stop_reason", "logprobs", "index", "seed", "_pieces", "_stream",
+                 "_matcher", "_stop_ids", "_eos_ids", "_min_tokens", "_max_tokens", "_interrupt")
+
+    def __init__(self, sequence: Sequence, stream: TextStream | None, eos_ids: frozenset[int]) -> None:
+        params = sequence.request.params
+        self.index = sequence.sample
+        self.seed = sequence.seed
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._pieces: list[str] = []
+        self._stream = stream
+        self._matcher = StopMatcher(params.stop) if params.stop else None
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self._min_tokens = params.min_tokens
+        self._max_tokens = sequence.request.max_tokens
+        self._interrupt = params.interrupt
+
+    def push(self, token: int) -> str | None:
+        """Take one token; the reason to stop after it, if there is one.
+
+        The token that ends a text is part of `token_ids`; of the text only what comes before a stop string or a
+        stop token is kept. Stop strings are looked for in the text from the min_tokens-th token on.
+        """
+        ids = self.token_ids
+        ids.append(token)
+        count = len(ids)
+        if count >= self._min_tokens and (token in self._eos_ids or token in self._stop_ids):
+            return self.finish("stop", token)
+        if self._stream is not None:
+            self._emit(self._stream.push(token))
+            if self.finish_reason is not None:
+                return self.finish_reason
+        if self._interrupt is not None and self._interrupted():
+            return self.finish("interrupt")
+        if count >= self._max_tokens:
+            return self.finish("length")
+        return None
+
+    def finish(self, reason: str, stop: str | int | None = None) -> str:
+        """End the text: what was held back can no longer become a stop string."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            self.stop_reason = stop
+            if self._stream is not None:
+                tail = self._stream.flush()
+                if self._matcher is not None:
+                    emitted, stopped = self._matcher.push(tail)
+                    tail = emitted if stopped is not None else emitted + self._matcher.flush()
+                if tail:
+                    self._pieces.append(tail)
+        return self.finish_reason
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def completion(self) -> Completion:
+        return Completion(self.index, self.text, list(self.token_ids), self.finish_reason, self.stop_reason,
+                          None if self.logprobs is None else list(self.logprobs), self.seed)
+
+    def _emit(self, piece: str) -> None:
+        if self._matcher is not None and piece and len(self.token_ids) >= self._min_tokens:
+            piece, stopped = self._matcher.push(piece)
+            if stopped is not None:
+                self.finish_reason, self.stop_reason = "stop", stopped
+        if piece:
+            self._pieces.append(piece)
+
+    def _interrupted(self) -> bool:
+        try:
+            return bool(self._interrupt(self.text, list(self.token_ids)))  # type: ignore[misc]
+        except Exception as problem:
+            raise RequestError(f"The interrupt callable raised {type(problem).__name__}: {problem}",
+                               "interrupt") from problem
+
+
+class Record:
+    """Everything the engine keeps of one request until its last output is taken."""
+
+    __slots__ = ("request", "sequences", "emitters", "metrics", "speculation", "trace", "prompt_logprobs", "error",
+                 "open", "fresh")
+
+    def __init__(self, request: Request, sequences: list[Sequence], emitters: list[Emitter],
+                 trace: Trace | None) -> None:
+        self.request = request
+        self.sequences = sequences
+        self.emitters = emitters
+        self.metrics = RequestMetrics(request.arrival, prompt_tokens=len(request.prompt))
+        self.speculation: SpeculationStats | None = None
+        self.trace = trace
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if request.params.prompt_logprobs is None else [None])
+        self.error: PacelineError | None = None
+        self.open = len(sequences)
+        """Sequences that have not finished."""
+        self.fresh = False
+        """Already in the list of what this step touched."""
+
+    def snapshot(self) -> RequestOutput:
+        request = self.request
+        return RequestOutput(
+            request.id, request.prompt_text, request.prompt, [e.completion() for e in self.emitters],
+            finished=self.open == 0, seed=request.seed, metrics=self.metrics, speculation=self.speculation,
+            trace=self.trace if self.open == 0 else None, prompt_logprobs=self.prompt_logprobs, error=self.error)

@@ -1,0 +1,130 @@
+"""Runner: turns a Step into flat tensors, runs the model over them and returns the logits that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from paceline.cache.storage import KVStorage
+from paceline.engine.sequence import PENDING
+from paceline.engine.step import RowGroup, Step
+from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import GroupView, Layout
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM
+
+
+@dataclass(slots=True)
+class StepLogits:
+    """logits: [R, V] float32, the rows that were asked for, group after group. first[g]: where group g's rows begin
+    in it, or -1. hidden: tapped hidden states [N, h] of every row, by layer."""
+
+    logits: torch.Tensor
+    first: list[int]
+    hidden: dict[int, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step laid out flat, ready to run; valid whatever happens to its sequences meanwhile."""
+
+    step: Step
+    layout: Layout
+    tokens: np.ndarray
+    """[N] int64; PENDING ones are filled in when the batch runs."""
+    row_seats: np.ndarray
+    pending: np.ndarray | None
+
+
+class Runner:
+    """Owns the device side: model, cache tensors, and each seat's last sampled token."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
+                 device: torch.device) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.storage = storage
+        self._tables = tables
+        self._device = device
+        self._block_size = storage.block_size
+        self._last_token = np.zeros(tables[0].shape[0], dtype=np.int64)
+        self._windows = [group.window for group in model.cache_groups]
+
+    def remember(self, seat: int, token: int) -> None:
+        """The newest token of a seat: what PENDING stands for in a step that was scheduled ahead."""
+        self._last_token[seat] = token
+
+    def run(self, step: Step, taps: frozenset[int] = frozenset()) -> StepLogits:
+        return self.execute(self.prepare(step), taps)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+        self.storage.apply(batch.step.moves, batch.step.copies)
+        layout = batch.layout
+        tokens = batch.tokens
+        if batch.pending is not None:
+            tokens[batch.pending] = self._last_token[batch.row_seats[batch.pending]]
+        context = Forward(self.kernels, layout, self.storage.keys, self.storage.values, self.model.cache_groups, taps)
+        hidden = self.model.forward(self._tensor(tokens), context)
+        rows, first = logit_rows(batch.step.groups, layout.offsets)
+        if len(rows) < layout.rows:
+            hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=self._device)]
+        logits = self.model.logits(hidden, self.kernels)
+        return StepLogits(logits, first, context.tapped)
+
+    def prepare(self, step: Step) -> Batch:
+        """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the
+        host's time per row is what small models die of."""
+        groups = step.groups
+        lengths = [len(group.tokens) for group in groups]
+        offsets = [0, *accumulate(lengths)]
+        starts = [group.start for group in groups]
+        parents = [group.parents for group in groups]
+        seats = np.array([group.seq.allocation.seat for group in groups], dtype=np.int64)
+        tokens = np.array([token for group in groups for token in group.tokens], dtype=np.int64)
+        physical = np.array(starts, dtype=np.int64)
+        row_seats = seats
+        if offsets[-1] != len(groups):
+            physical = np.repeat(physical - np.array(offsets[:-1]), lengths) + np.arange(offsets[-1])
+            row_seats = np.repeat(seats, lengths)
+        positions = physical
+        for index, tree in enumerate(parents):
+            if tree is not None:
+                positions = positions.copy() if positions is physical else positions
+                positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
+
+        size = self._block_size
+        width = int(physical.max()) // size + 1
+        views = []
+        for table, window in zip(self._tables, self._windows):
+            slots = table[row_seats, physical // size].astype(np.int64) * size + physical % size
+            views.append(GroupView(self._tensor(table[seats, :width].astype(np.int64)), self._tensor(slots), window))
+        layout = Layout(self._tensor(positions), offsets, starts, parents, size, views)
+        pending = tokens == PENDING
+        return Batch(step, layout, tokens, row_seats, pending if pending.any() else None)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def logit_rows(groups: Seq[RowGroup], offsets: Seq[int]) -> tuple[list[int], list[int]]:
+    """Row indices that need logits, and each group's first place among them (-1: none)."""
+    rows: list[int] = []
+    first: list[int] = []
+    for group, offset, end in zip(groups, offsets, offsets[1:]):
+        begin = offset + group.logits_from
+        first.append(len(rows) if begin < end else -1)
+        rows.extend(range(begin, end))
+    return rows, first
+
+
+def _tree_positions(start: int, parents: Seq[int]) -> list[int]:
+    positions: list[int] = []
+    for parent in parents:
+        positions.append(start if parent < 0 else positions[parent] + 1)
+    return positions

@@ -1,0 +1,121 @@
+"""A user's mistake is a typed error with a sentence, and in a batch it is that request's alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.tiny import VOCAB, tiny_llm, tiny_model
+
+from paceline import LLM, PacelineError, SamplingParams
+from paceline.bench.null_model import byte_tokenizer
+from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, NotYetError, RequestError
+
+
+@pytest.mark.parametrize(("wish", "param"), [
+    ({"top_p": 0.0}, "top_p"), ({"top_p": 1.5}, "top_p"), ({"n": 0}, "n"), ({"temperature": -0.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"), ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"), ({"stop": ["ok", ""]}, "stop"), ({"stop": ""}, "stop"),
+    ({"top_k": -1}, "top_k"), ({"min_p": 1.1}, "min_p"), ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"seed": -1}, "seed"), ({"seed": 1 << 64}, "seed"), ({"min_tokens": 5, "max_tokens": 3}, "min_tokens"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"), ({"logit_bias": {"a": 1.0}}, "logit_bias"),
+    ({"logit_bias": {3: float("nan")}}, "logit_bias"), ({"timeout_s": 0}, "timeout_s"), ({"logprobs": -1}, "logprobs"),
+    ({"n": 1.5}, "n"), ({"n": True}, "n"), ({"bad_words": [""]}, "bad_words"),
+    ({"on_empty_support": "cry"}, "on_empty_support"),
+])
+def test_impossible_parameters_name_the_parameter(wish: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**wish)
+    assert caught.value.param == param
+    assert param in str(caught.value)
+
+
+@pytest.mark.parametrize("wish", [{"beam_width": 4}, {"json_schema": {}}, {"regex": "a"}, {"grammar": "a"},
+                                  {"choice": ["a", "b"]}, {"interrupt": "policy"}])
+def test_what_comes_later_is_refused_by_name(wish: dict[str, Any]) -> None:
+    with pytest.raises(NotYetError):
+        SamplingParams(**wish)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [
+    ([], "empty"), ([VOCAB], "out of range"), ([-1], "out of range"), ([1.5], "out of range"),
+    (list(range(50)) * 20, "shorten it by"), ("text", "without a tokenizer"),
+])
+def test_bad_prompts(prompt: Any, words: str) -> None:
+    llm = tiny_llm()
+    with pytest.raises(RequestError, match=words):
+        llm.generate([prompt], SamplingParams(max_tokens=2))
+
+
+def test_empty_text() -> None:
+    llm = tiny_llm(tiny_model(vocab_size=256), byte_tokenizer())
+    with pytest.raises(RequestError, match="empty"):
+        llm.generate([""])
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
+def test_parameter_ids_out_of_range(name: str) -> None:
+    value = {VOCAB: 1.0} if name == "logit_bias" else [VOCAB]
+    with pytest.raises(RequestError, match=name):
+        tiny_llm().generate([[1]], SamplingParams(**{name: value}))
+
+
+def test_in_a_batch_one_bad_request_fails_alone() -> None:
+    llm = tiny_llm()
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    outs = llm.generate([[1, 2], [VOCAB + 3], [5], []], greedy)
+    assert [out.error is None for out in outs] == [True, False, True, False]
+    assert outs[1].outputs[0].finish_reason == "error"
+    assert isinstance(outs[1].error, RequestError)
+    assert outs[0].outputs[0].token_ids == llm.generate([[1, 2]], greedy)[0].outputs[0].token_ids
+    llm.engine.cache.check([])
+
+
+def test_params_list_of_the_wrong_length() -> None:
+    with pytest.raises(RequestError, match="one for each"):
+        tiny_llm().generate([[1], [2]], [SamplingParams()])
+
+
+@pytest.mark.parametrize(("options", "error"), [
+    ({"blok_size": 3}, ConfigError), ({"block_size": 0}, ConfigError), ({"kv_blocks": 0}, ConfigError),
+    ({"max_batch_tokens": 0}, ConfigError), ({"dtype": "int3"}, ConfigError), ({"device": "abacus"}, ConfigError),
+    ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "int8"}, NotYetError), ({"watermark": 1.0}, ConfigError),
+])
+def test_impossible_options(tmp_path: Path, options: dict[str, Any], error: type[PacelineError]) -> None:
+    with pytest.raises(error):
+        LLM(str(tmp_path), **options)
+
+
+def test_an_unknown_option_suggests_the_known_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="block_size"):
+        LLM(str(tmp_path), **{"blocksize": 4})
+
+
+def test_a_cache_too_small_for_the_asked_length() -> None:
+    with pytest.raises(ConfigError, match="raise kv_blocks"):
+        tiny_llm(kv_blocks=4, max_model_len=200)
+
+
+def test_unknown_models(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        LLM("no-such-model")
+    with pytest.raises(ModelNotFoundError):
+        LLM(str(tmp_path / "missing.gguf"))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03\x00\x00")
+    with pytest.raises(ModelFormatError):
+        LLM(str(tmp_path / "broken.gguf"))
+
+
+@pytest.mark.parametrize(("wish", "error"), [
+    ("eagle3", NotYetError), ("ngram", NotYetError), ("auto", NotYetError), ("teleport", RequestError), (5, RequestError),
+    ({"k": 3}, RequestError), ({"method": "oracle", "tokens": [1], "k": 0}, RequestError),
+    ({"method": "oracle", "tokens": [1], "k": 10**9}, RequestError), ({"method": "oracle"}, RequestError),
+    ({"method": "oracle", "tokens": [VOCAB]}, RequestError), ({"method": "oracle", "tokens": [1], "x": 1}, RequestError),
+    ({"method": "oracle", "tokens": [1], "verify": "rejection"}, NotYetError),
+    ({"method": "oracle", "tokens": [1], "verify": "guess"}, RequestError),
+    ({"method": "wrong", "tokens": [1], "branches": 0}, RequestError),
+])
+def test_bad_speculation(wish: Any, error: type[PacelineError]) -> None:
+    with pytest.raises(error):
+        tiny_llm().generate([[1]], SamplingParams(max_tokens=2), speculation=wish)

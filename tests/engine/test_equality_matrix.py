@@ -1,0 +1,180 @@
+"""The promise: a request's tokens and logits are the same, to the bit, whatever happens around it.
+
+Each cell runs one request under other circumstances than the reference run (alone, cold cache, whole prompt in one
+step, one thread, no speculation) and compares tokens and the logits every token was drawn from.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from engine.tiny import VOCAB, record, tiny_llm, tiny_model
+
+from paceline import SamplingParams
+
+PROMPT = [(i * 31 + 7) % VOCAB for i in range(75)]
+NEW = 24
+SEED = 1234567
+STYLES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "seed": SEED},
+    "controlled": {"temperature": 1.1, "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3,
+                   "frequency_penalty": 0.1, "logit_bias": {5: 1.5, 9: -2.0}, "no_repeat_ngram_size": 3,
+                   "seed": SEED},
+}
+FAST_MODELS = ("llama", "qwen2", "mixtral")
+ALL_MODELS = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Circumstances of one run."""
+
+    name: str
+    batch: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    warm: bool = False
+    threads: int = 1
+    preempt: bool = False
+    draft: dict[str, Any] | None = None
+
+
+def drafts() -> dict[str, dict[str, Any]]:
+    return {
+        "oracle-chain": {"method": "oracle", "k": 5},
+        "oracle-tree": {"method": "oracle", "k": 4, "branches": 3},
+        "wrong-chain": {"method": "wrong", "k": 3},
+        "wrong-tree": {"method": "wrong", "k": 3, "branches": 2},
+    }
+
+
+def fast_cells() -> list[Cell]:
+    cells = [Cell("alone again"), Cell("2 threads", threads=2), Cell("warm cache", warm=True),
+             Cell("batch 8", batch=8), Cell("batch 32, 2 threads", batch=32, threads=2),
+             Cell("scheduled ahead", batch=4, options={"schedule_ahead": True}),
+             Cell("preempted", batch=8, preempt=True)]
+    cells += [Cell(f"chunks of {size}", batch=2, options={"max_prefill_chunk": size}) for size in (1, 7, 64)]
+    cells += [Cell(f"{name}", draft=draft) for name, draft in drafts().items()]
+    cells += [Cell("oracle tree in a preempted batch", batch=8, preempt=True, draft=drafts()["oracle-tree"]),
+              Cell("wrong tree in a warm batch", batch=8, warm=True, draft=drafts()["wrong-tree"]),
+              Cell("oracle chain, ahead", batch=5, options={"schedule_ahead": True}, draft=drafts()["oracle-chain"])]
+    return cells
+
+
+def all_cells() -> list[Cell]:
+    """The whole product, for `make test-full`."""
+    cells = []
+    for batch, chunk, warm, threads, preempt, ahead, (name, draft) in itertools.product(
+            (1, 8, 32), (1, 7, 64, None), (False, True), (1, 2), (False, True), (False, True),
+            [("plain", None), *drafts().items()]):
+        if preempt and batch == 1:
+            continue
+        cells.append(Cell(f"{name} b{batch} c{chunk} w{warm} t{threads} p{preempt} a{ahead}", batch,
+                          {"max_prefill_chunk": chunk, "schedule_ahead": ahead}, warm, threads, preempt, draft))
+    return cells
+
+
+@functools.cache
+def model(name: str) -> Any:
+    return tiny_model(name)
+
+
+@functools.cache
+def reference(name: str, style: str) -> tuple[list[int], list[torch.Tensor]]:
+    torch.set_num_threads(1)
+    llm = tiny_llm(model(name), enable_prefix_caching=False)
+    pipeline = record(llm)
+    out = llm.generate([PROMPT], params(style))[0]
+    assert out.error is None
+    tokens = out.outputs[0].token_ids
+    assert len(tokens) == NEW and len(set(tokens)) > 5, "the reference should be a lively text"
+    return tokens, pipeline.logits_of(out.seed, len(PROMPT), tokens)
+
+
+def params(style: str) -> SamplingParams:
+    return SamplingParams(max_tokens=NEW, ignore_eos=True, **({"seed": SEED} | STYLES[style]))
+
+
+def strangers(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Other people's requests: other lengths and parameters, some sharing our prompt's beginning."""
+    luck = random.Random(count)
+    prompts, their_params = [], []
+    for index in range(count):
+        own = [luck.randrange(VOCAB) for _ in range(luck.randrange(1, 60))]
+        prompts.append(PROMPT[:luck.randrange(0, 40)] * (index % 3 == 0) + own)
+        their_params.append(SamplingParams(max_tokens=luck.randrange(1, 30), temperature=luck.choice([0.0, 0.7, 1.3]),
+                                           seed=luck.randrange(1 << 40), top_k=luck.choice([0, 5])))
+    return prompts, their_params
+
+
+def run_cell(name: str, style: str, cell: Cell) -> None:
+    tokens, logits = reference(name, style)
+    options = dict(cell.options)
+    if cell.preempt:
+        options |= {"kv_blocks": 26, "max_model_len": 160, "watermark": 0.0}
+    torch.set_num_threads(cell.threads)
+    try:
+        llm = tiny_llm(model(name), **options)
+        if cell.warm:
+            llm.generate([PROMPT + [3]], SamplingParams(max_tokens=2, temperature=0.0))
+        pipeline = record(llm)
+        prompts, their_params = strangers(cell.batch - 1)
+        place = min(2, cell.batch - 1)
+        prompts.insert(place, list(PROMPT))
+        their_params.insert(place, params(style))
+        wishes: list[Any] = [None] * cell.batch
+        if cell.draft is not None:
+            wishes[place] = cell.draft | {"tokens": tokens}
+        outs = llm.generate(prompts, their_params, speculation=wishes)
+    finally:
+        torch.set_num_threads(1)
+    out = outs[place]
+    assert out.error is None
+    assert out.outputs[0].token_ids == tokens
+    for index, (got, want) in enumerate(zip(pipeline.logits_of(out.seed, len(PROMPT), tokens), logits, strict=True)):
+        assert torch.equal(got, want), f"logits of token {index} differ"
+    if cell.warm:
+        assert out.metrics.cached_tokens > 0
+    if cell.preempt:
+        assert llm.engine.metrics.preemptions > 0, "this cell is meant to preempt"
+    if cell.draft is not None and not cell.preempt:
+        accepted = out.speculation.accepted
+        assert accepted == 0 if cell.draft["method"] == "wrong" else accepted > NEW // 2
+    llm.engine.cache.check([])
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", FAST_MODELS)
+@pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
+def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
+    run_cell(name, style, cell)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", ALL_MODELS)
+@pytest.mark.parametrize("cell", all_cells(), ids=lambda cell: cell.name)
+def test_the_whole_matrix(name: str, style: str, cell: Cell) -> None:
+    run_cell(name, style, cell)
+
+
+def test_two_different_seeds_differ() -> None:
+    """Otherwise the seeded cells would prove nothing."""
+    llm = tiny_llm(model("llama"))
+    outs = llm.generate([PROMPT, PROMPT], [SamplingParams(max_tokens=NEW, temperature=0.9, seed=s) for s in (1, 2)])
+    assert outs[0].outputs[0].token_ids != outs[1].outputs[0].token_ids
+
+
+def test_eager_kernels_would_fail_this_matrix_or_tie() -> None:
+    """The default kernels promise equality up to numerical ties: tokens here agree, bits need not."""
+    tokens, _ = reference("llama", "greedy")
+    llm = tiny_llm(model("llama"), deterministic=False)
+    prompts, their_params = strangers(7)
+    out = llm.generate([PROMPT, *prompts], [params("greedy"), *their_params])[0]
+    assert out.outputs[0].token_ids == tokens

@@ -1,0 +1,159 @@
+"""From tokens to text: stops, hold-back, UTF-8, the interrupt hook, streaming."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from engine.tiny import tiny_engine, tiny_model
+
+from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.bench.null_model import byte_tokenizer
+from paceline.errors import RequestError
+from paceline.models.forward import Forward
+
+TOKENIZER = byte_tokenizer()
+SCRIPT = "héllo wörld, this is a text ✓ that stops somewhere 🙂 and ends."
+
+
+class ScriptModel:
+    """Says SCRIPT byte by byte, whatever the prompt was: what is tested here is what happens after sampling."""
+
+    def __init__(self) -> None:
+        inner = tiny_model(vocab_size=256)
+        self.config, self.cache_groups = inner.config, inner.cache_groups
+        self.script = TOKENIZER.encode(SCRIPT)
+        self.prompt_len = 4
+
+    def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
+        return context.layout.positions[:, None].float()
+
+    def logits(self, hidden: torch.Tensor, kernels: Any) -> torch.Tensor:
+        out = torch.zeros(len(hidden), 256)
+        for row, position in enumerate(hidden[:, 0].long().tolist()):
+            out[row, self.script[(position + 1 - self.prompt_len) % len(self.script)]] = 30.0
+        return out
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM.from_engine(tiny_engine(ScriptModel(), TOKENIZER))
+
+
+def answer(llm: LLM, **params: Any) -> Any:
+    settings = {"max_tokens": 300, "temperature": 0.0} | params
+    return llm.generate(["abcd"], SamplingParams(**settings))[0].outputs[0]
+
+
+def test_length(llm: LLM) -> None:
+    size = len(SCRIPT.encode())
+    out = answer(llm, max_tokens=size)
+    assert out.text == SCRIPT
+    assert out.finish_reason == "length"
+
+
+def test_a_cut_character_at_the_end_is_a_replacement_character(llm: LLM) -> None:
+    assert answer(llm, max_tokens=2).text == "h�"
+
+
+def test_a_stop_string_across_tokens_cuts_the_text_before_it(llm: LLM) -> None:
+    out = answer(llm, stop=["text ✓", "never"])
+    assert out.text == "héllo wörld, this is a "
+    assert (out.finish_reason, out.stop_reason) == ("stop", "text ✓")
+    assert TOKENIZER.decode(out.token_ids).endswith("text ✓")
+
+
+def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
+    comma = TOKENIZER.encode(",")[0]
+    out = answer(llm, stop_token_ids=[comma])
+    assert out.text == "héllo wörld"
+    assert out.token_ids[-1] == comma
+    assert (out.finish_reason, out.stop_reason) == ("stop", comma)
+
+
+def test_min_tokens_bars_stop_tokens_and_stop_strings(llm: LLM) -> None:
+    out = answer(llm, stop=["l"], min_tokens=10)
+    assert out.text == "héllo wör"
+    comma = TOKENIZER.encode(",")[0]
+    barred = answer(llm, stop_token_ids=[comma], min_tokens=20, max_tokens=20)
+    assert comma not in barred.token_ids[:19]
+
+
+def test_the_interrupt_hook_ends_the_text(llm: LLM) -> None:
+    out = answer(llm, interrupt=lambda text, ids: text.endswith("world") or len(ids) == 12)
+    assert out.finish_reason == "interrupt"
+    assert len(out.token_ids) == 12
+
+
+def test_an_interrupt_hook_that_raises_fails_its_request_alone(llm: LLM) -> None:
+    def broken(text: str, ids: list[int]) -> bool:
+        raise ZeroDivisionError("oops")
+
+    ok = SamplingParams(max_tokens=5, temperature=0.0)
+    outs = llm.generate(["abcd", "abcd"], [SamplingParams(max_tokens=5, interrupt=broken), ok])
+    assert isinstance(outs[0].error, RequestError) and "oops" in str(outs[0].error)
+    assert outs[1].error is None and outs[1].outputs[0].finish_reason == "length"
+
+
+def test_streamed_text_only_grows_and_is_never_broken(llm: LLM) -> None:
+    size = len(SCRIPT.encode())
+    texts = [out.outputs[0].text for out in llm.stream("abcd", SamplingParams(max_tokens=size, temperature=0.0))]
+    assert texts[-1] == SCRIPT
+    assert all(later.startswith(sooner) for sooner, later in zip(texts, texts[1:]))
+    assert not any("�" in text for text in texts)
+
+
+def test_a_held_back_stop_prefix_is_not_streamed(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=300, temperature=0.0, stop=["wörld, this"])
+    texts = [out.outputs[0].text for out in llm.stream("abcd", params)]
+    assert texts[-1] == "héllo "
+    assert all("w" not in text for text in texts)
+
+
+def test_leaving_a_stream_cancels_the_request(llm: LLM) -> None:
+    for count, _ in enumerate(llm.stream("abcd", SamplingParams(max_tokens=300, temperature=0.0))):
+        if count == 3:
+            break
+    assert not llm.engine.has_work
+    llm.engine.cache.check([])
+
+
+def test_two_streams_at_once(llm: LLM) -> None:
+    first = llm.stream("abcd", SamplingParams(max_tokens=9, temperature=0.0))
+    second = llm.stream("wxyz", SamplingParams(max_tokens=4, temperature=0.0))
+    next(first)
+    ends = [list(second)[-1].outputs[0].text, list(first)[-1].outputs[0].text]
+    assert ends == ["hél", "héllo wö"]
+
+
+def test_the_async_face_serves_many_and_cancels() -> None:
+    async def scene() -> tuple[list[str], bool]:
+        llm = AsyncLLM(engine=tiny_engine(ScriptModel(), TOKENIZER))
+
+        async def ask(size: int) -> str:
+            text = ""
+            async for out in llm.generate("abcd", SamplingParams(max_tokens=size, temperature=0.0)):
+                text = out.outputs[0].text
+            return text
+
+        async def leave() -> None:
+            async for _ in llm.generate("abcd", SamplingParams(max_tokens=400, temperature=0.0)):
+                return
+
+        texts = await asyncio.gather(ask(6), ask(7), ask(13))
+        await leave()
+        with pytest.raises(RequestError):
+            await ask(-0 or 0)
+        for _ in range(200):
+            if not llm.engine.has_work:
+                break
+            await asyncio.sleep(0.01)
+        idle = not llm.engine.has_work
+        llm.close()
+        return list(texts), idle
+
+    texts, idle = asyncio.run(scene())
+    assert texts == ["héllo", "héllo ", "héllo wörld"]
+    assert idle

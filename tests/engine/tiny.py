@@ -1,0 +1,91 @@
+"""Tiny random models in memory, and engines around them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from paceline.config import EngineOptions
+from paceline.engine.build import engine_for
+from paceline.engine.core import Engine
+from paceline.llm import LLM
+from paceline.models.config import ModelConfig
+from paceline.models.registry import build
+from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
+
+VOCAB = 97
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "mistral": {"model_type": "mistral", "sliding_window": 21},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+class RandomWeights:
+    """Every tensor there is, filled from its own name: the same in every process."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        if name.endswith("norm.weight"):
+            return 1.0 + 0.1 * values
+        # Large enough that the next token depends on the whole context, so that equality means something.
+        return values * (1.5 / shape[-1] ** 0.5 if len(shape) > 1 else 0.1)
+
+    def has(self, name: str) -> bool:
+        return name != "lm_head.weight"
+
+
+def tiny_model(name: str = "llama", **changes: Any) -> Any:
+    shape = ModelConfig.from_dict(BASE | SHAPES[name] | changes)
+    return build(shape, RandomWeights(), shape.max_position_embeddings)
+
+
+def tiny_engine(model: Any = None, tokenizer: Any = None, **options: Any) -> Engine:
+    options = {"deterministic": True, "kv_blocks": 400, "block_size": 8, "max_num_seqs": 40} | options
+    return engine_for(model if model is not None else tiny_model(), tokenizer, EngineOptions.of(**options),
+                      device=torch.device("cpu"), revision="tiny")
+
+
+def tiny_llm(model: Any = None, tokenizer: Any = None, **options: Any) -> LLM:
+    return LLM.from_engine(tiny_engine(model, tokenizer, **options))
+
+
+class RecordingPipeline(Pipeline):
+    """Keeps the raw logits of every row that was sampled, by (seed, position, draft path)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.seen: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
+
+    def process(self, logits: torch.Tensor, rows: list[SampleRow]) -> Processed:
+        for row, values in zip(rows, logits):
+            self.seen[(row.state.seed, row.position, tuple(row.path))] = values.clone()
+        return super().process(logits, rows)
+
+    def logits_of(self, seed: int, prompt_len: int, tokens: list[int]) -> list[torch.Tensor]:
+        """The logits each of `tokens` was drawn from, whatever draft it was verified in."""
+        out = []
+        for index in range(len(tokens)):
+            position = prompt_len + index
+            paths = [tuple(tokens[begin:index]) for begin in range(index + 1)]
+            found = [self.seen[key] for path in paths if (key := (seed, position, path)) in self.seen]
+            assert found, f"no logits recorded at position {position}"
+            out.extend(found[:1])
+            for other in found[1:]:
+                assert torch.equal(found[0], other), f"a position computed twice differs at {position}"
+        return out
+
+
+def record(llm: LLM) -> RecordingPipeline:
+    pipeline = RecordingPipeline(llm.engine.model.config.vocab_size)
+    llm.engine._decider._pipeline = pipeline
+    return pipeline
