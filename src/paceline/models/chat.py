@@ -45,9 +45,9 @@ class ChatTemplate:
             raise RequestError("This model has no chat template: pass a prompt to generate instead of messages.",
                                "messages")
         _check(messages)
-        import jinja2
-
         template = self._tool_template if tools and self.tool_source else self._template
+        import jinja2  # known to be there once the template is compiled
+
         names = {**self.special_tokens, "documents": None, **variables}
         try:
             return str(template.render(messages=list(messages), tools=list(tools) if tools else None,

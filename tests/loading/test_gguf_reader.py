@@ -1,0 +1,169 @@
+"""The GGUF reader: what it reads, how fast it opens, and that no broken file gets past it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_files import write_gguf
+
+from paceline.errors import ModelFormatError, ModelNotFoundError, PacelineError
+from paceline.models.load.dequant import SUPPORTED, dequantize
+from paceline.models.load.gguf import BLOCK_FORMATS, GGUFFile
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(
+        tmp_path_factory.mktemp("gguf") / "small.gguf",
+        metadata={"general.name": "tiny", "tokenizer.ggml.tokens": ["a", "é", "", "😀"],
+                  "tokenizer.ggml.token_type": [1, 1, 3, 4], "tokenizer.ggml.add_bos_token": True},
+        tensors={"token_embd.weight": (RNG.normal(size=(8, 32)), "Q8_0"),
+                 "output_norm.weight": (RNG.normal(size=32), "F32"),
+                 "blk.0.ffn_up.weight": (RNG.normal(size=(64, 32)), "Q4_1")})
+
+
+def test_metadata_values_keep_their_types(small_file: Path) -> None:
+    with GGUFFile(small_file) as file:
+        assert file.get("general.name") == "tiny"
+        assert file.get("llama.block_count") == 1
+        assert file.get("llama.attention.layer_norm_rms_epsilon") == 1e-5
+        assert file.get("tokenizer.ggml.add_bos_token") is True
+        assert file.get("tokenizer.ggml.tokens") == ["a", "é", "", "😀"]
+        assert list(file.get("tokenizer.ggml.token_type")) == [1, 1, 3, 4]
+        assert file.length("tokenizer.ggml.tokens") == 4
+        assert file.length("general.name") is None
+        assert file.get("no.such.key", "else") == "else"
+        with pytest.raises(ModelFormatError, match="no.such.key"):
+            file.require("no.such.key")
+
+
+def test_tensors_are_read_only_views_in_torch_order(small_file: Path) -> None:
+    file = GGUFFile(small_file)
+    info = file.tensors["blk.0.ffn_up.weight"]
+    assert (info.shape, info.format.name) == ((64, 32), "Q4_1")
+    data = file.data(info)
+    assert data.shape == (64, 20) and not data.flags.writeable
+    before = data.copy()
+    file.close()
+    assert np.array_equal(data, before), "views outlive close()"
+
+
+def test_agrees_with_the_reference_reader(small_file: Path) -> None:
+    reference = gguf.GGUFReader(small_file)
+    file = GGUFFile(small_file)
+    assert list(file.tensors) == [tensor.name for tensor in reference.tensors]
+    for tensor in reference.tensors:
+        info = file.tensors[tensor.name]
+        assert info.shape == tuple(int(size) for size in tensor.shape[::-1])
+        assert info.start == tensor.data_offset
+        assert file.data(info).tobytes() == tensor.data.tobytes()
+
+
+def test_block_sizes_agree_with_the_reference() -> None:
+    for code, block in BLOCK_FORMATS.items():
+        kind = gguf.GGMLQuantizationType(code)
+        assert (block.name, block.elements, block.bytes) == (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_dequantisation_is_bit_equal_to_the_reference(kind: str) -> None:
+    quantized = gguf.GGMLQuantizationType[kind]
+    values = (RNG.normal(size=(37, 96)) * 10.0 ** RNG.integers(-4, 4, size=(37, 1))).astype(np.float32)
+    values[0] = 0.0
+    packed = gguf.quants.quantize(values, quantized)
+    expected = gguf.quants.dequantize(packed, quantized)
+    found = dequantize(packed.view(np.uint8).reshape(37, -1), kind, (37, 96))
+    assert found.dtype == torch.float32
+    assert np.array_equal(found.numpy().view(np.int32), expected.astype(np.float32).view(np.int32))
+    half = dequantize(packed.view(np.uint8).reshape(37, -1), kind, (37, 96), dtype=torch.float16)
+    assert torch.equal(half, found.to(torch.float16))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_any_block_dequantises_like_the_reference(kind: str) -> None:
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    packed = RNG.integers(0, 256, size=(500, 3 * size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind])
+    found = dequantize(packed, kind, (500, 96)).numpy()
+    same = (found.view(np.int32) == expected.view(np.int32)) | (np.isnan(found) & np.isnan(expected))
+    assert same.all()
+
+
+def test_an_unsupported_type_names_tensor_and_type_and_what_is_supported() -> None:
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up.*Q6_K.*F32, F16, BF16, Q8_0, Q4_0, Q4_1"):
+        dequantize(np.zeros((1, 210), np.uint8), "Q6_K", (1, 256), name="blk.0.ffn_up")
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="none.gguf"):
+        GGUFFile(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(("content", "hint"), [
+    (b"", "empty"), (b"PK\x03\x04 something else", "not a GGUF file"),
+    (b"GGUF" + struct.pack("<I", 1) + bytes(64), "version 1"),
+    (b"GGUF" + struct.pack(">I", 3) + bytes(64), "big endian"),
+    (b"GGUF" + struct.pack("<I", 3), "ends inside the header"),
+])
+def test_what_is_not_a_readable_gguf_says_why(tmp_path: Path, content: bytes, hint: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFormatError, match=hint):
+        GGUFFile(path)
+
+
+def test_truncated_data_names_the_tensor(small_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(small_file.read_bytes()[:-100])
+    with pytest.raises(ModelFormatError, match=r"truncated: tensor 'blk\.0\.ffn_up\.weight'.*download it again"):
+        GGUFFile(path)
+
+
+def test_truncated_metadata_names_the_key(small_file: Path, tmp_path: Path) -> None:
+    content = small_file.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(content[:content.index(b"tokenizer.ggml.tokens") + 60])
+    with pytest.raises(ModelFormatError, match=r"'tokenizer\.ggml\.tokens'"):
+        GGUFFile(path)
+
+
+@given(cut=st.floats(0, 0.999))
+@settings(max_examples=80, deadline=None)
+def test_every_truncation_is_a_format_error(small_file: Path, tmp_path_factory: pytest.TempPathFactory,
+                                            cut: float) -> None:
+    content = small_file.read_bytes()
+    path = tmp_path_factory.getbasetemp() / "cut.gguf"
+    # The last tensor ends before the final padding; cut inside what is used.
+    path.write_bytes(content[:int((len(content) - 32) * cut)])
+    with pytest.raises(ModelFormatError):
+        GGUFFile(path)
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_damaged_headers_never_raise_anything_else(small_file: Path, tmp_path_factory: pytest.TempPathFactory,
+                                                   data: st.DataObject) -> None:
+    content = bytearray(small_file.read_bytes())
+    header = GGUFFile(small_file).header_bytes
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(content)
+    try:
+        file = GGUFFile(path)
+        for key in file.keys():  # noqa: SIM118
+            file.get(key)
+        for info in file.tensors.values():
+            dequantize(file.data(info), info.format.name, info.shape, name=info.name)
+    except PacelineError:
+        pass
