@@ -80,3 +80,23 @@ def test_starting_imports_no_heavy_package():
 def test_python_dash_m_is_the_command():
     done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, f"paceline {__version__}")
+
+
+def test_without_typer_the_command_says_what_to_install():
+    code = "import sys, runpy; sys.modules['typer'] = None; runpy.run_module('paceline', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "pip install typer" in done.stderr
+
+
+def test_ctrl_c_leaves_quietly():
+    code = (
+        "import sys, signal\n"
+        "import paceline.cli.doctor as doctor\n"
+        "from paceline.cli.main import main\n"
+        "doctor.examine = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
