@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class BlockCopy(NamedTuple):
-    """Copy-on-write: the whole block `source` is copied to `target` before the step's rows are written."""
+    """Copy-on-write: the whole block `source` is copied to `target` after the step's moves and before its rows.
+    In list order, or all read before any is written: no target is a later copy's source."""
 
     group: int
     source: int

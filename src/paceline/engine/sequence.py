@@ -24,9 +24,10 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("request", "sample", "seed", "tokens", "prompt_len", "computed", "in_flight", "in_flight_draft",
-                 "status", "finish_reason", "draft", "allocation", "epoch", "preemptions", "cached_tokens",
-                 "cache_miss", "siblings", "order", "state", "emitter")
+    __slots__ = ("admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter", "epoch",
+                 "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
+                 "prompt_len", "rank", "request", "sample", "seed", "siblings", "state", "status",
+                 "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -56,6 +57,14 @@ class Sequence:
         """On sample 0 until the prompt is computed: samples 1..n-1, forked from it then."""
         self.order = order
         """Arrival order, for FCFS inside a priority; kept across preemption."""
+        self.rank = (-request.params.priority, order)
+        """Smaller is served first: higher priority, then earlier arrival."""
+        self.limit = self.prompt_len + request.max_tokens
+        """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
+        self.wait_for_commit = False
+        """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
+        self.admitted: float | None = None
+        """When it first got a seat (engine clock, seconds)."""
         self.state: Any = None
         """sampling.SampleState, owned by the engine."""
         self.emitter: Any = None

@@ -41,6 +41,10 @@ class GroupResult:
 
 @dataclass(slots=True)
 class Step:
+    """Carried out in the order moves, copies, rows; and steps in the order in which they were scheduled. Block tables
+    (CacheManager.tables) are those at the moment schedule() returned: take what the step needs before calling the
+    scheduler again."""
+
     id: int
     groups: list[RowGroup]
     copies: list[BlockCopy] = field(default_factory=list)

@@ -1,0 +1,432 @@
+"""CacheManager: which block of which group holds which position of which sequence. Bookkeeping only, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.cache.blocks import BlockPool
+from paceline.cache.invariants import check_cache
+from paceline.cache.prefix import (
+    DISABLED,
+    PROMPT_LOGPROBS,
+    TOO_SHORT,
+    HashFunction,
+    Node,
+    PrefixCache,
+    default_hash,
+)
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.errors import ConfigError
+from paceline.kernels.groups import NULL_BLOCK, CacheGroup
+
+NEVER = 1 << 62
+
+
+class Allocation:
+    """What one sequence holds. Made by CacheManager.open or fork, ended by close; only the manager changes it."""
+
+    __slots__ = ("blocks", "cached", "chain", "due", "miss", "passed", "registered", "salt", "sealed", "seat",
+                 "writable_from", "writable_to")
+
+    def __init__(self, seat: int, groups: int, salt: str) -> None:
+        self.seat = seat
+        """Row of this sequence in CacheManager.tables; -1 once closed."""
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        """Per group: block ids in logical order, NULL_BLOCK where the window has passed."""
+        self.salt = salt
+        self.cached = 0
+        """Tokens that were found in the prefix cache when the sequence was opened."""
+        self.miss: str | None = None
+        """Why it was not more (strings of cache/prefix.py); None if nothing more could have been shared."""
+        self.sealed = 0
+        """Leading positions that came from the prefix cache together with the tokens they depend on."""
+        self.chain: list[Node] = []
+        """The prefix cache's nodes for this sequence's whole, final blocks."""
+        self.registered = [0] * groups
+        """Per group: leading blocks that have been offered to the prefix cache."""
+        self.passed = [0] * groups
+        """Per group: leading blocks that the window has left behind."""
+        self.due = NEVER
+        """Committing fewer tokens than this changes nothing, so commit returns at once."""
+        self.writable_from = 0
+        self.writable_to = 0
+        """Positions known to lie in blocks that only this sequence holds and that no cache entry names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Blocks are summed over groups. `free` includes cached blocks that nobody holds; used + free == total."""
+
+    total: int
+    free: int
+    used: int
+    cached: int
+    shared: int
+    hits: int
+    """Prompt tokens found in the prefix cache."""
+    queries: int
+    """Prompt tokens looked up in it."""
+    evictions: int
+
+
+class CacheManager:
+    """Block tables, sharing, rollback and path compaction for the sequences of one engine.
+
+    Positions are physical: a committed token's position is its index, a draft's row i after `start` committed tokens
+    lies at start + i until compact() moves the accepted ones. Blocks change hands only in open, reserve, fork,
+    commit (window), rollback and close; because steps run in the order in which they were scheduled, a block may be
+    given away while an older step still reads it.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, max_seats: int,
+                 max_blocks_per_seq: int, enable_prefix_caching: bool = True, *,
+                 hash_function: HashFunction = default_hash) -> None:
+        if len(groups) != len(num_blocks) or not groups:
+            raise ConfigError(f"{len(groups)} cache groups need as many block counts, got {len(num_blocks)}.")
+        if block_size < 1 or max_seats < 1 or max_blocks_per_seq < 1 or min(num_blocks) < 2:
+            raise ConfigError("The cache needs block_size, max_seats and max_blocks_per_seq of at least 1 and at least "
+                              "2 blocks in every group (block 0 is never used).")
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.max_seats = max_seats
+        self.max_blocks_per_seq = max_blocks_per_seq
+        self.enable_prefix_caching = enable_prefix_caching
+        self.prefix = PrefixCache([group.lookahead for group in groups], block_size, hash_function)
+        self.pools = [BlockPool(count, partial(self.prefix.detach, g)) for g, count in enumerate(num_blocks)]
+        self.tables: list[npt.NDArray[np.int32]] = [
+            np.full((max_seats, max_blocks_per_seq), NULL_BLOCK, dtype=np.int32) for _ in groups]
+        """Per group [max_seats, max_blocks_per_seq]: block of each position's page, NULL_BLOCK where none is held.
+        Always current. A runner takes what it needs for a step before the next call into scheduler or manager."""
+        self.free_seats = list(range(max_seats - 1, -1, -1))
+        self.hits = 0
+        self.queries = 0
+        self._reach = [None if group.window is None else group.window + group.lookahead - 1 for group in groups]
+        """Per group: how far before the next position keys are still read; None: to the beginning."""
+        self._lookahead = max(group.lookahead for group in groups)
+
+    def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True) -> Allocation | None:
+        """A seat, and the blocks of the longest cached beginning of `tokens` (whole blocks, never the last token).
+
+        None: every seat is taken. `reuse=False` (prompt logprobs) starts from nothing.
+        """
+        if not self.free_seats:
+            return None
+        allocation = Allocation(self.free_seats.pop(), len(self.groups), salt)
+        limit = (len(tokens) - 1) // self.block_size
+        if not self.enable_prefix_caching:
+            allocation.miss = DISABLED
+        elif not reuse:
+            allocation.miss = PROMPT_LOGPROBS
+        else:
+            self.queries += len(tokens)
+            if limit < 1:
+                allocation.miss = TOO_SHORT
+            else:
+                self._reuse(allocation, tokens, limit)
+        self._plan(allocation)
+        return allocation
+
+    def abandon(self, allocation: Allocation, tokens: Sequence[int]) -> None:
+        """Undo open(tokens) as if it had not been tried: the hit is not counted."""
+        if allocation.miss not in (DISABLED, PROMPT_LOGPROBS):
+            self.queries -= len(tokens)
+            self.hits -= allocation.cached
+        self.close(allocation)
+
+    def reserve(self, allocation: Allocation, start: int, end: int) -> list[BlockCopy] | None:
+        """Make positions [start, end) writable for this sequence alone; None, and no change, if blocks do not suffice.
+
+        A group with lookahead also gets [start - lookahead, start), except what came from the prefix cache: those
+        entries are rewritten once the tokens they depend on are known. The copies returned must run before the rows
+        are written. Writing below what was committed takes that block out of the prefix cache (or copies it).
+        """
+        if allocation.writable_from <= start and end <= allocation.writable_to:
+            return []
+        size = self.block_size
+        stop = -(-end // size)
+        if stop > self.max_blocks_per_seq:
+            raise ValueError(f"position {end - 1} lies beyond the block table's {self.max_blocks_per_seq * size} "
+                             "positions: trim the rows first")
+        for g, pool in enumerate(self.pools):
+            blocks = allocation.blocks[g]
+            first = self._first_written(allocation, g, start)
+            refs = pool.refs
+            copies = sum(refs[block] > 1 for block in blocks[first:stop])
+            if max(0, stop - len(blocks)) + copies > pool.free:
+                return None
+        transfers: list[BlockCopy] = []
+        for g, pool in enumerate(self.pools):
+            blocks = allocation.blocks[g]
+            row = self.tables[g][allocation.seat]
+            for index in range(self._first_written(allocation, g, start), min(stop, len(blocks))):
+                block = blocks[index]
+                if block == NULL_BLOCK:
+                    raise ValueError(f"position {start} lies in a block that group {self.groups[g].name!r} has freed")
+                if pool.refs[block] > 1:
+                    target = pool.take()
+                    transfers.append(BlockCopy(g, block, target))
+                    pool.release(block)
+                    blocks[index] = target
+                    row[index] = target
+                elif pool.cached[block]:
+                    self.prefix.detach(g, block)
+                    pool.unregister(block)
+            while len(blocks) < stop:
+                block = pool.take()
+                row[len(blocks)] = block
+                blocks.append(block)
+        allocation.writable_from = start
+        allocation.writable_to = stop * size
+        return transfers
+
+    def room(self, allocation: Allocation, start: int) -> int:
+        """How many positions from `start` on reserve() could make writable now."""
+        size = self.block_size
+        reach = self.max_blocks_per_seq
+        for g, pool in enumerate(self.pools):
+            blocks = allocation.blocks[g]
+            index = self._first_written(allocation, g, start)
+            free = pool.free
+            while index < len(blocks):
+                if pool.refs[blocks[index]] > 1:
+                    if not free:
+                        break
+                    free -= 1
+                index += 1
+            else:
+                index += free
+            reach = min(reach, index)
+        return max(0, reach * size - start)
+
+    def commit(self, allocation: Allocation, tokens: Sequence[int], length: int) -> None:
+        """The first `length` of `tokens` are final and their KV is in the cache (or will be, in step order).
+
+        Whole blocks enter the prefix cache; blocks that no later position's window reaches are freed.
+        """
+        if length < allocation.due:
+            return
+        size = self.block_size
+        if self.enable_prefix_caching:
+            self._register(allocation, tokens, length)
+        for g, reach in enumerate(self._reach):
+            if reach is None:
+                continue
+            blocks = allocation.blocks[g]
+            passed = min(max(0, length - reach) // size, len(blocks))
+            for index in range(allocation.passed[g], passed):
+                self.pools[g].release(blocks[index])
+                blocks[index] = NULL_BLOCK
+            self.tables[g][allocation.seat, allocation.passed[g]:passed] = NULL_BLOCK
+            allocation.passed[g] = max(passed, allocation.passed[g])
+        allocation.writable_from = max(allocation.writable_from, length)
+        self._plan(allocation)
+
+    def rollback(self, allocation: Allocation, length: int) -> None:
+        """Keep the first `length` positions: blocks wholly beyond them are given back."""
+        size = self.block_size
+        keep = -(-length // size)
+        for g, reach in enumerate(self._reach):
+            if reach is not None and allocation.passed[g] * size > max(0, length - reach):
+                raise ValueError(f"cannot roll back to {length} tokens: group {self.groups[g].name!r} has freed the "
+                                 "window before them")
+        for g, blocks in enumerate(allocation.blocks):
+            if len(blocks) > keep:
+                self.tables[g][allocation.seat, keep:len(blocks)] = NULL_BLOCK
+                self._release(g, blocks[keep:])
+                del blocks[keep:]
+        allocation.writable_to = min(allocation.writable_to, keep * size)
+        allocation.sealed = min(allocation.sealed, max(0, length - self._lookahead))
+        lowered = False
+        for g, group in enumerate(self.groups):
+            most = max(0, length - group.lookahead) // size
+            if allocation.registered[g] > most:
+                allocation.registered[g] = most
+                lowered = True
+        if length // size < len(allocation.chain):
+            self._set_chain(allocation, allocation.chain[:length // size])
+            lowered = True
+        if lowered:
+            self._plan(allocation)
+
+    def fork(self, allocation: Allocation) -> Allocation | None:
+        """A second holder of every block: whoever writes first copies. None: every seat is taken."""
+        if not self.free_seats:
+            return None
+        twin = Allocation(self.free_seats.pop(), len(self.groups), allocation.salt)
+        for g, blocks in enumerate(allocation.blocks):
+            twin.blocks[g] = list(blocks)
+            for block in blocks:
+                if block != NULL_BLOCK:
+                    self.pools[g].share(block)
+            self.tables[g][twin.seat] = self.tables[g][allocation.seat]
+        twin.cached, twin.miss, twin.due = allocation.cached, allocation.miss, allocation.due
+        twin.sealed = allocation.sealed
+        twin.registered = list(allocation.registered)
+        twin.passed = list(allocation.passed)
+        self._set_chain(twin, list(allocation.chain))
+        allocation.writable_to = 0
+        return twin
+
+    def compact(self, allocation: Allocation, start: int, path: Sequence[int]) -> list[SlotMove]:
+        """Moves that bring the accepted rows (ascending, at start + row) to start + 1, start + 2, ... in every group.
+
+        Rows already in place are left out. The moves must run before anything later reads or writes those slots.
+        """
+        size = self.block_size
+        moves: list[SlotMove] = []
+        for g, blocks in enumerate(allocation.blocks):
+            for position, row in enumerate(path, start + 1):
+                source = start + row
+                if source != position:
+                    moves.append(SlotMove(g, blocks[source // size] * size + source % size,
+                                          blocks[position // size] * size + position % size))
+        return moves
+
+    def close(self, allocation: Allocation) -> None:
+        """Everything is given back at once; blocks in the prefix cache can be found until they are needed."""
+        if allocation.seat < 0:
+            raise ValueError("this allocation is already closed")
+        for g, blocks in enumerate(allocation.blocks):
+            self.tables[g][allocation.seat, :len(blocks)] = NULL_BLOCK
+            self._release(g, blocks)
+            allocation.blocks[g] = []
+        self._set_chain(allocation, [])
+        self.free_seats.append(allocation.seat)
+        allocation.seat = -1
+        allocation.writable_to = 0
+
+    def free_blocks(self, group: int) -> int:
+        """Blocks that can be taken now, cached ones that nobody holds included."""
+        return self.pools[group].free
+
+    def needed(self, allocation: Allocation, group: int, length: int) -> int:
+        """Blocks still missing to hold `length` tokens; for a window group, what is alive at any one time."""
+        missing = max(0, -(-length // self.block_size) - len(allocation.blocks[group]))
+        reach = self._reach[group]
+        return missing if reach is None else min(missing, self._window_blocks(reach))
+
+    def capacity(self) -> int:
+        """The longest sequence, in tokens with KV, that fits when it runs alone."""
+        longest = self.max_blocks_per_seq * self.block_size
+        for pool, reach in zip(self.pools, self._reach):
+            usable = pool.num_blocks - 1
+            if reach is None or usable < self._window_blocks(reach):
+                longest = min(longest, usable * self.block_size)
+        return longest
+
+    def usage(self) -> CacheUsage:
+        total = sum(pool.num_blocks - 1 for pool in self.pools)
+        free = sum(pool.free for pool in self.pools)
+        return CacheUsage(total=total, free=free, used=total - free,
+                          cached=sum(pool.registered for pool in self.pools),
+                          shared=sum(pool.shared for pool in self.pools), hits=self.hits, queries=self.queries,
+                          evictions=sum(pool.evictions for pool in self.pools))
+
+    def check(self, live: Iterable[Allocation]) -> None:
+        """Raise CacheInvariantError with a sentence if any bookkeeping disagrees; `live` are all open allocations."""
+        check_cache(self, list(live))
+
+    def _reuse(self, allocation: Allocation, tokens: Sequence[int], limit: int) -> None:
+        size = self.block_size
+        nodes = self.prefix.match(tokens, allocation.salt, limit)
+        usable = self._agreed(tokens, nodes)
+        if usable < limit:
+            allocation.miss = self.prefix.explain(tokens, allocation.salt, nodes, usable)
+        if not usable:
+            return
+        for g, pool in enumerate(self.pools):
+            first = self._first_needed(g, usable)
+            blocks = [NULL_BLOCK] * first + [node.blocks[g] for node in nodes[first:usable]]
+            for block in blocks[first:]:
+                pool.share(block)
+            allocation.blocks[g] = blocks
+            allocation.registered[g] = usable
+            allocation.passed[g] = first
+            self.tables[g][allocation.seat, :usable] = blocks
+        self._set_chain(allocation, nodes[:usable])
+        allocation.cached = allocation.sealed = usable * size
+        self.hits += allocation.cached
+
+    def _agreed(self, tokens: Sequence[int], nodes: list[Node]) -> int:
+        """The largest number of blocks for which every group still has all the KV that the next token reads."""
+        runs: list[list[int]] = []
+        for g in range(len(self.groups)):
+            run, ends = 0, [0]
+            for index, node in enumerate(nodes):
+                covered = self.prefix.covers(node, g, tokens, (index + 1) * self.block_size)
+                run = run + 1 if covered else 0
+                ends.append(run)
+            runs.append(ends)
+        for count in range(len(nodes), 0, -1):
+            if all(ends[count] >= count - self._first_needed(g, count) for g, ends in enumerate(runs)):
+                return count
+        return 0
+
+    def _first_needed(self, group: int, blocks: int) -> int:
+        """With `blocks` whole blocks committed: the first block that the next position still reads."""
+        reach = self._reach[group]
+        return 0 if reach is None else max(0, blocks * self.block_size - reach) // self.block_size
+
+    def _first_written(self, allocation: Allocation, group: int, start: int) -> int:
+        lookahead = self.groups[group].lookahead
+        if lookahead:
+            start = max(start - lookahead, min(start, allocation.sealed))
+        return start // self.block_size
+
+    def _window_blocks(self, reach: int) -> int:
+        return -(-reach // self.block_size) + 1
+
+    def _register(self, allocation: Allocation, tokens: Sequence[int], length: int) -> None:
+        size = self.block_size
+        chain = allocation.chain
+        if length // size > len(chain):
+            longer = list(chain)
+            node = chain[-1] if chain else self.prefix.root(allocation.salt)
+            for index in range(len(chain), length // size):
+                node = self.prefix.child(node, tuple(tokens[index * size:(index + 1) * size]))
+                longer.append(node)
+            self._set_chain(allocation, longer)
+            chain = longer
+        for g, group in enumerate(self.groups):
+            blocks, pool = allocation.blocks[g], self.pools[g]
+            top = max(0, length - group.lookahead) // size
+            for index in range(allocation.registered[g], top):
+                block = blocks[index]
+                end = (index + 1) * size
+                ahead = tuple(tokens[end:end + group.lookahead])
+                if not pool.cached[block] and self.prefix.attach(chain[index], g, block, ahead):
+                    pool.register(block)
+            allocation.registered[g] = max(top, allocation.registered[g])
+
+    def _set_chain(self, allocation: Allocation, chain: list[Node]) -> None:
+        """The new chain's tip is pinned before the old one's is let go, so that common ancestors survive."""
+        old = allocation.chain
+        allocation.chain = chain
+        if chain:
+            self.prefix.pin(chain[-1])
+        if old:
+            self.prefix.unpin(old[-1])
+
+    def _release(self, group: int, blocks: list[int]) -> None:
+        """Last block first: of a cached text the end is forgotten before the beginning."""
+        release = self.pools[group].release
+        for block in reversed(blocks):
+            if block != NULL_BLOCK:
+                release(block)
+
+    def _plan(self, allocation: Allocation) -> None:
+        """Find the next length at which commit has something to do."""
+        size = self.block_size
+        due = NEVER
+        for g, group in enumerate(self.groups):
+            if self.enable_prefix_caching:
+                due = min(due, (allocation.registered[g] + 1) * size + group.lookahead)
+            reach = self._reach[g]
+            if reach is not None:
+                due = min(due, (allocation.passed[g] + 1) * size + reach)
+        allocation.due = due

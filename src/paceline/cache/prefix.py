@@ -1,0 +1,219 @@
+"""PrefixCache: which blocks hold the text a new prompt starts with. One hash chain, blocks of several groups on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from paceline.kernels.groups import NULL_BLOCK
+
+HashFunction = Callable[[int, tuple[int, ...], str], int]
+"""(digest of the parent, tokens of the block, salt) -> digest. Salt is "" below the first block."""
+
+DISABLED = "disabled"
+"""Prefix caching is off for this engine."""
+PROMPT_LOGPROBS = "prompt_logprobs"
+"""The request asked for the prompt's logprobs, so every prompt token has to be computed."""
+TOO_SHORT = "shorter than a block"
+"""Whole blocks are shared and the last token is always computed: such a prompt has nothing to share."""
+NEVER_SEEN = "never seen"
+"""No cached text goes on like this prompt."""
+EVICTED = "evicted"
+"""It was cached and had to make room."""
+SALT = "salt"
+"""Nothing is cached under this request's salt. What lies under other salts is never looked at, not even for this."""
+
+
+def diverged(token: int) -> str:
+    """Cached text agrees with the prompt up to (not including) the token at this index."""
+    return f"diverged at token {token}"
+
+
+def default_hash(parent: int, tokens: tuple[int, ...], salt: str) -> int:
+    """Fast, not collision-proof: a match compares tokens and ancestry, so a collision only costs a comparison."""
+    return hash((parent, tokens, salt))
+
+
+class Node:
+    """One block of text after one particular beginning (`parent`); `blocks[g]` holds its KV in group g, or none."""
+
+    __slots__ = ("ahead", "blocks", "children", "digest", "held", "parent", "pins", "salt", "tokens", "twin")
+
+    def __init__(self, parent: Node | None, digest: int, tokens: tuple[int, ...], groups: int, salt: str = "") -> None:
+        self.parent = parent
+        self.digest = digest
+        self.tokens = tokens
+        self.salt = salt
+        """Only the root of a salt's chain carries it."""
+        self.blocks = [NULL_BLOCK] * groups
+        self.held = 0
+        """How many of `blocks` are real."""
+        self.ahead: dict[int, tuple[int, ...]] | None = None
+        """For groups with lookahead: the tokens after this block that its KV depends on too."""
+        self.children: set[Node] = set()
+        self.pins = 0
+        """Running sequences whose text ends here and will go on from here."""
+        self.twin: Node | None = None
+        """Next node with the same digest."""
+
+
+class PrefixCache:
+    """The chain's nodes, found by digest. A node lives while a block, a longer text or a running sequence needs it."""
+
+    def __init__(self, lookaheads: Sequence[int], block_size: int, hash_function: HashFunction = default_hash,
+                 remember: int = 65536) -> None:
+        """`lookaheads` has one entry a group; `remember` bounds the memory of evicted digests."""
+        self.lookaheads = tuple(lookaheads)
+        self.block_size = block_size
+        self._hash = hash_function
+        self._remember = remember
+        self._roots: dict[str, Node] = {}
+        self._table: dict[int, Node] = {}
+        self._evicted: dict[int, None] = {}
+        self.node_of: list[dict[int, Node]] = [{} for _ in self.lookaheads]
+        """Per group: registered block -> its node."""
+
+    def root(self, salt: str) -> Node:
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Node(None, 0, (), 0, salt)
+        return root
+
+    def match(self, tokens: Sequence[int], salt: str, limit: int) -> list[Node]:
+        """Nodes of the longest known beginning of `tokens`, at most `limit` blocks; their KV may be gone."""
+        nodes: list[Node] = []
+        parent = self._roots.get(salt)
+        size = self.block_size
+        while parent is not None and len(nodes) < limit:
+            at = len(nodes) * size
+            parent = self._find(parent, tuple(tokens[at:at + size]))[1]
+            if parent is not None:
+                nodes.append(parent)
+        return nodes
+
+    def child(self, parent: Node, tokens: tuple[int, ...]) -> Node:
+        """The node for `tokens` after `parent`, made if it is new."""
+        digest, node = self._find(parent, tokens)
+        if node is None:
+            node = Node(parent, digest, tokens, len(self.lookaheads))
+            node.twin = self._table.get(digest)
+            self._table[digest] = node
+            parent.children.add(node)
+            self._evicted.pop(digest, None)
+        return node
+
+    def attach(self, node: Node, group: int, block: int, ahead: tuple[int, ...]) -> bool:
+        """`block` holds the node's KV in `group`, computed with `ahead` following. False: another block does."""
+        if node.blocks[group] != NULL_BLOCK:
+            return False
+        node.blocks[group] = block
+        node.held += 1
+        if ahead:
+            if node.ahead is None:
+                node.ahead = {}
+            node.ahead[group] = ahead
+        self.node_of[group][block] = node
+        return True
+
+    def detach(self, group: int, block: int) -> None:
+        """The block is about to hold something else."""
+        node = self.node_of[group].pop(block)
+        node.blocks[group] = NULL_BLOCK
+        node.held -= 1
+        if node.ahead is not None:
+            node.ahead.pop(group, None)
+        self._prune(node)
+
+    def pin(self, node: Node) -> None:
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        self._prune(node)
+
+    def covers(self, node: Node, group: int, tokens: Sequence[int], end: int) -> bool:
+        """Whether the node, which ends before tokens[end], has KV in `group` that is right for what follows."""
+        if node.blocks[group] == NULL_BLOCK:
+            return False
+        lookahead = self.lookaheads[group]
+        if not lookahead:
+            return True
+        return node.ahead is not None and node.ahead.get(group) == tuple(tokens[end:end + lookahead])
+
+    def explain(self, tokens: Sequence[int], salt: str, nodes: list[Node], usable: int) -> str:
+        """Why only `usable` blocks could be shared although more would have been allowed; `nodes` as matched."""
+        size = self.block_size
+        if usable < len(nodes):
+            for group, lookahead in enumerate(self.lookaheads):
+                kept = nodes[usable].ahead
+                if lookahead and kept is not None and group in kept:
+                    end = (usable + 1) * size
+                    common = _common(kept[group], tokens[end:end + lookahead])
+                    if common < lookahead:
+                        return diverged(end + common)
+            return EVICTED
+        at = usable * size
+        block = tuple(tokens[at:at + size])
+        parent = nodes[-1] if nodes else self._roots.get(salt)
+        digest = self._hash(parent.digest, block, parent.salt) if parent is not None else self._hash(0, block, salt)
+        if digest in self._evicted:
+            return EVICTED
+        if parent is not None and parent.children:
+            common = max(_common(child.tokens, block) for child in islice(parent.children, 64))
+            if common or nodes:
+                return diverged(at + common)
+        return SALT if salt and not nodes else NEVER_SEEN
+
+    def nodes(self) -> list[Node]:
+        """Every node, roots aside. For checks: O(nodes)."""
+        found = []
+        for first in self._table.values():
+            node: Node | None = first
+            while node is not None:
+                found.append(node)
+                node = node.twin
+        return found
+
+    def _find(self, parent: Node, tokens: tuple[int, ...]) -> tuple[int, Node | None]:
+        digest = self._hash(parent.digest, tokens, parent.salt)
+        node = self._table.get(digest)
+        while node is not None and not (node.parent is parent and node.tokens == tokens):
+            node = node.twin
+        return digest, node
+
+    def _prune(self, node: Node) -> None:
+        """Drop the node, and then its ancestors, if nothing needs them any more."""
+        while not node.held and not node.pins and not node.children:
+            parent = node.parent
+            if parent is None:
+                del self._roots[node.salt]
+                return
+            self._drop_from_table(node)
+            self._evicted[node.digest] = None
+            if len(self._evicted) > self._remember:
+                del self._evicted[next(iter(self._evicted))]
+            parent.children.remove(node)
+            node = parent
+
+    def _drop_from_table(self, node: Node) -> None:
+        before = self._table[node.digest]
+        if before is node:
+            if node.twin is None:
+                del self._table[node.digest]
+            else:
+                self._table[node.digest] = node.twin
+            return
+        while before.twin is not node:
+            if before.twin is None:
+                raise RuntimeError("a prefix node is missing from its table")
+            before = before.twin
+        before.twin = node.twin
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(left, right):
+        if a != b:
+            break
+        count += 1
+    return count
