@@ -12,7 +12,6 @@ from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.outputs import Record
 from paceline.errors import PacelineError, RequestError
-from paceline.models.chat import render_chat
 from paceline.request import Completion, RequestOutput, SamplingParams
 
 Prompt = str | list[int]
@@ -112,7 +111,7 @@ class LLM:
 
     def render(self, messages: list[Message], **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to see."""
-        return render_chat(self.engine.tokenizer, messages, **template)
+        return self.engine.render(messages, **template)
 
 
 class AsyncLLM:
@@ -161,7 +160,7 @@ class AsyncLLM:
 
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                    **template: Any) -> AsyncIterator[RequestOutput]:
-        prompt = render_chat(self.engine.tokenizer, messages, **template)
+        prompt = self.engine.render(messages, **template)
         async for output in self.generate(prompt, params, speculation=speculation):
             yield output
 

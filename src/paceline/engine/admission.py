@@ -34,15 +34,3 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
         raise RequestError(f"The prompt has {len(ids)} tokens but the context holds {max_model_len} (one of them for "
                            f"the answer): shorten it by {len(ids) - longest} or raise max_model_len.", "prompt")
     return ids
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Ids in the parameters must exist in this model's vocabulary."""
-    named: dict[str, Iterable[int]] = {"logit_bias": params.logit_bias or (),
-                                       "allowed_token_ids": params.allowed_token_ids or (),
-                                       "stop_token_ids": params.stop_token_ids}
-    for name, ids in named.items():
-        for token in ids:
-            if token >= vocab_size:
-                raise RequestError(f"Token id {token} in {name} is out of range: the vocabulary has ids 0 to "
-                                   f"{vocab_size - 1}.", name)

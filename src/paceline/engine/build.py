@@ -14,6 +14,7 @@ from paceline.config import EngineOptions, Facts
 from paceline.engine.core import Engine
 from paceline.errors import ConfigError
 from paceline.kernels import select
+from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
 from paceline.models.interface import CausalLM
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
@@ -44,8 +45,9 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         if unused:
             log.warning("%d tensors of %s are not used, among them %s", len(unused), path, unused[0])
         revision = checkpoint.revision
+        chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
-    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos)
+    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos, chat=chat)
 
 
 def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, *, device: torch.device,

@@ -6,7 +6,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Messages
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
-from paceline.engine.admission import check_prompt, check_token_ids
+from paceline.engine.admission import check_prompt
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics
@@ -26,12 +27,13 @@ from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import Step
 from paceline.errors import PacelineError, RequestError
 from paceline.kernels.interface import Kernels
+from paceline.models.chat import ChatTemplate
 from paceline.models.interface import CausalLM
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Request, SamplingParams
 from paceline.sampling.noise import sample_seed
 from paceline.sampling.pipeline import Pipeline
-from paceline.sampling.state import SampleState, tokenize_bad_words
+from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
 from paceline.speculation.drafter import Observation
@@ -49,10 +51,11 @@ class Engine:
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer | None, config: EngineConfig, kernels: Kernels, *,
                  device: torch.device, kv_dtype: torch.dtype = torch.float32, revision: str = "",
-                 eos_ids: frozenset[int] = frozenset(), speculation: Any = None,
+                 eos_ids: frozenset[int] = frozenset(), chat: ChatTemplate | None = None, speculation: Any = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.chat = chat
         self.config = config
         self.kernels = kernels
         self.revision = revision
@@ -89,7 +92,6 @@ class Engine:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
         text = prompt if isinstance(prompt, str) else None
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
-        check_token_ids(params, self._vocab)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
         drafter = None if wish is None else speculations.build(wish, self._vocab)
 
@@ -99,10 +101,12 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, text)
-        bad_words = tokenize_bad_words(params.bad_words, self._encode) if params.bad_words else []
-        sequences = self.scheduler.add(request, [sample_seed(seed, i) for i in range(params.n)])
-        for seq in sequences:
-            seq.state = SampleState(params, ids, seq.seed, self._vocab, self._eos, bad_words)
+        bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
+        seeds = [sample_seed(seed, i) for i in range(params.n)]
+        states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
+        sequences = self.scheduler.add(request, seeds)
+        for seq, state in zip(sequences, states):
+            seq.state = state
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         self._records[request_id] = record
@@ -292,6 +296,13 @@ class Engine:
             raise RequestError("bad_words needs a tokenizer and this model came without one; "
                                "use logit_bias with token ids instead.", "bad_words")
         return self.tokenizer.encode(text, add_special=False)
+
+    def render(self, messages: Messages[Mapping[str, Any]], **template: Any) -> list[int]:
+        """A conversation as the token ids the model was trained to continue."""
+        if self.chat is None or self.tokenizer is None:
+            raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
+                               "instead.", "messages")
+        return self.tokenizer.encode(self.chat.render(messages, **template), add_special=False)
 
     def _text_stream(self) -> Any:
         return None if self.tokenizer is None else self.tokenizer.detokenizer()

@@ -87,8 +87,12 @@ class Decider:
     def _without_draw(self, group: RowGroup) -> Decision:
         """A chunk that does not reach the end of the prompt, or a request that wants prompt scores only."""
         request = group.seq.request
-        done = request.max_tokens == 0 and _reaches_end(group) and group.seq.status is not Status.FINISHED
-        return Decision(GroupResult([], finish="length" if done else None))
+        if request.max_tokens or not _reaches_end(group) or group.seq.status is Status.FINISHED:
+            return Decision(GroupResult([]))
+        decision = Decision(GroupResult([], finish="length"))
+        decision.siblings = [Decision(GroupResult([], finish="length")) for _ in group.siblings]
+        decision.result.siblings = [further.result for further in decision.siblings]
+        return decision
 
     def _score_prompt(self, group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
         """Log-probabilities of the prompt tokens that this chunk's rows predict."""
@@ -151,11 +155,11 @@ def _emit(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree | None, 
     decision = Decision(GroupResult(kept), draft=draft)
     finish: str | None = None
     for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
-        problem = processed.error(first + row)
+        problem = processed.errors.get(first + row)
         if problem is not None:
             decision.error, finish = problem, "error"
             break
-        if processed.stops(first + row):
+        if first + row in processed.stopped:
             finish = "stop"
             break
         origin = _origin(index, verdict, draft)
@@ -217,6 +221,6 @@ class _Scribe:
                draft: DraftTree | None) -> None:
         drafter = draft.drafter if draft is not None and origin == "accepted" else None
         trace.tokens.append(TraceToken(
-            token=token, position=self._processed.position(row), raw_logprob=score.raw,
+            token=token, position=self._processed.rows[row].position, raw_logprob=score.raw,
             processed_logprob=score.processed, support=self._processed.support_size(row),
             processors=self._processed.processors(row), drafter=drafter, outcome=origin))

@@ -22,6 +22,7 @@ class Drafting:
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         self._drafters[seq] = (drafter, stats)
+        seq.wait_for_commit = drafter.needs.host
         try:
             drafter.begin(seq)
         except Exception as problem:
@@ -66,6 +67,7 @@ class Drafting:
     def _switch_off(self, seq: Sequence, problem: Exception) -> None:
         drafter, stats = self._drafters.pop(seq)
         seq.draft = None
+        seq.wait_for_commit = False
         self._report(seq, drafter, stats, problem)
 
     def _report(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats, problem: Exception) -> None:

@@ -1,0 +1,200 @@
+"""Requests come, wait, are preempted, cancelled, time out or break; the engine lives on and no block leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from engine.tiny import tiny_engine, tiny_llm
+
+from paceline import SamplingParams
+from paceline.engine.core import Engine
+from paceline.errors import EmptySupportError, QueueFullError, RequestError
+from paceline.speculation.drafter import DraftedSequence, Needs, Observation
+from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.tree import DraftTree
+
+PROMPT = list(range(1, 40))
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+def drain(engine: Engine, limit: int = 2000) -> None:
+    for _ in range(limit):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine did not come to rest")
+
+
+def assert_clean(engine: Engine) -> None:
+    engine.cache.check([])
+    assert engine.cache.usage().used == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("moment", [0, 1, 2, 5])
+def test_cancel_at_any_moment_frees_blocks_at_once(moment: int, ahead: bool) -> None:
+    engine = tiny_engine(schedule_ahead=ahead, max_prefill_chunk=16)
+    victim = engine.add(PROMPT, SamplingParams(max_tokens=50, temperature=0.0, n=3))
+    other = engine.add(PROMPT[::-1], GREEDY)
+    for _ in range(moment):
+        engine.step()
+    engine.cancel(victim)
+    engine.cache.check([seq.allocation for seq in engine.scheduler.running])
+    drain(engine)
+    assert [c.finish_reason for c in engine.take(victim).snapshot().outputs] == ["cancelled"] * 3
+    expected = tiny_llm().generate([PROMPT[::-1]], GREEDY)[0].outputs[0].token_ids
+    assert engine.take(other).snapshot().outputs[0].token_ids == expected
+    assert_clean(engine)
+
+
+def test_a_deadline_ends_a_request_and_keeps_what_it_had() -> None:
+    now = [0.0]
+    engine = tiny_engine()
+    engine.clock = engine.scheduler.clock = lambda: now[0]
+    name = engine.add(PROMPT, SamplingParams(max_tokens=100, temperature=0.0, timeout_s=5.0))
+    for _ in range(4):
+        engine.step()
+    now[0] = 6.0
+    drain(engine)
+    out = engine.take(name).snapshot().outputs[0]
+    assert out.finish_reason == "timeout"
+    assert len(out.token_ids) == 4
+    assert_clean(engine)
+
+
+def test_a_full_queue_is_refused_clearly() -> None:
+    engine = tiny_engine(max_queue=2)
+    engine.add(PROMPT, GREEDY)
+    engine.add(PROMPT, GREEDY)
+    with pytest.raises(QueueFullError, match="try again later"):
+        engine.add(PROMPT, GREEDY)
+    drain(engine)
+    engine.add(PROMPT, GREEDY)
+    drain(engine)
+    assert_clean(engine)
+
+
+def test_a_step_that_breaks_fails_its_requests_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    engine = tiny_engine(max_num_seqs=1)
+    doomed = engine.add(PROMPT, GREEDY)
+    later = engine.add(PROMPT, GREEDY)
+    engine.step()
+    healthy = engine.model.forward
+
+    def broken(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    engine.model.forward = broken  # type: ignore[method-assign]
+    engine.step()
+    engine.model.forward = healthy  # type: ignore[method-assign]
+    drain(engine)
+    failed = engine.take(doomed).snapshot()
+    assert isinstance(failed.error, RequestError) and "no room" in str(failed.error)
+    assert failed.outputs[0].finish_reason == "error"
+    assert engine.take(later).snapshot().outputs[0].finish_reason == "length"
+    assert_clean(engine)
+
+
+def test_an_empty_support_is_that_requests_error() -> None:
+    llm = tiny_llm()
+    banned = SamplingParams(max_tokens=3, allowed_token_ids=[5], logit_bias={5: float("-inf")})
+    outs = llm.generate([PROMPT, PROMPT], [banned, GREEDY])
+    assert isinstance(outs[0].error, EmptySupportError)
+    assert outs[0].outputs[0].finish_reason == "error"
+    assert outs[1].error is None
+    stop = SamplingParams(max_tokens=3, allowed_token_ids=[5], logit_bias={5: float("-inf")}, on_empty_support="stop")
+    assert llm.generate([PROMPT], stop)[0].outputs[0].finish_reason == "stop"
+    assert_clean(llm.engine)
+
+
+class BrokenDrafter:
+    name = "broken"
+    needs = Needs()
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def _maybe(self, where: str) -> None:
+        if where == self._where:
+            raise RuntimeError(f"broken in {where}")
+
+    def begin(self, sequence: DraftedSequence) -> None:
+        self._maybe("begin")
+
+    def propose(self, sequences: Sequence[DraftedSequence], budget: int) -> list[DraftTree | None]:
+        self._maybe("propose")
+        return [DraftTree.chain([1, 2], self.name) for _ in sequences]
+
+    def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
+        self._maybe("observe")
+
+    def release(self, sequence: DraftedSequence) -> None:
+        self._maybe("release")
+
+
+@pytest.mark.parametrize("where", ["begin", "propose", "observe", "release"])
+def test_a_drafter_that_raises_is_switched_off_and_the_text_is_right(where: str) -> None:
+    engine = tiny_engine()
+    name = engine.add(PROMPT, GREEDY)
+    record = engine.record(name)
+    record.speculation = SpeculationStats("broken")
+    engine._drafting.begin(record.sequences[0], BrokenDrafter(where), record.speculation)
+    drain(engine)
+    out = engine.take(name).snapshot()
+    assert out.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    assert f"broken in {where}" in out.speculation.failure
+    assert engine._drafting.failures == 1
+    assert_clean(engine)
+
+
+def test_metrics_tell_what_a_request_went_through() -> None:
+    llm = tiny_llm()
+    first = llm.generate([PROMPT], GREEDY)[0].metrics
+    second = llm.generate([PROMPT], GREEDY)[0].metrics
+    assert first.cached_tokens == 0 and first.cache_miss == "never seen"
+    assert second.cached_tokens == 32
+    assert 0 <= first.queue_time <= first.ttft
+    assert len(first.inter_token) == 9 and first.tpot > 0 and first.decode_rate > 0 and first.prefill_rate > 0
+    assert first.output_tokens == 10 and first.prompt_tokens == len(PROMPT)
+    assert set(first.as_dict()) >= {"ttft_s", "tpot_s", "queue_time_s", "cache_miss", "preemptions"}
+    engine = llm.engine.metrics.as_dict()
+    assert engine["output_tokens"] == 20 and engine["requests"] == 2 and engine["finished"] == {"length": 2}
+    assert engine["prefill_tokens"] == len(PROMPT) + len(PROMPT) - 32
+    usage = llm.engine.cache.usage()
+    assert usage.hits == 32 and usage.queries == 2 * len(PROMPT)
+
+
+def test_a_salt_keeps_prefixes_apart() -> None:
+    llm = tiny_llm()
+    llm.generate([PROMPT], SamplingParams(max_tokens=2, temperature=0.0, cache_salt="mine"))
+    foreign = llm.generate([PROMPT], SamplingParams(max_tokens=2, temperature=0.0, cache_salt="yours"))[0]
+    own = llm.generate([PROMPT], SamplingParams(max_tokens=2, temperature=0.0, cache_salt="mine"))[0]
+    assert foreign.metrics.cached_tokens == 0
+    assert own.metrics.cached_tokens == 32
+
+
+def test_higher_priority_goes_first() -> None:
+    engine = tiny_engine(max_num_seqs=1)
+    low = engine.add(PROMPT, SamplingParams(max_tokens=3, temperature=0.0))
+    high = engine.add(PROMPT, SamplingParams(max_tokens=3, temperature=0.0, priority=1))
+    order = []
+    while engine.has_work:
+        order += [record.request.id for record in engine.step() if record.open == 0]
+    assert order == [high, low]
+
+
+def test_speculation_statistics() -> None:
+    llm = tiny_llm()
+    script = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    out = llm.generate([PROMPT], GREEDY, speculation={"method": "oracle", "tokens": script, "k": 4})[0]
+    stats = out.speculation
+    assert out.outputs[0].token_ids == script
+    assert stats.accepted == stats.drafted > 0
+    assert stats.mean_accepted_length > 3
+    assert len(stats.provenance) == len(script)
+    assert stats.provenance[0] == "plain" and "accepted" in stats.provenance and "bonus" in stats.provenance
+    wrong = llm.generate([PROMPT], GREEDY, speculation={"method": "wrong", "tokens": script, "k": 4})[0].speculation
+    assert wrong.accepted == 0 and wrong.mean_accepted_length == 1.0
+    assert set(wrong.provenance[1:]) <= {"corrected", "plain"}
