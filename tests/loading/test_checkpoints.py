@@ -176,7 +176,8 @@ def gguf_layer(kind: str = "F32") -> dict[str, tuple[np.ndarray, str]]:
 
 
 def test_gguf_config_in_hugging_face_terms(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+    ends = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+    path = write_gguf(tmp_path / "m.gguf", metadata=ends,
                       tensors=gguf_layer())
     assert open_checkpoint(path).config == {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
