@@ -51,10 +51,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
+	@echo "Installing Paceline and what its tests need into $(VENV) (torch is large: the first time takes a while) ..."
 	@$(PIP_INSTALL) -e '.[dev]'
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 $(PY):
 	@set -e; for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
