@@ -23,7 +23,7 @@ class Kernels(Protocol):
     def deterministic(self) -> bool: ...
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [N, K], weight [M, K], bias [M] -> [N, M] in x's dtype."""
+        """x [N, K], weight [M, K], bias [M] -> [N, M] in x's dtype, not necessarily contiguous."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

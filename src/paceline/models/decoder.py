@@ -86,7 +86,7 @@ class Decoder(ABC):
         return hidden
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return self.head(self.norm(hidden, kernels), kernels).float()
+        return self.head(self.norm(hidden, kernels), kernels).float().contiguous()
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         return self.layers(self.embed(token_ids), context)

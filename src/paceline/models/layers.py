@@ -64,7 +64,7 @@ class Attention:
     def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         kernels = context.kernels
         rows, heads, turning = x.shape[0], self.heads, self.heads + self.kv_heads
-        qkv = self.qkv(x, kernels).view(rows, turning + self.kv_heads, self.dim)
+        qkv = self.qkv(x, kernels).contiguous().view(rows, turning + self.kv_heads, self.dim)
         if self.q_norm is None or self.k_norm is None:
             turned = kernels.rotate(qkv[:, :turning], cos, sin)
             q, k = turned[:, :heads], turned[:, heads:]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.kernels.eager import attention
+from paceline.kernels.eager.linear import linear
 from paceline.kernels.layout import GroupView, Layout
 
 
@@ -15,8 +16,11 @@ class EagerKernels:
     name = "eager"
     deterministic = False
 
+    def __init__(self) -> None:
+        self._openblas = not torch._C.has_mkl
+
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias, self._openblas)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
