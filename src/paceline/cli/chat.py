@@ -59,6 +59,8 @@ class Conversation:
             self.messages.pop()
             self.out.print()
             print_error(error)
+            if any(message["role"] == "assistant" for message in self.messages):
+                self.out.print("the conversation is as it was; /reset starts a new one", style="dim")
             return False
         if answer:
             self.messages.append({"role": "assistant", "content": answer})
@@ -175,7 +177,8 @@ def chat(
     conversation = Conversation(llm, params, out, system)
     if interactive:
         _enable_line_editing()
-        out.print(f"[bold]{model or options.DEFAULT_MODEL}[/bold]  [dim]/help for commands, Ctrl-D to leave[/dim]")
+        out.print(model or options.DEFAULT_MODEL, style="bold", markup=False, end="  ")
+        out.print("/help for commands, Ctrl-D to leave", style="dim")
         interact(conversation)
         return
     out.print(f"> {BUILT_IN_QUESTION}", style="bold", markup=False)
