@@ -1,0 +1,132 @@
+"""The noise: every random number of a request as a pure function of (seed, position, token, purpose).
+
+Philox4x32 with 10 rounds. No generator has state, so the order of execution, the batch and the scheduling cannot
+change a draw. Bits are the same everywhere; `gumbel` is evaluated elementwise by kernels whose result does not
+depend on where in an array an element stands (tests/sampling/test_noise.py holds them to it).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+TARGET, PRIVATE_DRAFT, ACCEPT, RESIDUAL, DRAFTER = range(5)
+"""Purposes: what a draw is for. Different purposes never share bits."""
+
+GUMBEL_MIN, GUMBEL_MAX = -2.8116, 22.8740
+"""Bounds of `gumbel` over all 2^32 inputs, rounded outwards."""
+
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64) * np.arange(10, dtype=np.uint64)[:, None, None]
+"""What each of the ten rounds adds to the two halves of the key."""
+_MASK, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+_CHUNK = 1 << 13
+"""Counters worked on at once: their temporaries stay in the second-level cache."""
+
+Words = NDArray[np.uint32]
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> Words:
+    """Philox4x32-10: counter words and a 64-bit key, each an int or an [n] array -> [4, n] output words."""
+    inputs = [np.atleast_1d(np.asarray(x, dtype=np.uint64)) for x in (*counter, key)]
+    n = max(len(x) for x in inputs)
+    out = np.empty((4, n), dtype=np.uint32)
+    for at in range(0, n, _CHUNK):
+        _rounds([x if len(x) == 1 else x[at:at + _CHUNK] for x in inputs], out[:, at:at + _CHUNK])
+    return out
+
+
+def _rounds(inputs: list[NDArray[np.uint64]], out: Words) -> None:
+    # x holds the words that get multiplied (0 and 2), y the other two (1 and 3): a round is one multiplication of
+    # both at once, and halves of the 64-bit products are read through a 32-bit view instead of shifted out.
+    c0, c1, c2, c3, key = inputs
+    n = out.shape[1]
+    x = np.empty((2, n), dtype=np.uint32)
+    y = np.empty((2, n), dtype=np.uint32)
+    x[0], x[1], y[0], y[1] = c0, c2, c1, c3
+    halves = np.stack((key & _MASK, key >> _SHIFT))
+    round_keys = (halves + _WEYL).astype(np.uint32)
+    product = np.empty((2, n), dtype=np.uint64)
+    words = product.view(np.uint32).reshape(2, n, 2)
+    low, high = words[::-1, :, _LOW], words[::-1, :, _HIGH]
+    for round_key in round_keys:
+        np.multiply(x, _MULTIPLIERS, out=product)
+        np.bitwise_xor(y, round_key, out=x)
+        np.bitwise_xor(x, high, out=x)
+        y = low.copy()
+    out[0], out[1], out[2], out[3] = x[0], y[0], x[1], y[1]
+
+
+def token_bits(seed: Any, position: Any, token: Any, *, purpose: int = TARGET, level: int = 0,
+               cycle: Any = 0) -> Words:
+    """The 32 bits of each (seed, absolute position, target token id); arrays broadcast, the result is flat.
+
+    `cycle` is the absolute position where the drafting cycle started; 0 for the target's own draws.
+    """
+    tokens = np.atleast_1d(np.asarray(token, dtype=np.uint64))
+    words = philox((tokens >> np.uint64(2), position, purpose | level << 8, cycle), seed)
+    lane = np.broadcast_to((tokens & np.uint64(3)).astype(np.intp), words.shape[1:])
+    return words[lane, np.arange(words.shape[1])]
+
+
+def row_token_bits(row: NDArray[np.int64], token: NDArray[np.int64], seeds: NDArray[np.uint64],
+                   positions: NDArray[np.int64]) -> Words:
+    """Target bits of flat (row, token) pairs, where seeds[row] and positions[row] say whose draw it is.
+
+    Four neighbouring tokens share one evaluation of the generator; where pairs come in (row, token) order and lie
+    densely that is used.
+    """
+    if len(token) < 4096:
+        return token_bits(seeds[row], positions[row], token)
+    quad = token >> 2
+    first = np.empty(len(token), dtype=bool)
+    first[0] = True
+    np.not_equal(quad[1:], quad[:-1], out=first[1:])
+    first[1:] |= row[1:] != row[:-1]
+    at = np.flatnonzero(first)
+    words = philox((quad[at], positions[row[at]], TARGET, 0), seeds[row[at]])
+    flat = np.cumsum(first)
+    flat -= 1
+    flat += (token & 3) * len(at)
+    bits: Words = words.reshape(-1)[flat]
+    return bits
+
+
+def gumbel(bits: Words) -> NDArray[np.float32]:
+    """Standard Gumbel noise of each 32-bit word, in float32: larger bits, smaller noise."""
+    v = bits.astype(np.float32)
+    v += np.float32(0.5)
+    v *= np.float32(2.0**-32)
+    np.minimum(v, np.float32(1.0 - 2.0**-24), out=v)
+    t = torch.from_numpy(np.ascontiguousarray(v))
+    result: NDArray[np.float32] = torch.log(t.neg_().log1p_().neg_()).neg_().numpy()
+    return result
+
+
+def uniform(bits: Words) -> NDArray[np.float32]:
+    """A uniform in [0, 1) of each word, exact in float32."""
+    return (bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The 64-bit seed of sample `index` of a request; sample 0 uses the request's own."""
+    if index == 0:
+        return seed
+    words = philox((index, 0, 0xFFFFFFFF, 0), seed)
+    return int(words[0, 0]) | int(words[1, 0]) << 32
+
+
+def scalar_bits(seed: int, position: int, index: int, purpose: int, *, cycle: int, level: int = 0) -> int:
+    """The bits of a draw that belongs to no token: the `index`-th of its purpose at this position."""
+    return int(token_bits(seed, position, index, purpose=purpose, level=level, cycle=cycle)[0])
+
+
+def accept_draw(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
+    """The uniform of an accept test. Accept iff it is < p/q: strict, so that p = 0 never passes."""
+    return float(uniform(np.array([scalar_bits(seed, position, index, ACCEPT, cycle=cycle, level=level)],
+                                  dtype=np.uint32))[0])

@@ -1,0 +1,130 @@
+"""top-k, top-p and min-p: which tokens of a row remain.
+
+In the order (best score first, ties to the lowest id) each of the three keeps a prefix, so the support is the
+shortest of the prefixes. Rows are looked at through a window below their best score that opens only as far as the
+row needs: a few dozen tokens are sorted, not the vocabulary. However wide the window was, the support is the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, exp_sums, gather, take
+
+_WINDOWS = (8.0, 14.0, np.inf)
+"""How far below the best score to look, in tries. 8 settles top_p .95 for nearly every row of a language model."""
+
+_PADDED = 1 << 20
+"""Cells of the padded table that is sorted at once."""
+
+_TOKEN = np.uint64(0xFFFFFFFF)
+_PADDING = np.uint64(0xFF800000FFFFFFFF)
+"""Sorts last; reads as score -inf."""
+
+
+class Limits(NamedTuple):
+    """What each row asks for. `top_k` is the vocabulary size, `top_p` 1 and `log_min_p` -inf where it is off."""
+
+    top_k: Ints
+    top_p: Doubles
+    log_min_p: Doubles
+
+    def at(self, rows: Ints | slice) -> Limits:
+        return Limits(self.top_k[rows], self.top_p[rows], self.log_min_p[rows])
+
+
+def truncate(x: Tensor, temperature: Floats, top: Floats, limits: Limits) -> Candidates:
+    """The support of each row of [P, V], best first. `top` is each row's best score (finite)."""
+    rows, width = x.shape
+    nucleus = limits.top_p < 1.0
+    # The mass that top-p shares out is what top-k left: of a row without top-k, all of it.
+    whole = np.flatnonzero(nucleus & (limits.top_k >= width))
+    total = np.full(rows, np.nan)
+    if len(whole):
+        total[whole] = exp_sums(take(x, whole), temperature[whole], top[whole])
+    # min-p alone says how far to look; but with top-k and top-p both on, the mass needs all of the top k.
+    deepest = np.where(nucleus & (limits.top_k < width), np.inf, -limits.log_min_p)
+
+    counts = np.zeros(rows, dtype=np.int64)
+    found: list[tuple[Ints, Candidates]] = []
+    left = np.arange(rows)
+    for window in _WINDOWS:
+        depth = np.minimum(window, deepest[left])
+        gathered = gather(take(x, left), temperature[left], top[left].astype(np.float64) - depth)
+        sure, kept = _cut(gathered, top[left], total[left], limits.at(left), depth >= deepest[left])
+        found.append((left[sure], kept))
+        counts[left[sure]] = kept.counts
+        left = left[~sure]
+        if not len(left):
+            break
+    if len(found) == 1:
+        return found[0][1]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    tokens = np.empty(starts[-1], dtype=np.int64)
+    scores = np.empty(starts[-1], dtype=np.float32)
+    for which, kept in found:
+        at = np.repeat(starts[which] - np.cumsum(kept.counts) + kept.counts, kept.counts) + np.arange(len(kept.tokens))
+        tokens[at] = kept.tokens
+        scores[at] = kept.scores
+    return Candidates(counts, tokens, scores)
+
+
+def _cut(gathered: Candidates, top: Floats, total: Doubles, limits: Limits,
+         complete: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Candidates]:
+    """Which rows the gathered tokens settle, and the supports of those.
+
+    `complete` rows were gathered as deep as they can need.
+    """
+    rows = len(gathered.counts)
+    if rows > 1 and rows * int(gathered.counts.max()) > _PADDED:
+        half, split = rows // 2, int(gathered.counts[:rows // 2].sum())
+        parts = [_cut(Candidates(gathered.counts[r], gathered.tokens[t], gathered.scores[t]),
+                      top[r], total[r], limits.at(r), complete[r])
+                 for r, t in ((slice(half), slice(split)), (slice(half, None), slice(split, None)))]
+        kept = [part for _, part in parts]
+        return np.concatenate([sure for sure, _ in parts]), Candidates(
+            np.concatenate([part.counts for part in kept]), np.concatenate([part.tokens for part in kept]),
+            np.concatenate([part.scores for part in kept]))
+
+    counts = gathered.counts
+    tokens, scores = _sorted(gathered)
+    size = np.minimum(limits.top_k, counts)
+    sure = complete | (counts >= limits.top_k)
+    nucleus = limits.top_p < 1.0
+    if nucleus.any():
+        weights = torch.from_numpy(scores - top[:, None]).exp_().double().numpy()
+        mass = weights.cumsum(axis=1)
+        known = ~np.isnan(total)
+        # Where top-k is on too, the mass is that of the top k: such a row is settled only once those are all here.
+        target = limits.top_p * np.where(known, total, mass[np.arange(rows), size - 1])
+        sure |= known & (mass[:, -1] >= target)
+        reaching = np.count_nonzero(mass < target[:, None], axis=1) + 1
+        size = np.where(nucleus, np.minimum(size, reaching), size)
+    if (limits.log_min_p > -np.inf).any():
+        floor = top.astype(np.float64) + limits.log_min_p
+        size = np.minimum(size, np.count_nonzero(scores >= floor[:, None], axis=1))
+    size = size[sure]
+    inside = np.arange(scores.shape[1]) < size[:, None]
+    return sure, Candidates(size, tokens[sure][inside], scores[sure][inside])
+
+
+def _sorted(gathered: Candidates) -> tuple[Ints, Floats]:
+    """Tokens and scores as [P, longest] tables, best first, ties to the lowest id, padded with scores of -inf."""
+    counts, tokens, scores = gathered
+    keys = np.full((len(counts), int(counts.max())), _PADDING, dtype=np.uint64)
+    # One integer a token: the score's bits, mapped so that better sorts first, above the token id.
+    keys[np.arange(keys.shape[1]) < counts[:, None]] = _flipped(scores.view(np.uint32)).astype(np.uint64) << 32 | \
+        tokens.astype(np.uint64)
+    keys.sort(axis=1)
+    ordered = _flipped((keys >> np.uint64(32)).astype(np.uint32)).view(np.float32)
+    return (keys & _TOKEN).astype(np.int64), ordered
+
+
+def _flipped(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Float bits <-> integers that descend as the float ascends (its own inverse; no -0 or NaN among them)."""
+    return np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF))
