@@ -19,7 +19,7 @@ class DictWeights:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self.tensors[name]
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name}: {tuple(tensor.shape)} instead of {shape}")

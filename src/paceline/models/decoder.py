@@ -44,8 +44,8 @@ class Decoder(ABC):
         self.embedding = weights.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         device = self.embedding.device
         factors = None
-        if weights.has(ROPE_FACTORS):
-            factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,))
+        if config.rope.kind == "factors":
+            factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,), torch.float32)
         self.rope = Rope(config, max_model_len, device, factors)
         self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
         self.norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
@@ -93,7 +93,7 @@ class Decoder(ABC):
 
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""GGUF files of models with scaled rotary positions carry their frequency divisors as this tensor."""
+"""GGUF files of models with scaled rotary positions carry the divisors of their frequencies as this tensor."""
 
 
 def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:

@@ -17,7 +17,8 @@ class Rope:
 
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device,
                  factors: torch.Tensor | None = None) -> None:
-        """`factors` [rotary_dim / 2] divide the frequencies (the rope_freqs.weight tensor of a GGUF file)."""
+        """`factors` [rotary_dim / 2] divide the frequencies (kind "factors": the rope_freqs.weight of a
+        GGUF file)."""
         frequencies, amplitude = inverse_frequencies(config, max_model_len)
         if factors is not None:
             frequencies = frequencies / factors.float().cpu()
@@ -109,7 +110,7 @@ def _yarn_amplitude(settings: Any, factor: float) -> float:
 
 
 _KINDS: dict[str, Callable[[ModelConfig, int], tuple[torch.Tensor, float]]] = {
-    "default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "factors": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn,
 }
 
 

@@ -1,0 +1,100 @@
+"""Tiny random transformers models: each is saved, loaded into Paceline, and asked the same questions."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+from paceline.models.config import ModelConfig
+from paceline.models.interface import CausalLM
+from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.weights import Weights
+from paceline.models.registry import build
+
+VOCAB = 97
+MAX_LEN = 256
+
+_SHAPE: dict[str, Any] = dict(
+    vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=MAX_LEN, initializer_range=0.2, rms_norm_eps=1e-5,
+    tie_word_embeddings=False, attn_implementation="eager")
+
+_SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 32},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-mscale": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.7,
+                    "mscale_all_dim": 1.1, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+}
+SCALINGS = sorted(_SCALINGS)
+
+
+@dataclass
+class Oracle:
+    theirs: Any
+    ours: CausalLM
+    raw: dict[str, Any]
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """[len(tokens), V] by transformers, in one pass without a cache."""
+        return self.theirs(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def _config(name: str) -> Any:
+    shape = dict(_SHAPE)
+    if name == "llama":
+        return transformers.LlamaConfig(**shape)
+    if name == "llama-biased-tied":
+        shape["tie_word_embeddings"] = True
+        return transformers.LlamaConfig(**shape, attention_bias=True, mlp_bias=True)
+    if name == "llama-mha":
+        return transformers.LlamaConfig(**(shape | {"num_key_value_heads": 6}))
+    if name == "llama-mqa":
+        return transformers.LlamaConfig(**(shape | {"num_key_value_heads": 1}))
+    if name.startswith("rope-"):
+        kind = name.removeprefix("rope-")
+        if kind == "dynamic":
+            shape["max_position_embeddings"] = 64
+        return transformers.LlamaConfig(**shape, rope_parameters={"rope_theta": 10000.0, **_SCALINGS[kind]})
+    if name == "mistral":
+        return transformers.MistralConfig(**shape, sliding_window=13)
+    if name == "qwen2":
+        return transformers.Qwen2Config(**shape, use_sliding_window=True, sliding_window=11, max_window_layers=1)
+    if name == "qwen3":
+        return transformers.Qwen3Config(**shape)
+    if name == "mixtral":
+        return transformers.MixtralConfig(**shape, num_local_experts=5, num_experts_per_tok=2)
+    raise ValueError(name)
+
+
+ARCHITECTURES = ["llama", "llama-biased-tied", "mistral", "mixtral", "qwen2", "qwen3"]
+
+
+@cache
+def oracle(name: str, max_model_len: int = MAX_LEN) -> Oracle:
+    torch.manual_seed(sum(map(ord, name)))
+    theirs = transformers.AutoModelForCausalLM.from_config(_config(name), attn_implementation="eager").eval()
+    for key, parameter in theirs.named_parameters():
+        if key.endswith("bias") or "norm" in key:  # transformers starts these at 0 and 1, which would hide mistakes
+            torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.3)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        with open_checkpoint(folder) as checkpoint:
+            raw = dict(checkpoint.config)
+            weights = Weights(checkpoint, torch.float32, "cpu")
+            ours = build(ModelConfig.from_dict(raw), weights, max_model_len)
+            assert weights.unused() == []
+    return Oracle(theirs, ours, raw)
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=length)
