@@ -12,11 +12,23 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
 _UNMAPPED = "\U0010ffff"
 _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2})>")
+
+
+class _Decoder(NamedTuple):
+    """What a `tokenizers` decoder does, as far as it is understood here."""
+
+    kind: str
+    byte_tokens: bool = False
+    """Tokens like <0x0A> stand for one raw byte."""
+    strip: int = 0
+    """Spaces taken off the beginning of the text."""
+    first_drops: bool = False
+    """The first token loses every ▁ instead of having it turned into a space."""
 
 
 class TokenTable:
@@ -37,7 +49,8 @@ class TokenTable:
         """One more than the highest id."""
         self.tokens: list[str | None] = [by_id.get(token_id) for token_id in range(self.size)]
         self.special: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.kind, self.strip, self.first_drops = _read_decoder(backend.decoder)
+        self.decoder = _read_decoder(backend.decoder)
+        self.kind = self.decoder.kind
 
     # -- byte-level ------------------------------------------------------------------------------------------------
 
@@ -75,7 +88,7 @@ class TokenTable:
         return [None if token_id in self.special else piece for token_id, piece in enumerate(self.pieces)]
 
     def _piece(self, token: str) -> str | int:
-        byte = None if self.first_drops else _BYTE_TOKEN.fullmatch(token)
+        byte = _BYTE_TOKEN.fullmatch(token) if self.decoder.byte_tokens else None
         return int(byte.group(1), 16) if byte else token.replace("▁", " ")
 
     # -- for others ------------------------------------------------------------------------------------------------
@@ -163,8 +176,8 @@ class _PieceDetokenizer(Detokenizer):
         self._table = table
         self._pieces = table.shown_pieces if skip_special else table.pieces
         self._run = bytearray()
-        self._strip = table.strip
-        self._drop_first = table.first_drops
+        self._strip = table.decoder.strip
+        self._drop_first = table.decoder.first_drops
 
     def push(self, token_id: int) -> str:
         try:
@@ -229,26 +242,25 @@ class _OpaqueDetokenizer(Detokenizer):
         return new
 
 
-def _read_decoder(decoder: Any) -> tuple[str, int, bool]:
-    """(kind of table, leading spaces to strip, whether the first token loses its ▁)."""
+def _read_decoder(decoder: Any) -> _Decoder:
     if decoder is None:
-        return "opaque", 0, False
+        return _Decoder("opaque")
     steps = [json.loads(decoder.__getstate__())]
     if steps[0]["type"] == "Sequence":
         steps = steps[0]["decoders"]
     types = [step["type"] for step in steps]
     if types == ["ByteLevel"]:
-        return "bytes", 0, False
+        return _Decoder("bytes")
     if types == ["Metaspace"] and steps[0].get("replacement") == "▁":
-        return "pieces", 0, steps[0].get("prepend_scheme", "always") != "never"
+        return _Decoder("pieces", first_drops=steps[0].get("prepend_scheme", "always") != "never")
     if types[:3] == ["Replace", "ByteFallback", "Fuse"] and steps[0]["pattern"] == {"String": "▁"} \
             and steps[0]["content"] == " ":
         rest = steps[3:]
         if not rest:
-            return "pieces", 0, False
+            return _Decoder("pieces", byte_tokens=True)
         if len(rest) == 1 and rest[0]["type"] == "Strip" and rest[0]["content"] == " " and rest[0]["stop"] == 0:
-            return "pieces", int(rest[0]["start"]), False
-    return "opaque", 0, False
+            return _Decoder("pieces", byte_tokens=True, strip=int(rest[0]["start"]))
+    return _Decoder("opaque")
 
 
 def _latin_of_byte_characters() -> dict[str, str]:

