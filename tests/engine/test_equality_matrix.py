@@ -42,6 +42,7 @@ class Cell:
     warm: bool = False
     threads: int = 1
     preempt: bool = False
+    crowded: bool = False
     draft: dict[str, Any] | None = None
 
 
@@ -58,7 +59,10 @@ def fast_cells() -> list[Cell]:
     cells = [Cell("alone again"), Cell("2 threads", threads=2), Cell("warm cache", warm=True),
              Cell("batch 8", batch=8), Cell("batch 32, 2 threads", batch=32, threads=2),
              Cell("scheduled ahead", batch=4, options={"schedule_ahead": True}),
-             Cell("preempted", batch=8, preempt=True)]
+             Cell("preempted", preempt=True), Cell("preempted in a batch, ahead", batch=8, preempt=True,
+                                                     options={"schedule_ahead": True})]
+    cells += [Cell("crowded cache", batch=32, crowded=True),
+              Cell("crowded cache, oracle tree", batch=32, crowded=True, draft=drafts()["oracle-tree"])]
     cells += [Cell(f"chunks of {size}", batch=2, options={"max_prefill_chunk": size}) for size in (1, 7, 64)]
     cells += [Cell(f"{name}", draft=draft) for name, draft in drafts().items()]
     cells += [Cell("oracle tree in a preempted batch", batch=8, preempt=True, draft=drafts()["oracle-tree"]),
@@ -73,10 +77,8 @@ def all_cells() -> list[Cell]:
     for batch, chunk, warm, threads, preempt, ahead, (name, draft) in itertools.product(
             (1, 8, 32), (1, 7, 64, None), (False, True), (1, 2), (False, True), (False, True),
             [("plain", None), *drafts().items()]):
-        if preempt and batch == 1:
-            continue
         cells.append(Cell(f"{name} b{batch} c{chunk} w{warm} t{threads} p{preempt} a{ahead}", batch,
-                          {"max_prefill_chunk": chunk, "schedule_ahead": ahead}, warm, threads, preempt, draft))
+                          {"max_prefill_chunk": chunk, "schedule_ahead": ahead}, warm, threads, preempt, draft=draft))
     return cells
 
 
@@ -113,16 +115,30 @@ def strangers(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, their_params
 
 
+def preempt_at(llm: Any, place: int, steps: tuple[int, ...]) -> None:
+    """Take our request's blocks away before the given steps, as a crowded cache would."""
+    engine, step, count = llm.engine, llm.engine.step, itertools.count()
+
+    def crowded() -> Any:
+        if next(count) in steps:
+            for seq in [seq for seq in engine.scheduler.running if seq.request.id == f"request-{place}"]:
+                engine.scheduler.preempt(seq)
+        return step()
+
+    engine.step = crowded
+
+
 def run_cell(name: str, style: str, cell: Cell) -> None:
     tokens, logits = reference(name, style)
     options = dict(cell.options)
-    if cell.preempt:
-        options |= {"kv_blocks": 26, "max_model_len": 160, "watermark": 0.0}
+    if cell.crowded:
+        options |= {"kv_blocks": 16, "max_model_len": 120, "watermark": 0.0}
     torch.set_num_threads(cell.threads)
     try:
         llm = tiny_llm(model(name), **options)
         if cell.warm:
             llm.generate([PROMPT + [3]], SamplingParams(max_tokens=2, temperature=0.0))
+            llm.engine._ids = itertools.count()
         pipeline = record(llm)
         prompts, their_params = strangers(cell.batch - 1)
         place = min(2, cell.batch - 1)
@@ -131,6 +147,8 @@ def run_cell(name: str, style: str, cell: Cell) -> None:
         wishes: list[Any] = [None] * cell.batch
         if cell.draft is not None:
             wishes[place] = cell.draft | {"tokens": tokens}
+        if cell.preempt:
+            preempt_at(llm, place, steps=(1, 4, 9))
         outs = llm.generate(prompts, their_params, speculation=wishes)
     finally:
         torch.set_num_threads(1)
@@ -141,9 +159,11 @@ def run_cell(name: str, style: str, cell: Cell) -> None:
         assert torch.equal(got, want), f"logits of token {index} differ"
     if cell.warm:
         assert out.metrics.cached_tokens > 0
+    if cell.crowded:
+        assert llm.engine.metrics.preemptions > 0, "this cell is meant to run out of blocks"
     if cell.preempt:
-        assert llm.engine.metrics.preemptions > 0, "this cell is meant to preempt"
-    if cell.draft is not None and not cell.preempt:
+        assert out.metrics.preemptions >= 2, "this cell is meant to preempt"
+    if cell.draft is not None:
         accepted = out.speculation.accepted
         assert accepted == 0 if cell.draft["method"] == "wrong" else accepted > NEW // 2
     llm.engine.cache.check([])

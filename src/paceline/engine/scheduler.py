@@ -80,7 +80,8 @@ class Scheduler:
         self._preempted: list[Sequence] = []
         self._groups: list[RowGroup] = []
         self._copies: list[BlockCopy] = []
-        self._budget = 0
+        self._spare = 0
+        """The step being built may have so many groups: the budget less all rows beyond each group's first."""
         self._blocked: tuple[Sequence, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
         self._next_order = 0
@@ -159,15 +160,21 @@ class Scheduler:
                 expired += self.cancel(request_id, "timeout")
         return expired
 
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's seat and blocks between two steps, as if they had run out; it queues again."""
+        if seq.status is RUNNING:
+            self._groups = []
+            self._preempt(seq)
+
     def schedule(self) -> Step | None:
         """The next step, or None if nothing can run before a commit (or at all)."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
         groups = self._groups = []
         self._copies = []
-        budget = self._budget = self.config.max_batch_tokens
+        self._spare = self.config.max_batch_tokens
         running = self._running
-        draft_rows = budget - len(running)
+        draft_rows = self._spare - len(running)
         """What drafts may use: everyone gets one row first."""
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
@@ -187,7 +194,7 @@ class Scheduler:
                 continue
             else:
                 token = PENDING
-            if self._budget <= 0:
+            if len(groups) >= self._spare:
                 break
             allocation = seq.allocation
             if ((start < allocation.writable_from or start >= allocation.writable_to)
@@ -197,13 +204,12 @@ class Scheduler:
             seq.draft = None
             seq.computed = start + 1
             seq.in_flight += 1
-            self._budget -= 1
         for seq in prompts:
-            if self._budget <= 0:
+            if len(groups) >= self._spare:
                 break
             if seq.status is RUNNING:
                 self._add_chunk(seq)
-        if self._waiting and self._budget > 0 and len(self._preempted) == preempted_before:
+        if self._waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit()
         if not groups:
             return None
@@ -250,6 +256,25 @@ class Scheduler:
             elif len(tokens) >= seq.limit and group.start + len(group.tokens) >= seq.prompt_len:
                 self._finish(seq, "length")
 
+    def fail(self, step: Step) -> None:
+        """The oldest uncommitted step broke. It and those scheduled after it are dropped and must not be committed.
+
+        Moves, copies and rows may or may not have run, so nothing in the cache can be trusted: the prefix cache is
+        emptied and everyone still running is preempted, to be computed again.
+        """
+        if not self._flight or self._flight[0] is not step:
+            raise ValueError("only the oldest uncommitted step can fail; those after it fail with it")
+        for dropped in self._flight:
+            for group in dropped.groups:
+                group.seq.in_flight -= 1
+                group.seq.in_flight_draft = False
+        self._flight.clear()
+        self._groups = []
+        self._moves = []
+        while self._running:
+            self._preempt(self._running[-1])
+        self.cache.forget()
+
     def _add_draft(self, seq: Sequence, start: int, most: int) -> int:
         """Schedule a known token and its draft, trimmed to `most` rows, the sequence's end and the free blocks.
         Returns the draft rows used."""
@@ -272,13 +297,13 @@ class Scheduler:
         self._groups.append(group)
         seq.computed = start + 1
         seq.in_flight += 1
-        self._budget -= rows
+        self._spare -= rows - 1
         return rows - 1
 
     def _add_chunk(self, seq: Sequence) -> None:
         """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
         start, known = seq.computed, len(seq.tokens)
-        rows = min(known - start, self._budget)
+        rows = min(known - start, self._spare - len(self._groups))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
         rows = self._reserve(seq, start, rows)
@@ -296,7 +321,7 @@ class Scheduler:
         seq.draft = None
         seq.computed = end
         seq.in_flight += 1
-        self._budget -= rows
+        self._spare -= rows - 1
 
     def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
         """Make up to `rows` positions writable: fewer if blocks are short; room for one is made at others' cost.
@@ -324,7 +349,7 @@ class Scheduler:
             seq, kept = group.seq, group.start + 1
             blocks = seq.allocation.blocks[0]
             if len(blocks) * self.cache.block_size - kept >= self.cache.block_size:
-                self._budget += len(group.tokens) - 1
+                self._spare += len(group.tokens) - 1
                 del group.tokens[1:]
                 group.parents = group.draft = None
                 seq.in_flight_draft = False
@@ -338,7 +363,7 @@ class Scheduler:
         for index, group in enumerate(self._groups):
             if group.seq is victim:
                 del self._groups[index]
-                self._budget += len(group.tokens)
+                self._spare += len(group.tokens) - 1
                 victim.in_flight -= 1
                 if group.draft is not None:
                     victim.in_flight_draft = False
@@ -363,7 +388,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
-        while self._budget > 0:
+        while len(self._groups) < self._spare:
             seq = self._waiting.peek()
             if seq is None or seq.in_flight:
                 return
