@@ -1,0 +1,85 @@
+"""Log-probabilities of tokens: raw (before any processor) and processed, with ranks and the best alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import RequestError
+from paceline.request import TokenLogprob
+from paceline.sampling.dense import Doubles, Floats, Ints, exp_sums, row_max, take
+from paceline.sampling.processed import Processed
+from paceline.sampling.truncation import Limits, truncate
+
+_AT_ONCE = 64
+"""Rows worked on together: bounds the temporaries for a long prompt."""
+
+
+def token_logprobs(logits: Tensor, processed: Processed, rows: Sequence[int], tokens: Sequence[int],
+                   tops: Sequence[int]) -> list[TokenLogprob]:
+    """Scores of tokens[i] at row rows[i] of a pipeline call, with the tops[i] best alternatives.
+
+    `logits` are that call's raw logits [R, V]; a row may come more than once. For a greedy row the processed
+    distribution is a point mass: 0 for its token.
+    """
+    index = torch.tensor(list(rows), dtype=torch.int64, device=logits.device)
+    found = _raw(logits[index].float(), list(tokens), np.array(list(tops), dtype=np.int64))
+    for score, row in zip(found, rows):
+        score.processed = processed.logprob(row, score.token)
+    return found
+
+
+def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Scores of targets[i] under raw logits [i] of [n, V], with the `top` best. No processor acts on a prompt:
+    `processed` equals `raw`."""
+    found: list[TokenLogprob] = []
+    for at in range(0, len(targets), _AT_ONCE):
+        part = list(targets[at:at + _AT_ONCE])
+        found += _raw(logits[at:at + len(part)].float(), part, np.full(len(part), top, dtype=np.int64))
+    return found
+
+
+def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
+    """Scores under the softmax of each row of x [n, V]; `processed` is filled in as if nothing had acted."""
+    x = x.contiguous()
+    rows, width = x.shape
+    best = row_max(x)
+    if np.isnan(best).any():
+        raise RequestError("The model produced NaN logits; check the weights and the data type it runs in.")
+    best = np.clip(best, np.finfo(np.float32).min, np.finfo(np.float32).max)
+    norm = best.astype(np.float64) + np.log(exp_sums(x, np.ones(rows, dtype=np.float32), best))
+    at = torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None]
+    own = x.gather(1, at)
+    rank = _rank(x, at, own)
+    values = own[:, 0].cpu().numpy().astype(np.float64) - norm
+    best_of = _alternatives(x, best, norm, np.minimum(tops, width))
+    return [TokenLogprob(token, raw, raw, position, top)
+            for token, raw, position, top in zip(tokens, values.tolist(), rank.tolist(), best_of)]
+
+
+def _rank(x: Tensor, at: Tensor, own: Tensor) -> Ints:
+    """1 + how many tokens come before, in the order best first, ties to the lowest id."""
+    if not x.is_cpu:
+        ahead = (x > own) | ((x == own) & (torch.arange(x.shape[1], device=x.device) < at))
+        return ahead.sum(dim=1).cpu().numpy() + 1
+    ranks = np.empty(len(x), dtype=np.int64)
+    for i, (row, token, value) in enumerate(zip(x.numpy(), at[:, 0].tolist(), own[:, 0].tolist())):
+        ranks[i] = 1 + np.count_nonzero(row > value) + np.count_nonzero(row[:token] == value)
+    return ranks
+
+
+def _alternatives(x: Tensor, best: Floats, norm: Doubles, tops: Ints) -> list[dict[int, float]]:
+    found: list[dict[int, float]] = [{} for _ in tops]
+    rows = np.flatnonzero(tops)
+    if not len(rows):
+        return found
+    ones = np.ones(len(rows))
+    kept = truncate(take(x, rows), ones.astype(np.float32), best[rows], Limits(tops[rows], ones, -np.inf * ones))
+    ends = np.cumsum(kept.counts)
+    values = kept.scores.astype(np.float64) - np.repeat(norm[rows], kept.counts)
+    for row, start, end in zip(rows.tolist(), (ends - kept.counts).tolist(), ends.tolist()):
+        found[row] = dict(zip(kept.tokens[start:end].tolist(), values[start:end].tolist()))
+    return found

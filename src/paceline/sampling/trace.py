@@ -1,0 +1,197 @@
+"""Traces: what a request asked for and how each of its tokens came about, enough to run it again and compare."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.errors import PacelineError, RequestError
+from paceline.request import SamplingParams
+
+SCHEMA = 1
+OUTCOMES = ("plain", "accepted", "corrected", "bonus")
+
+_LISTS = ("bad_words", "allowed_token_ids", "stop", "stop_token_ids", "choice")
+
+
+@dataclass(slots=True)
+class TraceToken:
+    """One emitted token."""
+
+    token: int
+    position: int
+    """Absolute, prompt included; with the seed it says which noise was used."""
+    raw_logprob: float
+    processed_logprob: float
+    support: int
+    """Tokens that could have come after every processor."""
+    processors: tuple[str, ...]
+    """Those that acted, in order."""
+    drafter: str | None = None
+    """Who proposed the token, where it was a draft."""
+    outcome: str = "plain"
+    """plain | accepted | corrected | bonus"""
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request (its sample 0) from beginning to end."""
+
+    model: str
+    """Revision of the model: what must be the same for a replay to be."""
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    speculation: dict[str, Any] | None = None
+    adapter: str | None = None
+    tokens: list[TraceToken] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA, "model": self.model, "adapter": self.adapter, "seed": self.seed,
+            "speculation": self.speculation, "params": params_to_dict(self.params), "prompt": list(self.prompt),
+            "finish_reason": self.finish_reason,
+            "tokens": [{
+                "token": t.token, "position": t.position, "raw_logprob": _plain(t.raw_logprob),
+                "processed_logprob": _plain(t.processed_logprob), "support": t.support,
+                "processors": list(t.processors), "drafter": t.drafter, "outcome": t.outcome,
+            } for t in self.tokens],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """Read what `to_json` wrote; anything else is a RequestError that says where it goes wrong."""
+        try:
+            document = json.loads(text)
+        except ValueError as problem:
+            raise RequestError(f"The trace is not valid JSON ({problem}); record it again.", "trace") from None
+        return cls.from_dict(document)
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Trace:
+        if not isinstance(document, dict):
+            raise _bad("the file must hold one object")
+        schema = document.get("schema")
+        if schema != SCHEMA:
+            raise _bad(f"its schema is {schema!r} and this version reads {SCHEMA}")
+        _check_keys(document, {"schema", "model", "adapter", "seed", "speculation", "params", "prompt",
+                               "finish_reason", "tokens"}, "the trace")
+        speculation = document["speculation"]
+        if speculation is not None and not isinstance(speculation, dict):
+            raise _bad("speculation must be an object or null")
+        prompt = document["prompt"]
+        if not isinstance(prompt, list) or not all(_is_id(token) for token in prompt):
+            raise _bad("prompt must be a list of token ids")
+        if not isinstance(document["tokens"], list):
+            raise _bad("tokens must be a list")
+        seed = document["seed"]
+        if not _is_id(seed) or seed >= 1 << 64:
+            raise _bad("seed must be a whole number below 2^64")
+        return cls(model=_text(document, "model"), prompt=prompt, params=params_from_dict(document["params"]), seed=seed,
+                   speculation=speculation, adapter=None if document["adapter"] is None else _text(document, "adapter"),
+                   tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
+                   finish_reason=_text(document, "finish_reason"))
+
+
+def params_to_dict(params: SamplingParams) -> dict[str, Any]:
+    """Every parameter that is not at its default, in plain JSON types. A callable interrupt cannot be recorded."""
+    plain: dict[str, Any] = {}
+    for spec in fields(params):
+        value = getattr(params, spec.name)
+        if spec.name == "interrupt" or value == spec.default:
+            continue
+        if isinstance(value, tuple):
+            value = list(value)
+        elif spec.name == "logit_bias":
+            value = {str(token): _plain(float(bias)) for token, bias in value.items()}
+        plain[spec.name] = value
+    return plain
+
+
+def params_from_dict(plain: Any) -> SamplingParams:
+    """SamplingParams from JSON types; unknown names and impossible values are a RequestError."""
+    if not isinstance(plain, dict):
+        raise _bad("params must be an object")
+    known = {spec.name for spec in fields(SamplingParams)} - {"interrupt"}
+    unknown = sorted(set(plain) - known)
+    if unknown:
+        raise RequestError(f"There is no sampling parameter {unknown[0]!r}; remove it.", unknown[0])
+    values = dict(plain)
+    for name in _LISTS:
+        if isinstance(values.get(name), list):
+            values[name] = tuple(values[name])
+        elif values.get(name) is not None:
+            raise RequestError(f"{name} must be a list, got {values[name]!r}.", name)
+    bias = values.get("logit_bias")
+    if bias is not None:
+        try:
+            values["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}.", "logit_bias") from None
+    try:
+        return SamplingParams(**values)
+    except PacelineError:
+        raise
+    except (TypeError, ValueError) as problem:
+        raise RequestError(f"The sampling parameters are not usable ({problem}); correct them.") from None
+
+
+def _token(entry: Any, index: int) -> TraceToken:
+    place = f"token {index}"
+    if not isinstance(entry, dict):
+        raise _bad(f"{place} must be an object")
+    _check_keys(entry, {spec.name for spec in fields(TraceToken)}, place)
+    for name in ("token", "position", "support"):
+        if not _is_id(entry[name]):
+            raise _bad(f"{place}: {name} must be a whole number from 0")
+    if entry["outcome"] not in OUTCOMES:
+        raise _bad(f"{place}: outcome must be one of {', '.join(OUTCOMES)}")
+    processors = entry["processors"]
+    if not isinstance(processors, list) or not all(isinstance(name, str) for name in processors):
+        raise _bad(f"{place}: processors must be a list of names")
+    return TraceToken(entry["token"], entry["position"], _number(entry, "raw_logprob", place),
+                      _number(entry, "processed_logprob", place), entry["support"], tuple(processors),
+                      None if entry["drafter"] is None else _text(entry, "drafter"), entry["outcome"])
+
+
+def _bad(what: str) -> RequestError:
+    return RequestError(f"This is not a trace that can be read: {what}; record it again.", "trace")
+
+
+def _check_keys(found: dict[str, Any], wanted: set[str], place: str) -> None:
+    missing, extra = sorted(wanted - set(found)), sorted(set(found) - wanted)
+    if missing:
+        raise _bad(f"{place} lacks {missing[0]!r}")
+    if extra:
+        raise _bad(f"{place} has an unknown entry {extra[0]!r}")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found[name]
+    if not isinstance(value, str):
+        raise _bad(f"{name} must be text")
+    return value
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no infinities: they travel as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _number(found: dict[str, Any], name: str, place: str) -> float:
+    value = found[name]
+    if isinstance(value, str) and value in ("inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _bad(f"{place}: {name} must be a number")
+    return float(value)
