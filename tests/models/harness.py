@@ -86,8 +86,10 @@ class Hand:
                     table.append(self.free[index].pop())
                 if group.window is not None:
                     # What every row of this and later steps has passed is gone from the table.
-                    for block in range(max(0, start - group.window + 1) // size):
-                        table[block] = 0
+                    for index_passed in range(max(0, start - group.window + 1) // size):
+                        if table[index_passed]:
+                            self.free[index].insert(0, table[index_passed])
+                        table[index_passed] = 0
                 slots += [table[p // size] * size + p % size for p in range(start, start + len(rows.tokens))]
             width = max(len(rows.seq.tables[index]) for rows in groups)
             tables = torch.tensor([rows.seq.tables[index] + [0] * (width - len(rows.seq.tables[index]))
@@ -114,4 +116,16 @@ class Hand:
         """Logits [len(tokens), V] of a fresh sequence, fed in chunks."""
         seq = self.new()
         chunk = chunk or len(tokens)
-        return torch.cat([self.step([Rows(seq, tokens[i:i + chunk])])[0] for i in range(0, len(tokens), chunk)])
+        logits = [self.step([Rows(seq, tokens[i:i + chunk])])[0] for i in range(0, len(tokens), chunk)]
+        self.release(seq)
+        return torch.cat(logits)
+
+    def release(self, seq: Sequence) -> None:
+        """Give the blocks back, poisoned."""
+        for index, (group, table) in enumerate(zip(self.model.cache_groups, seq.tables)):
+            for block in filter(None, table):
+                self.free[index].insert(0, block)
+                for layer in group.layers:
+                    for plane in (self.keys, self.values):
+                        plane[layer][block * self.block_size:(block + 1) * self.block_size] = torch.nan
+        seq.tables = [[] for _ in seq.tables]

@@ -20,10 +20,10 @@ from paceline.models.registry import build
 VOCAB = 97
 MAX_LEN = 256
 
-_SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
-    num_key_value_heads=2, head_dim=16, max_position_embeddings=MAX_LEN, initializer_range=0.2, rms_norm_eps=1e-5,
-    tie_word_embeddings=False, attn_implementation="eager")
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": MAX_LEN, "initializer_range": 0.2,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 
 _SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},

@@ -1,0 +1,72 @@
+"""A tree row is the plain chain of its ancestors: to the bit in the reference, to 1e-4 in the eager backend."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from harness import Hand, Rows, Sequence
+from oracles import oracle, text
+
+from paceline.kernels import select
+from paceline.kernels.paths import ancestry
+
+CPU = torch.device("cpu")
+BINARY = [-1, 0, 0, 1, 1, 2, 2]
+COMB = [-1, 0, 1, 1, 2, 2, 4, 4, 6]
+STAR = [-1, 0, 0, 0, 0, 0]
+
+
+def random_tree(size: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [-1] + [rng.randrange(row) for row in range(1, size)]
+
+
+def check(hand: Hand, prompt: list[int], parents: list[int], logits: torch.Tensor, tokens: list[int]) -> None:
+    for row, path in enumerate(ancestry(parents)):
+        chain = hand.run(prompt + [tokens[ancestor] for ancestor in path])[-1]
+        if hand.kernels.deterministic:
+            assert torch.equal(logits[row], chain), f"row {row}"
+        else:
+            torch.testing.assert_close(logits[row], chain, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(19, 5)], ids=["binary", "comb", "star", "random"])
+def test_each_row_of_a_tree_equals_its_chain(name, parents, deterministic):
+    """Blocks of 4, so every tree crosses block boundaries; qwen2's second group has a window of 11."""
+    hand = Hand(oracle(name).ours, select(deterministic, CPU), block_size=4)
+    for start in (0, 6, 63):
+        prompt, tokens = text(start, seed=start), text(len(parents), seed=9)
+        seq = prefilled(hand, prompt)
+        check(hand, prompt, parents, hand.step([Rows(seq, tokens, parents)])[0], tokens)
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
+def test_trees_chains_prompts_and_decodes_in_one_step(deterministic):
+    hand = Hand(oracle("qwen2").ours, select(deterministic, CPU), block_size=4, blocks=400)
+    shapes: list[tuple[int, list[int] | None, int]] = [
+        (20, BINARY, 7), (0, None, 9), (33, None, 1), (5, [-1, 0, 0, 2, 3, 3, 1], 7), (66, None, 1), (12, COMB, 9),
+        (31, None, 7)]
+    prompts = [text(start, seed=start) for start, _, _ in shapes]
+    rows = [text(count, seed=100 + index) for index, (_, _, count) in enumerate(shapes)]
+    groups = [Rows(prefilled(hand, prompt), tokens, parents)
+              for prompt, tokens, (_, parents, _) in zip(prompts, rows, shapes)]
+    for prompt, tokens, (_, parents, count), logits in zip(prompts, rows, shapes, hand.step(groups)):
+        check(hand, prompt, parents or list(range(-1, count - 1)), logits, tokens)
+
+
+def test_a_chain_written_as_a_tree_is_a_chain():
+    hand = Hand(oracle("llama").ours, select(True, CPU))
+    prompt, tokens = text(10), text(6, seed=1)
+    as_tree = hand.step([Rows(prefilled(hand, prompt), tokens, list(range(-1, 5)))])[0]
+    assert torch.equal(as_tree, hand.step([Rows(prefilled(hand, prompt), tokens)])[0])
+
+
+def prefilled(hand: Hand, prompt: list[int]) -> Sequence:
+    seq = hand.new()
+    if prompt:
+        hand.step([Rows(seq, prompt)])
+    return seq
