@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow import choose, edited, support
+from slow_pipeline import choose, edited, support
 
 from paceline.errors import EmptySupportError
 from paceline.request import SamplingParams
@@ -46,11 +46,11 @@ def params(draw) -> SamplingParams:
 def cases(draw):
     # Few distinct logits, so that ties are common.
     values = st.sampled_from([-40.0, -2.0, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, 2.0000002, 3.0, 30.0, -np.inf])
-    return dict(params=draw(params()), prompt=draw(st.lists(token, min_size=1, max_size=10)), output=draw(tokens),
-                path=draw(st.lists(token, max_size=4)), seed=draw(st.integers(0, 2**64 - 1)),
-                bad=draw(maybe(st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=3), [])),
-                mask=draw(maybe(st.lists(st.booleans(), min_size=V, max_size=V), None)),
-                logits=draw(st.lists(values, min_size=V, max_size=V)))
+    return {"params": draw(params()), "prompt": draw(st.lists(token, min_size=1, max_size=10)), "output": draw(tokens),
+                "path": draw(st.lists(token, max_size=4)), "seed": draw(st.integers(0, 2**64 - 1)),
+                "bad": draw(maybe(st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=3), [])),
+                "mask": draw(maybe(st.lists(st.booleans(), min_size=V, max_size=V), None)),
+                "logits": draw(st.lists(values, min_size=V, max_size=V))}
 
 
 def expected(case, eos):

@@ -30,7 +30,7 @@ class StopMatcher:
     __slots__ = ("_held", "_node", "_root", "stopped")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._root = _automaton(stops) if stops else None
+        self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
         self.stopped: str | None = None
@@ -41,12 +41,11 @@ class StopMatcher:
 
         Of a text that stops, what comes before the stop string is shown; whatever is pushed later is swallowed.
         """
-        if self._root is None:
+        root, node = self._root, self._node
+        if not root.next:
             return text, None
         if self.stopped is not None:
             return "", self.stopped
-        node = self._node
-        root = self._root
         for at, character in enumerate(text):
             while character not in node.next and node is not root:
                 node = node.fallback

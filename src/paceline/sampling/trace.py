@@ -69,7 +69,7 @@ class Trace:
         """Read what `to_json` wrote; anything else is a RequestError that says where it goes wrong."""
         try:
             document = json.loads(text)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise RequestError(f"The trace is not valid JSON ({problem}); record it again.", "trace") from None
         return cls.from_dict(document)
 
@@ -93,8 +93,9 @@ class Trace:
         seed = document["seed"]
         if not _is_id(seed) or seed >= 1 << 64:
             raise _bad("seed must be a whole number below 2^64")
-        return cls(model=_text(document, "model"), prompt=prompt, params=params_from_dict(document["params"]), seed=seed,
-                   speculation=speculation, adapter=None if document["adapter"] is None else _text(document, "adapter"),
+        return cls(model=_text(document, "model"), prompt=prompt, params=params_from_dict(document["params"]),
+                   seed=seed, speculation=speculation,
+                   adapter=None if document["adapter"] is None else _text(document, "adapter"),
                    tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
                    finish_reason=_text(document, "finish_reason"))
 
@@ -132,13 +133,13 @@ def params_from_dict(plain: Any) -> SamplingParams:
     if bias is not None:
         try:
             values["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, OverflowError):
             raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}.", "logit_bias") from None
     try:
         return SamplingParams(**values)
     except PacelineError:
         raise
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise RequestError(f"The sampling parameters are not usable ({problem}); correct them.") from None
 
 
@@ -192,6 +193,9 @@ def _number(found: dict[str, Any], name: str, place: str) -> float:
     value = found[name]
     if isinstance(value, str) and value in ("inf", "-inf"):
         return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _bad(f"{place}: {name} must be a number")
-    return float(value)
+    try:
+        if not isinstance(value, bool | str):
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise _bad(f"{place}: {name} must be a number")
