@@ -217,12 +217,14 @@ class CacheManager:
             if reach is None:
                 continue
             blocks = allocation.blocks[g]
-            passed = min(max(0, length - reach) // size, len(blocks))
-            for index in range(allocation.passed[g], passed):
-                self.pools[g].release(blocks[index])
-                blocks[index] = NULL_BLOCK
-            self.tables[g][allocation.seat, allocation.passed[g]:passed] = NULL_BLOCK
-            allocation.passed[g] = max(passed, allocation.passed[g])
+            before = allocation.passed[g]
+            passed = min((length - reach) // size, len(blocks))
+            if passed > before:
+                for index in range(before, passed):
+                    self.pools[g].release(blocks[index])
+                    blocks[index] = NULL_BLOCK
+                self.tables[g][allocation.seat, before:passed] = NULL_BLOCK
+                allocation.passed[g] = passed
         allocation.writable_from = max(allocation.writable_from, length)
         self._plan(allocation)
 
@@ -299,6 +301,13 @@ class CacheManager:
         self.free_seats.append(allocation.seat)
         allocation.seat = -1
         allocation.writable_to = 0
+
+    def forget(self) -> None:
+        """Empty the prefix cache: what its blocks hold can no longer be trusted."""
+        for g, pool in enumerate(self.pools):
+            for block in list(self.prefix.node_of[g]):
+                self.prefix.detach(g, block)
+                pool.unregister(block)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that can be taken now, cached ones that nobody holds included."""
@@ -385,23 +394,26 @@ class CacheManager:
         size = self.block_size
         chain = allocation.chain
         if length // size > len(chain):
-            longer = list(chain)
-            node = chain[-1] if chain else self.prefix.root(allocation.salt)
-            for index in range(len(chain), length // size):
-                node = self.prefix.child(node, tuple(tokens[index * size:(index + 1) * size]))
-                longer.append(node)
-            self._set_chain(allocation, longer)
-            chain = longer
+            tip = chain[-1] if chain else None
+            node = tip or self.prefix.root(allocation.salt)
+            for end in range((len(chain) + 1) * size, length + 1, size):
+                node = self.prefix.child(node, tuple(tokens[end - size:end]))
+                chain.append(node)
+            node.pins += 1
+            if tip is not None:
+                tip.pins -= 1
         for g, group in enumerate(self.groups):
             blocks, pool = allocation.blocks[g], self.pools[g]
-            top = max(0, length - group.lookahead) // size
-            for index in range(allocation.registered[g], top):
+            ahead: tuple[int, ...] = ()
+            while (allocation.registered[g] + 1) * size + group.lookahead <= length:
+                index = allocation.registered[g]
                 block = blocks[index]
-                end = (index + 1) * size
-                ahead = tuple(tokens[end:end + group.lookahead])
+                if group.lookahead:
+                    end = (index + 1) * size
+                    ahead = tuple(tokens[end:end + group.lookahead])
                 if not pool.cached[block] and self.prefix.attach(chain[index], g, block, ahead):
                     pool.register(block)
-            allocation.registered[g] = max(top, allocation.registered[g])
+                allocation.registered[g] = index + 1
 
     def _set_chain(self, allocation: Allocation, chain: list[Node]) -> None:
         """The new chain's tip is pinned before the old one's is let go, so that common ancestors survive."""

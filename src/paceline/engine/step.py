@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class RowGroup:
     logits_from: int = 0
     """Rows from this index on need logits; len(tokens): none (a prefill chunk that does not reach the end)."""
     epoch: int = 0
-    siblings: list[Sequence] = field(default_factory=list)
+    siblings: Seq[Sequence] = ()
     """Further samples that draw their first token from this group's last row."""
 
 
@@ -34,9 +35,9 @@ class GroupResult:
     of the accepted drafts (indices into the group's rows, ascending, row 0 excluded); `finish` ends the sequence."""
 
     tokens: list[int]
-    path: list[int] = field(default_factory=list)
+    path: Seq[int] = ()
     finish: str | None = None
-    siblings: list[GroupResult] = field(default_factory=list)
+    siblings: Seq[GroupResult] = ()
 
 
 @dataclass(slots=True)
