@@ -110,13 +110,13 @@ CASES = {
     "verify passes": [Group(start, 5, seed=start) for start in (20, 7, 61)],
     "everything": [Group(13, 9, TREE), Group(0, 20), Group(50, 1), Group(7, 9), Group(70, 1), Group(33, 20, None, 4),
                    Group(126, 9, TREE, 3), Group(0, 1)],
-    "a long prompt in pieces": [Group(10, 600), Group(5, 1)],
+    "a long prompt in pieces": [Group(10, 270), Group(5, 1)],
 }
 
 
 @BOTH
 @pytest.mark.parametrize("case", sorted(CASES))
-@pytest.mark.parametrize("window", [None, 1, 10, 64])
+@pytest.mark.parametrize("window", [None, 1, 10])
 def test_attention_equals_the_oracle(case, kernels, window):
     groups = CASES[case]
     step = make(groups, window=window)

@@ -23,7 +23,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("chunk", [None, 32, 7, 1])
 def test_prefill_in_chunks_of_any_size(name, kernels, chunk):
-    tokens = text(70)
+    tokens = text(70 if chunk != 1 else 24)
     close(Hand(oracle(name).ours, kernels).run(tokens, chunk), oracle(name).logits(tokens))
 
 

@@ -34,11 +34,11 @@ def check(hand: Hand, prompt: list[int], parents: list[int], logits: torch.Tenso
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-@pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(19, 5)], ids=["binary", "comb", "star", "random"])
+@pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(13, 5)], ids=["binary", "comb", "star", "random"])
 def test_each_row_of_a_tree_equals_its_chain(name, parents, deterministic):
     """Blocks of 4, so every tree crosses block boundaries; qwen2's second group has a window of 11."""
     hand = Hand(oracle(name).ours, select(deterministic, CPU), block_size=4)
-    for start in (0, 6, 63):
+    for start in (0, 62):
         prompt, tokens = text(start, seed=start), text(len(parents), seed=9)
         seq = prefilled(hand, prompt)
         check(hand, prompt, parents, hand.step([Rows(seq, tokens, parents)])[0], tokens)
