@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineOptions
@@ -46,7 +46,7 @@ class LLM:
         llm.engine = engine
         return llm
 
-    def generate(self, prompts: Prompt | list[Prompt], params: SamplingParams | list[SamplingParams] | None = None,
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | list[SamplingParams] | None = None,
                  *, speculation: Any = ...) -> list[RequestOutput]:
         """All prompts at once, outputs in their order. `speculation` (one for all, or a list) overrides the default.
 
@@ -83,7 +83,7 @@ class LLM:
         """Like generate, on one conversation or a list of them, through the model's chat template."""
         conversations = messages if messages and isinstance(messages[0], list) else [messages]
         prompts = [self.render(conversation, **template) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(list(prompts), params, speculation=speculation)
+        return self.generate(prompts, params, speculation=speculation)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...
                ) -> Iterator[RequestOutput]:
@@ -218,7 +218,7 @@ def _set_exception(future: asyncio.Future[str], problem: Exception) -> None:
         future.set_exception(problem)
 
 
-def _as_batch(prompts: Prompt | list[Prompt]) -> list[Prompt]:
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a string, or a list of ids) or a list of prompts."""
     if isinstance(prompts, str):
         return [prompts]

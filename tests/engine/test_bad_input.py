@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.tiny import VOCAB, tiny_llm, tiny_model
 
+from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, PacelineError, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, NotYetError, RequestError
@@ -89,7 +89,7 @@ def test_impossible_options(tmp_path: Path, options: dict[str, Any], error: type
 
 def test_an_unknown_option_suggests_the_known_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="block_size"):
-        LLM(str(tmp_path), **{"blocksize": 4})
+        LLM(str(tmp_path), blocksize=4)
 
 
 def test_a_cache_too_small_for_the_asked_length() -> None:
@@ -108,10 +108,12 @@ def test_unknown_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wish", "error"), [
-    ("eagle3", NotYetError), ("ngram", NotYetError), ("auto", NotYetError), ("teleport", RequestError), (5, RequestError),
+    ("eagle3", NotYetError), ("ngram", NotYetError), ("auto", NotYetError), ("teleport", RequestError),
+    (5, RequestError),
     ({"k": 3}, RequestError), ({"method": "oracle", "tokens": [1], "k": 0}, RequestError),
     ({"method": "oracle", "tokens": [1], "k": 10**9}, RequestError), ({"method": "oracle"}, RequestError),
-    ({"method": "oracle", "tokens": [VOCAB]}, RequestError), ({"method": "oracle", "tokens": [1], "x": 1}, RequestError),
+    ({"method": "oracle", "tokens": [VOCAB]}, RequestError),
+    ({"method": "oracle", "tokens": [1], "x": 1}, RequestError),
     ({"method": "oracle", "tokens": [1], "verify": "rejection"}, NotYetError),
     ({"method": "oracle", "tokens": [1], "verify": "guess"}, RequestError),
     ({"method": "wrong", "tokens": [1], "branches": 0}, RequestError),

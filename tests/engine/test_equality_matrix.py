@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 
+from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
 
 PROMPT = [(i * 31 + 7) % VOCAB for i in range(75)]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine.tiny import tiny_engine, tiny_llm
 
+from engine.tiny import tiny_engine, tiny_llm
 from paceline import SamplingParams
 from paceline.engine.core import Engine
 from paceline.errors import EmptySupportError, QueueFullError, RequestError

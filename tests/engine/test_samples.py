@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from engine.tiny import tiny_llm, tiny_model
 
+from engine.tiny import tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.sampling.noise import sample_seed
 

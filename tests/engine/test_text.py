@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from engine.tiny import tiny_engine, tiny_model
 
+from engine.tiny import tiny_engine, tiny_model
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
 from paceline.errors import RequestError
@@ -101,7 +102,7 @@ def test_streamed_text_only_grows_and_is_never_broken(llm: LLM) -> None:
     size = len(SCRIPT.encode())
     texts = [out.outputs[0].text for out in llm.stream("abcd", SamplingParams(max_tokens=size, temperature=0.0))]
     assert texts[-1] == SCRIPT
-    assert all(later.startswith(sooner) for sooner, later in zip(texts, texts[1:]))
+    assert all(later.startswith(sooner) for sooner, later in itertools.pairwise(texts))
     assert not any("�" in text for text in texts)
 
 
@@ -121,7 +122,7 @@ def test_leaving_a_stream_cancels_the_request(llm: LLM) -> None:
 
 
 def test_two_streams_at_once(llm: LLM) -> None:
-    first = llm.stream("abcd", SamplingParams(max_tokens=9, temperature=0.0))
+    first = llm.stream("abcd", SamplingParams(max_tokens=10, temperature=0.0))
     second = llm.stream("wxyz", SamplingParams(max_tokens=4, temperature=0.0))
     next(first)
     ends = [list(second)[-1].outputs[0].text, list(first)[-1].outputs[0].text]

@@ -44,7 +44,8 @@ def run(model: str | None = None, repeats: int = 3, new_tokens: int = 128, peers
     llm = LLM(model, enable_prefix_caching=False, deterministic=deterministic)
     vocab = llm.engine.model.config.vocab_size
     peer = TransformersPeer(model) if peers and has_transformers() else None
-    cases = {"decode": prompt_of(64, vocab), "prefill_512": prompt_of(512, vocab), "prefill_2048": prompt_of(2048, vocab)}
+    lengths = {"decode": 64, "prefill_512": 512, "prefill_2048": 2048}
+    cases = {case: prompt_of(length, vocab) for case, length in lengths.items()}
     best: dict[str, list[float]] = {case: [0.0, 0.0] for case in cases}
     for turn in range(repeats):
         for case, prompt in cases.items():

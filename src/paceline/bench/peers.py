@@ -27,7 +27,8 @@ class TransformersPeer:
         with open_checkpoint(resolve(model)) as checkpoint:
             settings = dict(checkpoint.config)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-            self._model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            factory: Any = AutoModelForCausalLM
+            self._model: Any = factory.from_config(config, dtype=torch.float32).eval()
             state = {name: checkpoint.tensor(name) for name in checkpoint.names() if name in
                      self._model.state_dict()}
             missing = self._model.load_state_dict(state, strict=False).missing_keys

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -181,7 +180,7 @@ class Engine:
         live = [group.seq.status is not Status.FINISHED for group in step.groups]
         self.scheduler.commit(step, [decision.result for decision in decisions])
         for group, decision, alive in zip(step.groups, decisions, live):
-            if not alive or not decision.result.tokens and decision.result.finish is None:
+            if not alive or (not decision.result.tokens and decision.result.finish is None):
                 continue
             seq = group.seq
             self._settle(seq, decision, now)
@@ -313,4 +312,4 @@ class Engine:
             return None
         wish = request.speculation
         return Trace(model=self.revision, prompt=list(request.prompt), params=request.params, seed=request.seed,
-                     speculation=None if wish is None else asdict(wish))
+                     speculation=None if wish is None else wish.as_dict(), kernels=self.kernels.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,8 @@ from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import Verdict, coupled
 
+PLAIN = ("plain",)
+
 
 @dataclass(slots=True)
 class Decision:
@@ -27,9 +30,9 @@ class Decision:
     result: GroupResult
     error: PacelineError | None = None
     draft: DraftTree | None = None
-    origins: list[str] = field(default_factory=list)
+    origins: Seq[str] = PLAIN
     """Per token: plain, accepted, corrected or bonus."""
-    siblings: list[Decision] = field(default_factory=list)
+    siblings: Seq[Decision] = ()
 
 
 @dataclass(slots=True)
@@ -47,18 +50,25 @@ class Decider:
 
     def decide(self, step: Step, out: StepLogits, records: Mapping[str, Record]) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
-        draws: list[_Draw | None] = []
+        draws: list[_Draw | Decision] = []
         rows: list[SampleRow] = []
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
             seq = group.seq
             if first < 0 or seq.status is Status.FINISHED:
-                draws.append(None)
+                draws.append(Decision(GroupResult([])))
                 continue
             if seq.request.params.prompt_logprobs is not None:
-                self._score_prompt(group, out.logits, first, records[seq.request.id])
-            if not _reaches_end(group) or seq.request.max_tokens == 0:
-                draws.append(None)
+                try:
+                    _score_prompt(group, out.logits, first, records[seq.request.id])
+                except PacelineError as problem:
+                    draws.append(_ended(group, "error", problem))
+                    continue
+            if not _reaches_end(group):
+                draws.append(Decision(GroupResult([])))
+                continue
+            if seq.request.max_tokens == 0:
+                draws.append(_ended(group, "length"))
                 continue
             draws.append(_Draw(seq, len(rows), group))
             last = first + len(group.tokens) - group.logits_from - 1
@@ -71,44 +81,46 @@ class Decider:
             else:
                 rows.extend(_draft_rows(group))
                 wanted.extend(range(last + 1 - len(group.draft) - 1, last + 1))
-        if not rows:
-            return [self._without_draw(group) for group in step.groups]
-        logits = out.logits
+        if rows:
+            return self._draw(draws, rows, wanted, out.logits, records)
+        return [draw for draw in draws if isinstance(draw, Decision)]
+
+    def _draw(self, draws: list[_Draw | Decision], rows: list[SampleRow], wanted: list[int], logits: torch.Tensor,
+              records: Mapping[str, Record]) -> list[Decision]:
         if len(wanted) != logits.shape[0] or wanted[-1] != len(wanted) - 1:
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
         processed = self._pipeline.process(logits, rows)
         chosen = self._pipeline.choose(processed)
         scribe = _Scribe(logits, processed, records)
-        decisions = [self._without_draw(group) if draw is None else _settle(draw, chosen, processed, scribe)
-                     for group, draw in zip(step.groups, draws)]
+        decisions = [draw if isinstance(draw, Decision) else _settle(draw, chosen, processed, scribe)
+                     for draw in draws]
         scribe.write()
         return decisions
 
-    def _without_draw(self, group: RowGroup) -> Decision:
-        """A chunk that does not reach the end of the prompt, or a request that wants prompt scores only."""
-        request = group.seq.request
-        if request.max_tokens or not _reaches_end(group) or group.seq.status is Status.FINISHED:
-            return Decision(GroupResult([]))
-        decision = Decision(GroupResult([], finish="length"))
-        decision.siblings = [Decision(GroupResult([], finish="length")) for _ in group.siblings]
-        decision.result.siblings = [further.result for further in decision.siblings]
-        return decision
 
-    def _score_prompt(self, group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
-        """Log-probabilities of the prompt tokens that this chunk's rows predict."""
-        scores = record.prompt_logprobs
-        prompt = record.request.prompt
-        if scores is None:
-            return
-        # After a preemption the same rows come again, perhaps in other chunks: go on where the scores end.
-        begin = len(scores) - 1
-        end = min(group.start + len(group.tokens), len(prompt) - 1)
-        if begin >= end:
-            return
-        targets = prompt[begin + 1:end + 1]
-        row = first + begin - group.start - group.logits_from
-        top = record.request.params.prompt_logprobs or 0
-        scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
+def _ended(group: RowGroup, reason: str, error: PacelineError | None = None) -> Decision:
+    """A group that ends without a token, its further samples with it."""
+    decision = Decision(GroupResult([], finish=reason), error)
+    decision.siblings = [Decision(GroupResult([], finish=reason)) for _ in group.siblings]
+    decision.result.siblings = [further.result for further in decision.siblings]
+    return decision
+
+
+def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
+    """Log-probabilities of the prompt tokens that this chunk's rows predict."""
+    scores = record.prompt_logprobs
+    prompt = record.request.prompt
+    if scores is None:
+        return
+    # After a preemption the same rows come again, perhaps in other chunks: go on where the scores end.
+    begin = len(scores) - 1
+    end = min(group.start + len(group.tokens), len(prompt) - 1)
+    if begin >= end:
+        return
+    targets = prompt[begin + 1:end + 1]
+    row = first + begin - group.start - group.logits_from
+    top = record.request.params.prompt_logprobs or 0
+    scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
 
 
 def _reaches_end(group: RowGroup) -> bool:
@@ -131,56 +143,56 @@ def _draft_rows(group: RowGroup) -> list[SampleRow]:
 
 
 def _settle(draw: _Draw, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
-    group = draw.group
+    group, first = draw.group, draw.first
     if group.draft is None:
-        decision = _emit(draw.seq, Verdict([chosen[draw.first]], [0], []), draw.first, None, processed, scribe)
-        for index, sibling in enumerate(group.siblings, 1):
-            row = draw.first + index
-            further = _emit(sibling, Verdict([chosen[row]], [0], []), row, None, processed, scribe)
-            decision.siblings.append(further)
-            decision.result.siblings.append(further.result)
+        decision = _emit_one(draw.seq, chosen[first], first, processed, scribe)
+        if group.siblings:
+            decision.siblings = [_emit_one(sibling, chosen[row], row, processed, scribe)
+                                 for row, sibling in enumerate(group.siblings, first + 1)]
+            decision.result.siblings = [further.result for further in decision.siblings]
         return decision
     draft: DraftTree = group.draft
     tokens = [group.seq.tokens[-1], *draft.tokens]
     parents = [-1, *(parent + 1 for parent in draft.parents)]
-    verdict = coupled(parents, tokens, chosen[draw.first:draw.first + len(tokens)])
-    return _emit(draw.seq, verdict, draw.first, draft, processed, scribe)
+    verdict = coupled(parents, tokens, chosen[first:first + len(tokens)])
+    return _emit_path(draw.seq, verdict, first, draft, processed, scribe)
 
 
-def _emit(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree | None, processed: Processed,
-          scribe: _Scribe) -> Decision:
-    """Hand the verdict's tokens to the sequence's text one by one, until it ends."""
+def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
+              origin: str = "plain", draft: DraftTree | None = None) -> Decision:
+    """Hand one token to the sequence's text; the steady state of plain decoding, so kept lean."""
+    if processed.errors and row in processed.errors:
+        return Decision(GroupResult([], finish="error"), processed.errors[row])
+    if processed.stopped and row in processed.stopped:
+        return Decision(GroupResult([], finish="stop"))
     emitter: Emitter = seq.emitter
+    if emitter.scored:
+        scribe.note(seq, row, token, origin, draft)
+    try:
+        return Decision(GroupResult([token], (), emitter.push(token)))
+    except PacelineError as problem:
+        return Decision(GroupResult([token], finish="error"), problem)
+
+
+def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,
+               scribe: _Scribe) -> Decision:
+    """Hand a verdict's tokens to the sequence's text one by one, until it ends."""
     kept: list[int] = []
-    decision = Decision(GroupResult(kept), draft=draft)
-    finish: str | None = None
+    origins: list[str] = []
+    last: Decision | None = None
     for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
-        problem = processed.errors.get(first + row)
-        if problem is not None:
-            decision.error, finish = problem, "error"
+        origins.append(_origin(index, verdict, draft))
+        last = _emit_one(seq, token, first + row, processed, scribe, origins[-1], draft)
+        kept += last.result.tokens
+        if last.result.finish is not None:
             break
-        if first + row in processed.stopped:
-            finish = "stop"
-            break
-        origin = _origin(index, verdict, draft)
-        decision.origins.append(origin)
-        if scribe.wants(seq):
-            scribe.note(seq, first + row, token, origin, draft)
-        kept.append(token)
-        try:
-            finish = emitter.push(token)
-        except PacelineError as problem:
-            decision.error, finish = problem, "error"
-        if finish is not None:
-            break
-    decision.result.finish = finish
-    decision.result.path = verdict.path[:len(kept)]
-    return decision
+    if last is None:
+        raise ValueError("a verdict has at least one token")
+    result = GroupResult(kept, verdict.path[:len(kept)], last.result.finish)
+    return Decision(result, last.error, draft, origins[:len(kept)])
 
 
-def _origin(index: int, verdict: Verdict, draft: DraftTree | None) -> str:
-    if draft is None:
-        return "plain"
+def _origin(index: int, verdict: Verdict, draft: DraftTree) -> str:
     if index < len(verdict.path):
         return "accepted"
     is_leaf = verdict.rows[index] - 1 not in draft.parents
@@ -195,10 +207,6 @@ class _Scribe:
         self._processed = processed
         self._records = records
         self._notes: list[tuple[Sequence, int, int, str, DraftTree | None]] = []
-
-    def wants(self, seq: Sequence) -> bool:
-        params = seq.request.params
-        return params.logprobs is not None or params.trace
 
     def note(self, seq: Sequence, row: int, token: int, origin: str, draft: DraftTree | None) -> None:
         self._notes.append((seq, row, token, origin, draft))

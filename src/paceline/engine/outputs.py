@@ -24,8 +24,23 @@ class TextStream(Protocol):
 class Emitter:
     """What one sequence has produced, and whether it should go on."""
 
-    __slots__ = ("token_ids", "finish_reason", "stop_reason", "logprobs", "index", "seed", "_pieces", "_stream",
-                 "_matcher", "_stop_ids", "_eos_ids", "_min_tokens", "_max_tokens", "_interrupt")
+    __slots__ = (
+        "_eos_ids",
+        "_interrupt",
+        "_matcher",
+        "_max_tokens",
+        "_min_tokens",
+        "_pieces",
+        "_stop_ids",
+        "_stream",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "scored",
+        "seed",
+        "stop_reason",
+        "token_ids",
+    )
 
     def __init__(self, sequence: Sequence, stream: TextStream | None, eos_ids: frozenset[int]) -> None:
         params = sequence.request.params
@@ -33,6 +48,8 @@ class Emitter:
         self.seed = sequence.seed
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.scored = params.logprobs is not None or params.trace
+        """Whether anybody wants its tokens' log-probabilities."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._pieces: list[str] = []
@@ -108,8 +125,18 @@ class Emitter:
 class Record:
     """Everything the engine keeps of one request until its last output is taken."""
 
-    __slots__ = ("request", "sequences", "emitters", "metrics", "speculation", "trace", "prompt_logprobs", "error",
-                 "open", "fresh")
+    __slots__ = (
+        "emitters",
+        "error",
+        "fresh",
+        "metrics",
+        "open",
+        "prompt_logprobs",
+        "request",
+        "sequences",
+        "speculation",
+        "trace",
+    )
 
     def __init__(self, request: Request, sequences: list[Sequence], emitters: list[Emitter],
                  trace: Trace | None) -> None:

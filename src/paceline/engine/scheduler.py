@@ -163,7 +163,6 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's seat and blocks between two steps, as if they had run out; it queues again."""
         if seq.status is RUNNING:
-            self._groups = []
             self._preempt(seq)
 
     def schedule(self) -> Step | None:
@@ -212,11 +211,10 @@ class Scheduler:
         if self._waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit()
         if not groups:
-            return None
+            return None  # what was preempted or moved is told with the next step
         step = Step(self._next_step, groups, self._copies, self._moves, self._preempted)
         self._next_step += 1
-        self._moves = []
-        self._preempted = []
+        self._groups, self._copies, self._moves, self._preempted = [], [], [], []
         self._flight.append(step)
         return step
 
@@ -269,7 +267,6 @@ class Scheduler:
                 group.seq.in_flight -= 1
                 group.seq.in_flight_draft = False
         self._flight.clear()
-        self._groups = []
         self._moves = []
         while self._running:
             self._preempt(self._running[-1])

@@ -46,12 +46,15 @@ class Trace:
     seed: int
     speculation: dict[str, Any] | None = None
     adapter: str | None = None
+    kernels: str = ""
+    """Which backend computed the logits: bits, and so ties, are promised within one."""
     tokens: list[TraceToken] = field(default_factory=list)
     finish_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA, "model": self.model, "adapter": self.adapter, "seed": self.seed,
+            "schema": SCHEMA, "model": self.model, "adapter": self.adapter,
+            "kernels": self.kernels, "seed": self.seed,
             "speculation": self.speculation, "params": params_to_dict(self.params), "prompt": list(self.prompt),
             "finish_reason": self.finish_reason,
             "tokens": [{
@@ -80,7 +83,7 @@ class Trace:
         schema = document.get("schema")
         if schema != SCHEMA:
             raise _bad(f"its schema is {schema!r} and this version reads {SCHEMA}")
-        _check_keys(document, {"schema", "model", "adapter", "seed", "speculation", "params", "prompt",
+        _check_keys(document, {"schema", "model", "adapter", "kernels", "seed", "speculation", "params", "prompt",
                                "finish_reason", "tokens"}, "the trace")
         speculation = document["speculation"]
         if speculation is not None and not isinstance(speculation, dict):
@@ -96,6 +99,7 @@ class Trace:
         return cls(model=_text(document, "model"), prompt=prompt, params=params_from_dict(document["params"]),
                    seed=seed, speculation=speculation,
                    adapter=None if document["adapter"] is None else _text(document, "adapter"),
+                   kernels=_text(document, "kernels"),
                    tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
                    finish_reason=_text(document, "finish_reason"))
 

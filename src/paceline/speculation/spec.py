@@ -26,6 +26,10 @@ class Speculation:
     verify: str = "coupled"
     options: Mapping[str, Any] | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """What parse() reads."""
+        return {"method": self.method, "k": self.k, "verify": self.verify, **(self.options or {})}
+
 
 def parse(raw: Any) -> Speculation | None:
     """None | a method's name | a dict | a Speculation -> Speculation, or an error that says what to change."""
@@ -72,8 +76,10 @@ def _scripted(spec: Speculation, vocab_size: int) -> Drafter:
             isinstance(t, int) and not isinstance(t, bool) and 0 <= t < vocab_size for t in script):
         raise RequestError(f"speculation method {spec.method!r} needs 'tokens': the output's token ids, each below "
                            f"{vocab_size}.", "speculation")
-    if isinstance(branches, bool) or not isinstance(branches, int) or not 1 <= branches <= min(vocab_size // 2, MAX_NODES):
-        raise RequestError(f"speculation branches must be a whole number from 1, got {branches!r}.", "speculation")
+    most = min(vocab_size // 2, MAX_NODES)
+    if isinstance(branches, bool) or not isinstance(branches, int) or not 1 <= branches <= most:
+        raise RequestError(f"speculation branches must be a whole number from 1 to {most}, got {branches!r}.",
+                           "speculation")
     shift = branches if spec.method == "wrong" else 0
     return ScriptedDrafter(spec.method, script, vocab_size, k=spec.k, branches=branches, shift=shift)
 

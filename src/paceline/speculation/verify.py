@@ -27,13 +27,11 @@ def coupled(parents: Sequence[int], tokens: Sequence[int], chosen: Sequence[int]
     for row in range(1, len(tokens)):
         # Siblings with equal tokens lead to equal continuations; the first one wins.
         children.setdefault((parents[row], tokens[row]), row)
-    verdict = Verdict([], [], [])
-    row: int | None = 0
-    while row is not None:
-        token = chosen[row]
-        verdict.tokens.append(token)
-        verdict.rows.append(row)
-        row = children.get((row, token))
-        if row is not None:
-            verdict.path.append(row)
+    verdict = Verdict([chosen[0]], [0], [])
+    at = children.get((0, chosen[0]))
+    while at is not None:
+        verdict.path.append(at)
+        verdict.rows.append(at)
+        verdict.tokens.append(chosen[at])
+        at = children.get((at, chosen[at]))
     return verdict
