@@ -37,11 +37,8 @@ def test_golden_values(seed, position, token, bits, e, g):
 
 def test_all_golden_values_at_once():
     seeds, positions, tokens, bits, _, _ = (list(column) for column in zip(*GOLDEN))
-    rows = np.arange(len(GOLDEN))
     found = noise.token_bits(np.array(seeds, dtype=np.uint64), np.array(positions), np.array(tokens))
     assert found.tolist() == bits
-    again = noise.row_token_bits(rows, np.array(tokens), np.array(seeds, dtype=np.uint64), np.array(positions))
-    assert again.tolist() == bits
 
 
 def test_seeds_of_samples():
@@ -59,14 +56,18 @@ def test_purposes_levels_and_cycles_draw_apart():
     assert len(draws) == 20
 
 
-def test_dense_rows_share_evaluations_without_changing_bits():
-    rows = np.repeat(np.arange(3), 5000)
-    tokens = np.tile(np.arange(5000) * 2 + 1, 3)
-    seeds, positions = np.array([1, 2**63, 2], dtype=np.uint64), np.array([4, 4, 9])
-    together = noise.row_token_bits(rows, tokens, seeds, positions)
-    for row in range(3):
-        alone = noise.token_bits(seeds[row], positions[row], tokens[rows == row])
-        assert (together[rows == row] == alone).all()
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 40_003])
+@pytest.mark.parametrize("limit", [0, 2**28, 2**32 - 1])
+def test_lucky_tokens_are_those_with_few_bits(width, limit):
+    bits = noise.token_bits(2**63 + 5, 9, np.arange(width))
+    tokens, found = noise.lucky_tokens(2**63 + 5, 9, width, limit)
+    assert tokens.tolist() == np.flatnonzero(bits <= limit).tolist()
+    assert (found == bits[tokens]).all()
+
+
+def test_no_tokens_no_bits():
+    none = np.empty(0, dtype=np.int64)
+    assert len(noise.gumbel(noise.token_bits(np.empty(0, dtype=np.uint64), none, none))) == 0
 
 
 def test_gumbel_is_finite_monotone_and_inside_its_bounds():

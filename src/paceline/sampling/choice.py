@@ -8,13 +8,17 @@ noise, and one further up only with noise so large that its random bits say no b
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
-from paceline.sampling.dense import Doubles, Floats, Ints, gather
-from paceline.sampling.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, row_token_bits
+from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, gather, roughly_at_least, scaled_flat, values_at
+from paceline.sampling.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, lucky_tokens, token_bits
 from paceline.sampling.processed import OpenRows, Processed
 
 NEAR = 6.0
 """Tokens this close to a row's best score are drawn in full."""
+
+_SMALL = 1024
+"""Vocabularies up to this size are drawn in full: there is nothing to save."""
 
 _MANY = 4096
 _NO_ID = np.iinfo(np.int64).max
@@ -38,57 +42,71 @@ def choose(processed: Processed) -> list[int]:
 def _draw(processed: Processed, chosen: Ints) -> None:
     top = processed.top
     positions = np.array([row.position for row in processed.rows], dtype=np.int64)
-    parts: list[tuple[Ints, Ints, Floats]] = []
+    parts: list[tuple[Ints, Ints, Ints, Floats]] = []
     for rows, kept in processed.truncated:
-        row, token, score = np.repeat(rows, kept.counts), kept.tokens, kept.scores
-        if len(token) > _MANY:
-            possible = score >= top[row] - (GUMBEL_MAX - GUMBEL_MIN + margin(top[row]))
-            row, token, score = row[possible], token[possible], score[possible]
-        parts.append((row, token, score))
+        if len(kept.tokens) == len(rows):
+            chosen[rows] = kept.tokens
+        else:
+            parts.append((rows, *_possible(rows, kept, top)))
     for x, rows in processed.open:
-        near = gather(x, processed.temperature[rows], top[rows].astype(np.float64) - NEAR)
-        parts.append((np.repeat(rows, near.counts), near.tokens, near.scores))
-    row, token, score = (np.concatenate(column) for column in zip(*parts))
-    perturbed = score + gumbel(row_token_bits(row, token, processed.seeds, positions))
-
-    starts = np.flatnonzero(np.diff(row, prepend=-1))
-    reached = np.full(len(top), -np.inf, dtype=np.float32)
-    reached[row[starts]] = np.maximum.reduceat(perturbed, starts)
-    _settle(chosen, row, token, perturbed, reached)
-    for part in processed.open:
-        row, token, perturbed = _outsiders(processed, part, reached, positions)
-        if len(row):
-            before = reached.copy()
-            np.maximum.at(reached, row, perturbed)
-            chosen[reached > before] = _NO_ID
-            _settle(chosen, row, token, perturbed, reached)
-
-
-def _settle(chosen: Ints, row: Ints, token: Ints, perturbed: Floats, reached: Floats) -> None:
-    """Give each row the lowest id among the tokens that reach its best perturbed score (or the id it has)."""
-    winner = perturbed == reached[row]
-    fresh = row[winner]
-    chosen[fresh[chosen[fresh] < 0]] = _NO_ID
-    np.minimum.at(chosen, fresh, token[winner])
+        depth = NEAR if x.shape[1] > _SMALL else np.inf
+        near = gather(x, processed.temperature[rows], top[rows].astype(np.float64) - depth)
+        parts.append((rows, *near))
+    if not parts:
+        return
+    rows, counts, token, score = parts[0] if len(parts) == 1 else (np.concatenate(column) for column in zip(*parts))
+    row = rows.repeat(counts)
+    perturbed = score + gumbel(token_bits(processed.seeds[row], positions[row], token))
+    starts = counts.cumsum() - counts
+    reached = np.maximum.reduceat(perturbed, starts)
+    ids = np.where(perturbed == reached.repeat(counts), token, _NO_ID)
+    chosen[rows] = np.minimum.reduceat(ids, starts)
+    if processed.open and processed.logits.shape[1] > _SMALL:
+        reached_by = np.empty(len(top), dtype=np.float32)
+        reached_by[rows] = reached
+        for part in processed.open:
+            _challenge(processed, part, reached_by, positions, chosen)
 
 
-def _outsiders(processed: Processed, part: OpenRows, reached: Floats,
-               positions: Ints) -> tuple[Ints, Ints, Floats]:
-    """Tokens further than NEAR below the best score that may still reach what the near ones reached."""
+def _possible(rows: Ints, kept: Candidates, top: Floats) -> Candidates:
+    """`kept` without what no noise could lift to its row's best score, where it is worth looking."""
+    if len(kept.tokens) <= _MANY:
+        return kept
+    row = rows.repeat(kept.counts)
+    possible = kept.scores >= top[row] - (GUMBEL_MAX - GUMBEL_MIN + margin(top[row]))
+    counts = np.bincount(row[possible], minlength=len(top))[rows]
+    return Candidates(counts, kept.tokens[possible], kept.scores[possible])
+
+
+def _challenge(processed: Processed, part: OpenRows, reached: Floats, positions: Ints, chosen: Ints) -> None:
+    """Let the tokens further off try: `reached` is what each row's near tokens came to, `chosen` which of them did."""
     x, rows = part
-    bar, near = reached[rows].astype(np.float64), processed.top[rows].astype(np.float64) - NEAR
+    bar = reached[rows].astype(np.float64)
     slack = margin(processed.top[rows]) + margin(reached[rows])
-    found = gather(x, processed.temperature[rows], bar - GUMBEL_MAX - slack)
-    local = np.repeat(np.arange(len(rows)), found.counts)
-    far = found.scores < near[local]
-    local, token, score = local[far], found.tokens[far], found.scores[far]
-    row = rows[local]
-    if not len(row):
-        return row, token, score
-    # Noise falls as bits rise: above this many no token below `near` gets to the bar.
-    needed = np.maximum(bar - near - slack, -5.0)
+    floor = bar - GUMBEL_MAX - slack
+    # Noise falls as bits rise: above this many no token that is not near gets to the bar.
+    needed = np.maximum(bar - (processed.top[rows] - NEAR) - slack, -5.0)
     limit = np.minimum(np.ceil(-np.expm1(-np.exp(-needed)) * 2.0**32) + 1.0, 2.0**32 - 1.0)
-    bits = row_token_bits(row, token, processed.seeds, positions)
-    lucky = bits <= limit[local]
-    row, token, score, bits = row[lucky], token[lucky], score[lucky], bits[lucky]
-    return row, token, score + gumbel(bits)
+    for i, row in enumerate(rows.tolist()):
+        token, perturbed = _contenders(x[i:i + 1], processed.temperature[row:row + 1], floor[i:i + 1], int(limit[i]),
+                                       int(processed.seeds[row]), int(positions[row]))
+        if len(token) and (best := perturbed.max()) >= reached[row]:
+            first = int(token[perturbed == best].min())
+            chosen[row] = first if best > reached[row] else min(first, int(chosen[row]))
+
+
+def _contenders(x: Tensor, temperature: Floats, floor: Doubles, limit: int, seed: int,
+                position: int) -> tuple[Ints, Floats]:
+    """Tokens of one row x [1, V] with a score of at least `floor` and bits of at most `limit`, and what they reach."""
+    width = x.shape[1]
+    if roughly_at_least(x, temperature, floor) < width // 16:
+        _, token, score = gather(x, temperature, floor)
+        bits = token_bits(seed, position, token)
+        lucky = bits <= limit
+        token, score, bits = token[lucky], score[lucky], bits[lucky]
+    else:
+        token, bits = lucky_tokens(seed, position, width, limit)
+        value = values_at(x, token)
+        alive = value > -np.inf
+        token, bits, score = token[alive], bits[alive], scaled_flat(value[alive], temperature)
+    return token, score + gumbel(bits)

@@ -19,6 +19,7 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
+_MOST, _LEAST, _ZERO, _ONE = (np.float32(value) for value in (FLOAT_MAX, -FLOAT_MAX, 0.0, 1.0))
 _BLOCK = 1 << 18
 """Elements of a row block whose temporaries are made at once."""
 
@@ -65,39 +66,66 @@ def scaled(x: Tensor, temperature: Floats) -> Tensor:
 
 def scaled_flat(values: Floats, temperature: Floats) -> Floats:
     """The same scores for flat values above -inf. Adding zero turns -0 into 0: equal scores get equal bits."""
-    with np.errstate(over="ignore", divide="ignore"):
+    with np.errstate(over="ignore"):
         scores = values / temperature
-    np.clip(scores, -FLOAT_MAX, FLOAT_MAX, out=scores)
-    scores += np.float32(0.0)
+    np.minimum(scores, _MOST, out=scores)
+    np.maximum(scores, _LEAST, out=scores)
+    scores += _ZERO
     return scores
+
+
+def _low(temperature: Floats, floor: Doubles) -> Floats:
+    """A floor for logits that lets every score of at least `floor` pass, and little else. Above -inf."""
+    low = floor * temperature
+    # Rounding it to float32 moves it by far less than the millionth taken off.
+    low -= np.abs(low) * 1e-6 + np.maximum(temperature, _ONE) * 3e-45
+    return np.minimum(np.maximum(low, -FLOAT_MAX), FLOAT_MAX).astype(np.float32)
+
+
+def roughly_at_least(x: Tensor, temperature: Floats, floor: Doubles) -> int:
+    """How many tokens of the one row x [1, V] have a score of about `floor` or more."""
+    low = _low(temperature, floor)
+    return int(np.count_nonzero(x.numpy() >= low)) if x.is_cpu else int((x >= float(low[0])).sum())
+
+
+def values_at(x: Tensor, tokens: Ints) -> Floats:
+    """Logits of some tokens of the one row x [1, V]."""
+    if x.is_cpu:
+        values: Floats = x.numpy()[0, tokens]
+        return values
+    return x[0, torch.from_numpy(tokens).to(x.device)].cpu().numpy()
 
 
 def gather(x: Tensor, temperature: Floats, floor: Doubles) -> Candidates:
     """Exactly the tokens of each row whose score (x / temperature) is at least `floor`; never one at -inf."""
-    # Rows are compared before the division, against a floor low enough to miss nothing; the few that pass are then
-    # divided and compared for good.
-    low = floor * temperature
-    low -= np.abs(low) * 1e-6 + np.maximum(temperature, 1.0) * np.float64(3e-45)
-    # Rounding to float32 moves by far less than the millionth just taken off.
-    low = np.clip(low, -FLOAT_MAX, FLOAT_MAX).astype(np.float32)
-    width = x.shape[1]
+    # Rows are compared before the division; the few tokens that pass are divided and compared for good.
+    low = _low(temperature, floor)
+    rows, width = x.shape
     if x.is_cpu:
-        at = np.flatnonzero(x.numpy() >= low[:, None])
-        values = x.numpy().reshape(-1)[at]
+        whole = x.numpy()
+        at = (whole >= low[:, None]).reshape(-1).nonzero()[0]
+        values = whole.reshape(-1)[at]
     else:
         found = (x >= torch.from_numpy(low).to(x.device)[:, None]).view(-1).nonzero().view(-1)
         values = x.reshape(-1)[found].cpu().numpy()
         at = found.cpu().numpy()
-    starts = np.arange(len(x) + 1, dtype=np.int64) * width
-    counts = np.diff(np.searchsorted(at, starts)).astype(np.int64)
-    row = np.repeat(np.arange(len(x)), counts)
+    if rows == 1:
+        scores = scaled_flat(values, temperature)
+        keep = scores >= floor
+        if not keep.all():
+            at, scores = at[keep], scores[keep]
+        return Candidates(np.array([len(at)]), at, scores)
+    starts = np.arange(rows + 1) * width
+    ends = at.searchsorted(starts)
+    counts = ends[1:] - ends[:-1]
+    row = np.arange(rows).repeat(counts)
     scores = scaled_flat(values, temperature[row])
     tokens = at - starts[row]
     keep = scores >= floor[row]
-    if keep.all():
-        return Candidates(counts, tokens, scores)
-    counts = np.bincount(row[keep], minlength=len(x)).astype(np.int64)
-    return Candidates(counts, tokens[keep], scores[keep])
+    if not keep.all():
+        counts = np.bincount(row[keep], minlength=rows)
+        tokens, scores = tokens[keep], scores[keep]
+    return Candidates(counts, tokens, scores)
 
 
 def exp_sums(x: Tensor, temperature: Floats, top: Floats) -> Doubles:
@@ -110,7 +138,7 @@ def exp_sums(x: Tensor, temperature: Floats, top: Floats) -> Doubles:
         if x.is_cpu:
             with np.errstate(over="ignore"):
                 scores = x[part].numpy() / temperature[part, None]
-                np.minimum(scores, np.float32(FLOAT_MAX), out=scores)
+                np.minimum(scores, _MOST, out=scores)
                 scores -= top[part, None]
             weights = torch.from_numpy(scores).exp_()
             # Converted first: a sum that converts on the way is buffered in blocks that ignore where a row begins.

@@ -33,9 +33,12 @@ Words = NDArray[np.uint32]
 
 def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> Words:
     """Philox4x32-10: counter words and a 64-bit key, each an int or an [n] array -> [4, n] output words."""
-    inputs = [np.atleast_1d(np.asarray(x, dtype=np.uint64)) for x in (*counter, key)]
-    n = max(len(x) for x in inputs)
+    inputs = [np.asarray(x, dtype=np.uint64).reshape(-1) for x in (*counter, key)]
+    n = max(map(len, inputs)) if all(map(len, inputs)) else 0
     out = np.empty((4, n), dtype=np.uint32)
+    if 0 < n <= _CHUNK:
+        _rounds(inputs, out)
+        return out
     for at in range(0, n, _CHUNK):
         _rounds([x if len(x) == 1 else x[at:at + _CHUNK] for x in inputs], out[:, at:at + _CHUNK])
     return out
@@ -43,23 +46,26 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> Words:
 
 def _rounds(inputs: list[NDArray[np.uint64]], out: Words) -> None:
     # x holds the words that get multiplied (0 and 2), y the other two (1 and 3): a round is one multiplication of
-    # both at once, and halves of the 64-bit products are read through a 32-bit view instead of shifted out.
+    # both at once, and halves of the 64-bit products are read through a 32-bit view instead of shifted out. Two
+    # buffers take turns, because the low halves of one product live on as y while the next is made.
     c0, c1, c2, c3, key = inputs
     n = out.shape[1]
     x = np.empty((2, n), dtype=np.uint32)
     y = np.empty((2, n), dtype=np.uint32)
     x[0], x[1], y[0], y[1] = c0, c2, c1, c3
-    halves = np.stack((key & _MASK, key >> _SHIFT))
-    round_keys = (halves + _WEYL).astype(np.uint32)
-    product = np.empty((2, n), dtype=np.uint64)
-    words = product.view(np.uint32).reshape(2, n, 2)
-    low, high = words[::-1, :, _LOW], words[::-1, :, _HIGH]
-    for round_key in round_keys:
+    halves = np.empty((2, len(key)), dtype=np.uint64)
+    np.bitwise_and(key, _MASK, out=halves[0])
+    np.right_shift(key, _SHIFT, out=halves[1])
+    products = np.empty((2, 2, n), dtype=np.uint64)
+    words = products.view(np.uint32).reshape(2, 2, n, 2)
+    even, odd = ((products[i], words[i, ::-1, :, _LOW], words[i, ::-1, :, _HIGH]) for i in (0, 1))
+    for i, round_key in enumerate((halves + _WEYL).astype(np.uint32)):
+        product, low, high = odd if i & 1 else even
         np.multiply(x, _MULTIPLIERS, out=product)
         np.bitwise_xor(y, round_key, out=x)
         np.bitwise_xor(x, high, out=x)
-        y = low.copy()
-    out[0], out[1], out[2], out[3] = x[0], y[0], x[1], y[1]
+        y = low
+    out[0::2], out[1::2] = x, y
 
 
 def token_bits(seed: Any, position: Any, token: Any, *, purpose: int = TARGET, level: int = 0,
@@ -68,33 +74,22 @@ def token_bits(seed: Any, position: Any, token: Any, *, purpose: int = TARGET, l
 
     `cycle` is the absolute position where the drafting cycle started; 0 for the target's own draws.
     """
-    tokens = np.atleast_1d(np.asarray(token, dtype=np.uint64))
-    words = philox((tokens >> np.uint64(2), position, purpose | level << 8, cycle), seed)
-    lane = np.broadcast_to((tokens & np.uint64(3)).astype(np.intp), words.shape[1:])
-    return words[lane, np.arange(words.shape[1])]
-
-
-def row_token_bits(row: NDArray[np.int64], token: NDArray[np.int64], seeds: NDArray[np.uint64],
-                   positions: NDArray[np.int64]) -> Words:
-    """Target bits of flat (row, token) pairs, where seeds[row] and positions[row] say whose draw it is.
-
-    Four neighbouring tokens share one evaluation of the generator; where pairs come in (row, token) order and lie
-    densely that is used.
-    """
-    if len(token) < 4096:
-        return token_bits(seeds[row], positions[row], token)
-    quad = token >> 2
-    first = np.empty(len(token), dtype=bool)
-    first[0] = True
-    np.not_equal(quad[1:], quad[:-1], out=first[1:])
-    first[1:] |= row[1:] != row[:-1]
-    at = np.flatnonzero(first)
-    words = philox((quad[at], positions[row[at]], TARGET, 0), seeds[row[at]])
-    flat = np.cumsum(first)
-    flat -= 1
-    flat += (token & 3) * len(at)
-    bits: Words = words.reshape(-1)[flat]
+    tokens = np.asarray(token, dtype=np.int64).reshape(-1)
+    words = philox((tokens >> 2, position, purpose | level << 8, cycle), seed)
+    bits: Words = words[tokens & 3, np.arange(words.shape[1])]
     return bits
+
+
+def lucky_tokens(seed: int, position: int, width: int, limit: int) -> tuple[NDArray[np.int64], Words]:
+    """Tokens below `width` whose target bits are at most `limit`, ascending, and their bits.
+
+    Looks at the whole vocabulary, four tokens to an evaluation of the generator.
+    """
+    words = philox((np.arange((width + 3) // 4), position, TARGET, 0), seed).T
+    quad, lane = (words <= np.uint32(limit)).nonzero()
+    tokens = quad * 4 + lane
+    inside = tokens < width
+    return tokens[inside], words[quad, lane][inside]
 
 
 def gumbel(bits: Words) -> NDArray[np.float32]:
@@ -103,9 +98,10 @@ def gumbel(bits: Words) -> NDArray[np.float32]:
     v += np.float32(0.5)
     v *= np.float32(2.0**-32)
     np.minimum(v, np.float32(1.0 - 2.0**-24), out=v)
-    t = torch.from_numpy(np.ascontiguousarray(v))
-    result: NDArray[np.float32] = torch.log(t.neg_().log1p_().neg_()).neg_().numpy()
-    return result
+    np.negative(v, out=v)
+    # torch's logarithms take one path for every element of a contiguous array, its last few included.
+    torch.from_numpy(v).log1p_().neg_().log_().neg_()
+    return v
 
 
 def uniform(bits: Words) -> NDArray[np.float32]:

@@ -144,7 +144,9 @@ class Pipeline:
 
     def _reduce(self, processed: Processed, table: _Table, kind: int, rows: Ints, x: Tensor) -> None:
         """Work out the distributions of rows of one kind from their edited logits x [P, V]."""
-        temperature = table.temperature[rows]
+        temperature, limits = table.temperature, table.limits
+        if len(rows) < len(temperature):
+            temperature, limits = temperature[rows], limits.at(rows)
         if kind == _GREEDY:
             best, top = row_argmax(x)
         else:
@@ -156,13 +158,15 @@ class Pipeline:
             kept = np.flatnonzero(good)
             if not len(kept):
                 return
-            rows, best, top, temperature, x = rows[kept], best[kept], top[kept], temperature[kept], take(x, kept)
+            rows, best, top, x = rows[kept], best[kept], top[kept], take(x, kept)
+            temperature, limits = temperature[kept], limits.at(kept)
+        if kind == _GREEDY:
+            processed.best[rows], processed.top[rows] = best, top
+            return
         top = scaled_flat(top, temperature)
         processed.top[rows] = top
-        if kind == _GREEDY:
-            processed.best[rows] = best
-        elif kind == _TRUNCATED:
-            processed.truncated.append((rows, truncate(x, temperature, top, table.limits.at(rows))))
+        if kind == _TRUNCATED:
+            processed.truncated.append((rows, truncate(x, temperature, top, limits)))
         else:
             processed.open.append(OpenRows(x, rows))
 

@@ -50,14 +50,16 @@ class Processed:
         """Rows with an empty support whose request asked to stop there."""
         self.unmasked: set[int] = set()
         """Rows whose masks left nothing and were lifted, as their request asked."""
-        self.best: Ints = np.full(len(rows), NO_TOKEN, dtype=np.int64)
+        self.best: Ints = np.empty(len(rows), dtype=np.int64)
         """The token of each greedy row; NO_TOKEN elsewhere."""
-        self.top: Floats = np.full(len(rows), np.nan, dtype=np.float32)
-        """Best score of each row; NaN where it failed."""
+        self.top: Floats = np.empty(len(rows), dtype=np.float32)
+        """Best score of each row (of a greedy row, its best logit); NaN where it failed."""
         self.open: list[OpenRows] = []
         """Sampled rows whose support is every token above -inf."""
         self.truncated: list[tuple[Ints, Candidates]] = []
         """Sampled rows that top-k, top-p or min-p cut: which rows, and their supports, best first."""
+        self.best.fill(NO_TOKEN)
+        self.top.fill(np.nan)
         self._edited: Tensor | None = None
         self._edited_at: dict[int, int] = {}
         self._spans: dict[int, tuple[Ints, Floats]] = {}
@@ -80,7 +82,7 @@ class Processed:
         self._check(row)
         state = self.rows[row].state
         if state.is_greedy:
-            return self.best[row:row + 1], self.top[row:row + 1]
+            return self.best[row:row + 1], scaled_flat(self.top[row:row + 1], self.temperature[row:row + 1])
         if state.truncates:
             return self._span(row)
         whole = gather(self.logits_of(row)[None], self.temperature[row:row + 1], np.array([-np.inf]))
@@ -92,7 +94,7 @@ class Processed:
     def probs(self, row: int) -> Doubles:
         """[V] probabilities of a row, float64, exactly zero outside the support."""
         tokens, scores = self.support(row)
-        weights = np.exp(scores.astype(np.float64) - float(self.top[row]))
+        weights = np.exp(scores.astype(np.float64) - float(scores.max()))
         probs = np.zeros(self.logits.shape[1])
         probs[tokens] = weights / weights.cumsum()[-1]
         return probs

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, exp_sums, gather, take
 
-_WINDOWS = (8.0, 14.0, np.inf)
+_WINDOWS = (8.0, 11.0, 15.0, np.inf)
 """How far below the best score to look, in tries. 8 settles top_p .95 for nearly every row of a language model."""
 
 _PADDED = 1 << 20
@@ -41,29 +41,32 @@ class Limits(NamedTuple):
 def truncate(x: Tensor, temperature: Floats, top: Floats, limits: Limits) -> Candidates:
     """The support of each row of [P, V], best first. `top` is each row's best score (finite)."""
     rows, width = x.shape
-    nucleus = limits.top_p < 1.0
+    nucleus, ranked = limits.top_p < 1.0, limits.top_k < width
     # The mass that top-p shares out is what top-k left: of a row without top-k, all of it.
-    whole = np.flatnonzero(nucleus & (limits.top_k >= width))
+    whole = (nucleus & ~ranked).nonzero()[0]
     total = np.full(rows, np.nan)
     if len(whole):
         total[whole] = exp_sums(take(x, whole), temperature[whole], top[whole])
     # min-p alone says how far to look; but with top-k and top-p both on, the mass needs all of the top k.
-    deepest = np.where(nucleus & (limits.top_k < width), np.inf, -limits.log_min_p)
+    deepest = np.where(nucleus & ranked, np.inf, -limits.log_min_p)
 
-    counts = np.zeros(rows, dtype=np.int64)
-    found: list[tuple[Ints, Candidates]] = []
-    left = np.arange(rows)
-    for window in _WINDOWS:
+    depth = np.minimum(_WINDOWS[0], deepest)
+    sure, kept = _cut(gather(x, temperature, top.astype(np.float64) - depth), top, total, limits, depth >= deepest)
+    if sure.all():
+        return kept
+    found = [(sure.nonzero()[0], kept)]
+    left = (~sure).nonzero()[0]
+    for window in _WINDOWS[1:]:
         depth = np.minimum(window, deepest[left])
         gathered = gather(take(x, left), temperature[left], top[left].astype(np.float64) - depth)
         sure, kept = _cut(gathered, top[left], total[left], limits.at(left), depth >= deepest[left])
         found.append((left[sure], kept))
-        counts[left[sure]] = kept.counts
         left = left[~sure]
         if not len(left):
             break
-    if len(found) == 1:
-        return found[0][1]
+    counts = np.empty(rows, dtype=np.int64)
+    for which, kept in found:
+        counts[which] = kept.counts
     starts = np.concatenate(([0], np.cumsum(counts)))
     tokens = np.empty(starts[-1], dtype=np.int64)
     scores = np.empty(starts[-1], dtype=np.float32)
@@ -108,9 +111,10 @@ def _cut(gathered: Candidates, top: Floats, total: Doubles, limits: Limits,
     if (limits.log_min_p > -np.inf).any():
         floor = top.astype(np.float64) + limits.log_min_p
         size = np.minimum(size, np.count_nonzero(scores >= floor[:, None], axis=1))
-    size = size[sure]
+    if not sure.all():
+        size, tokens, scores = size[sure], tokens[sure], scores[sure]
     inside = np.arange(scores.shape[1]) < size[:, None]
-    return sure, Candidates(size, tokens[sure][inside], scores[sure][inside])
+    return sure, Candidates(size, tokens[inside], scores[inside])
 
 
 def _sorted(gathered: Candidates) -> tuple[Ints, Floats]:
