@@ -80,6 +80,21 @@ class World:
         self.scheduler.commit(step, results)
         self.check()
 
+    def fail(self) -> None:
+        """The oldest step broke somewhere: the memory is junk, and the engine ends the requests it held."""
+        step = self.flight[0][0]
+        for rows in step.groups:
+            self.scheduler.cancel(rows.seq.request.id)
+        self.scheduler.fail(step)
+        for memory in self.memory:
+            memory.clear()
+        self.flight.clear()
+        for seq in self.everyone:
+            if seq.status is not Status.FINISHED:
+                self.truth[seq] = list(seq.tokens)
+                self.over.discard(seq)
+        self.check()
+
     def turn(self) -> Step | None:
         step = self.launch()
         if step is not None:
