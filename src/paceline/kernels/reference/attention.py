@@ -17,6 +17,7 @@ import torch
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.paths import host_positions, key_paths
 from paceline.kernels.reference.ordered import exp, ordered_sum
+from paceline.kernels.reference.products import bmm
 
 TILE = 64
 """Keys a tile."""
@@ -54,13 +55,13 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         keys = _gather(k_cache, tile.slots, n)
         values = _gather(v_cache, tile.slots, n)
         query = queries[tile.rows].view(n * kv_heads, shared, dim)
-        scores = torch.bmm(query, keys.transpose(1, 2)).view(n, kv_heads, shared, TILE)
+        scores = bmm(query, keys.transpose(1, 2)).view(n, kv_heads, shared, TILE)
         scores = scores.masked_fill(tile.hidden, -torch.inf)
         old = highest[tile.rows]
         new = torch.maximum(old, scores.amax(-1))
         weights = exp(scores - new[..., None])
         rescale = exp(old - new)
-        added = torch.bmm(weights.view(n * kv_heads, shared, TILE), values).view(n, kv_heads, shared, dim)
+        added = bmm(weights.view(n * kv_heads, shared, TILE), values).view(n, kv_heads, shared, dim)
         highest[tile.rows] = new
         total[tile.rows] = total[tile.rows] * rescale + ordered_sum(weights)
         result[tile.rows] = result[tile.rows] * rescale[..., None] + added

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from paceline.kernels.reference.products import one_order
+
 TILE = 8
 """Rows a call. A GEMM chooses its kernel, and with it the order of its sum, by the row count; inside one call of a
 given shape a row's sum does not depend on the other rows."""
@@ -16,7 +18,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     padded = F.pad(x, (0, 0, 0, -rows % TILE)).contiguous()
     transposed = weight.t()
     out = torch.empty((padded.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    for begin in range(0, padded.shape[0], TILE):
-        torch.mm(padded[begin:begin + TILE], transposed, out=out[begin:begin + TILE])
+    with one_order(x.device):
+        for begin in range(0, padded.shape[0], TILE):
+            torch.mm(padded[begin:begin + TILE], transposed, out=out[begin:begin + TILE])
     out = out[:rows]
     return out if bias is None else out + bias
