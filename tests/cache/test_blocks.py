@@ -50,7 +50,8 @@ def test_plain_blocks_are_taken_before_cached_ones_and_cached_ones_least_recentl
     assert evicted == [second, first, third] and pool.evictions == 3 and pool.registered == 0
 
 
-def test_sharing_revives_a_cached_block_and_makes_it_the_most_recently_used(pool: BlockPool, evicted: list[int]) -> None:
+def test_sharing_revives_a_cached_block_and_makes_it_the_most_recently_used(
+        pool: BlockPool, evicted: list[int]) -> None:
     old, new = pool.take(), pool.take()
     for block in (old, new):
         pool.register(block)

@@ -146,7 +146,7 @@ class World:
             self._put(move.group, move.target, content)
         size = self.cache.block_size
         assert len({(move.group, move.target) for move in step.moves}) == len(step.moves), "a slot is moved to twice"
-        assert len({(copy.group, copy.target) for copy in step.copies}) == len(step.copies), "a block is copied to twice"
+        assert len({(copy.group, copy.target) for copy in step.copies}) == len(step.copies), "a block is filled twice"
         for copy in step.copies:
             for offset in range(size):
                 self._put(copy.group, copy.target * size + offset,

@@ -1,4 +1,4 @@
-"""Hypothesis drives the scheduler through any order of arrivals, drafts, steps ahead, commits, cancels and time-outs."""
+"""Hypothesis drives the scheduler through any order of arrivals, drafts, steps ahead, commits, cancels, time-outs."""
 
 from __future__ import annotations
 

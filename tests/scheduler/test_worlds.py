@@ -98,7 +98,7 @@ def test_every_output_is_the_oracles_and_no_block_leaks(batch: int) -> None:
         hits += world.cache.hits
         evictions += world.cache.usage().evictions
         drafted += world.accepted
-    assert steps > 500 and preemptions and hits and evictions and drafted, "these worlds were too quiet to prove a thing"
+    assert steps > 500 and preemptions and hits and evictions and drafted, "these worlds were too quiet to prove it"
 
 
 @pytest.mark.full

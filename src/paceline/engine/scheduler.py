@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from paceline.cache.manager import Allocation, CacheManager
-from paceline.cache.transfers import BlockCopy, SlotMove
-from paceline.engine.queue import WaitingQueue
-from paceline.engine.sequence import PENDING, Sequence, Status
+from paceline.cache.transfers import SlotMove
+from paceline.engine.filling import SchedulerConfig, StepFiller
+from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
-from paceline.errors import ConfigError, QueueFullError, RequestError
+from paceline.errors import QueueFullError, RequestError
 from paceline.request import Request
 
-FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
+FINISHED, RUNNING = Status.FINISHED, Status.RUNNING
 
 MAX_STEPS_IN_FLIGHT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    max_batch_tokens: int
-    """Rows of one step, at most."""
-    max_num_seqs: int
-    """Sequences that hold cache at the same time, at most."""
-    max_model_len: int
-    """Tokens of one sequence (prompt + output), at most."""
-    watermark: float = 0.01
-    """Fraction of every group's blocks that an admission must leave free while others run."""
-    max_queue: int | None = None
-    """Sequences that may wait; adding a request beyond raises QueueFullError. None: no limit."""
-    max_chunk: int | None = None
-    """Prompt tokens of one sequence in one step, at most. None: what the budget leaves."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.max_chunk is not None and self.max_chunk < 1:
-            raise ConfigError(f"max_chunk must be at least 1 or None, got {self.max_chunk}.")
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"watermark must be from 0 up to (not including) 1, got {self.watermark}.")
-        if self.max_queue is not None and self.max_queue < 1:
-            raise ConfigError(f"max_queue must be at least 1 or None, got {self.max_queue}.")
 
 
 class Scheduler:
@@ -64,12 +35,10 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.clock = clock
-        self.preemptions = 0
         self._capacity = cache.capacity()
-        self._watermarks = [int(config.watermark * (pool.num_blocks - 1)) for pool in cache.pools]
-        self._max_seqs = min(config.max_num_seqs, cache.max_seats)
-        self._running: list[Sequence] = []
-        self._waiting = WaitingQueue()
+        self._filler = StepFiller(config, cache, clock)
+        self._running = self._filler.running
+        self._waiting = self._filler.waiting
         self._requests: dict[str, list[Sequence]] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._flight: deque[Step] = deque()
@@ -77,13 +46,6 @@ class Scheduler:
         """Compaction of accepted drafts, for the next step to carry out before anything else. Moves of a sequence
         that has ended or lost its blocks meanwhile may stay: its blocks may be in the prefix cache by now, and where
         they are not, whoever takes them writes after the moves."""
-        self._preempted: list[Sequence] = []
-        self._groups: list[RowGroup] = []
-        self._copies: list[BlockCopy] = []
-        self._spare = 0
-        """The step being built may have so many groups: the budget less all rows beyond each group's first."""
-        self._blocked: tuple[Sequence, int, int] | None = None
-        """The head of the queue did not fit with so many blocks free and so many sequences running."""
         self._next_order = 0
         self._next_step = 0
 
@@ -100,6 +62,11 @@ class Scheduler:
     @property
     def queue_length(self) -> int:
         return len(self._waiting)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running sequence lost its blocks, in all."""
+        return self._filler.preemptions
 
     @property
     def steps_in_flight(self) -> int:
@@ -163,58 +130,18 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's seat and blocks between two steps, as if they had run out; it queues again."""
         if seq.status is RUNNING:
-            self._preempt(seq)
+            self._filler.preempt(seq)
 
     def schedule(self) -> Step | None:
         """The next step, or None if nothing can run before a commit (or at all)."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
-        groups = self._groups = []
-        self._copies = []
-        self._spare = self.config.max_batch_tokens
-        running = self._running
-        draft_rows = self._spare - len(running)
-        """What drafts may use: everyone gets one row first."""
-        preempted_before = len(self._preempted)
-        prompts: list[Sequence] = []
-        for seq in running:
-            start = seq.computed
-            tokens = seq.tokens
-            missing = len(tokens) - start
-            if missing == 1 and start >= seq.prompt_len:
-                token = tokens[-1]
-                if seq.draft is not None and draft_rows > 0:
-                    draft_rows -= self._add_draft(seq, start, draft_rows)
-                    continue
-            elif missing > 0:
-                prompts.append(seq)
-                continue
-            elif seq.in_flight_draft or seq.wait_for_commit or len(tokens) + 1 >= seq.limit:
-                continue
-            else:
-                token = PENDING
-            if len(groups) >= self._spare:
-                break
-            allocation = seq.allocation
-            if ((start < allocation.writable_from or start >= allocation.writable_to)
-                    and not self._reserve(seq, start, 1)):
-                continue
-            groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
-            seq.draft = None
-            seq.computed = start + 1
-            seq.in_flight += 1
-        for seq in prompts:
-            if len(groups) >= self._spare:
-                break
-            if seq.status is RUNNING:
-                self._add_chunk(seq)
-        if self._waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
-            self._admit()
+        groups, copies, preempted = self._filler.fill()
         if not groups:
-            return None  # what was preempted or moved is told with the next step
-        step = Step(self._next_step, groups, self._copies, self._moves, self._preempted)
+            return None
+        step = Step(self._next_step, groups, copies, self._moves, preempted)
         self._next_step += 1
-        self._groups, self._copies, self._moves, self._preempted = [], [], [], []
+        self._moves = []
         self._flight.append(step)
         return step
 
@@ -269,183 +196,8 @@ class Scheduler:
         self._flight.clear()
         self._moves = []
         while self._running:
-            self._preempt(self._running[-1])
+            self._filler.preempt(self._running[-1])
         self.cache.forget()
-
-    def _add_draft(self, seq: Sequence, start: int, most: int) -> int:
-        """Schedule a known token and its draft, trimmed to `most` rows, the sequence's end and the free blocks.
-        Returns the draft rows used."""
-        draft = seq.draft
-        left = seq.limit - len(seq.tokens) - 1
-        nodes = min(len(draft), most, self.cache.max_blocks_per_seq * self.cache.block_size - start - 1)
-        if nodes > left:
-            nodes = next((i for i, depth in enumerate(draft.depths()[:nodes]) if depth > left), nodes)
-        rows = self._reserve(seq, start, 1 + nodes)
-        if not rows:
-            return 0
-        draft = draft.trimmed(rows - 1) if rows > 1 else None
-        seq.draft = None
-        group = RowGroup(seq, start, [seq.tokens[-1]], None, draft, 0, seq.epoch)
-        if draft is not None:
-            group.tokens += draft.tokens
-            if not draft.is_chain:
-                group.parents = [-1, *(parent + 1 for parent in draft.parents)]
-            seq.in_flight_draft = True
-        self._groups.append(group)
-        seq.computed = start + 1
-        seq.in_flight += 1
-        self._spare -= rows - 1
-        return rows - 1
-
-    def _add_chunk(self, seq: Sequence) -> None:
-        """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
-        start, known = seq.computed, len(seq.tokens)
-        rows = min(known - start, self._spare - len(self._groups))
-        if self.config.max_chunk is not None:
-            rows = min(rows, self.config.max_chunk)
-        rows = self._reserve(seq, start, rows)
-        if not rows:
-            return
-        end = start + rows
-        group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
-        if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
-            group.logits_from = 0
-        elif end == known:
-            group.logits_from = rows - 1
-        if end == known and seq.siblings:
-            group.siblings = list(seq.siblings)
-        self._groups.append(group)
-        seq.draft = None
-        seq.computed = end
-        seq.in_flight += 1
-        self._spare -= rows - 1
-
-    def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
-        """Make up to `rows` positions writable: fewer if blocks are short; room for one is made at others' cost.
-        Returns how many; 0: the sequence has to wait."""
-        allocation: Allocation = seq.allocation
-        while True:
-            copies = self.cache.reserve(allocation, start, start + rows)
-            if copies is not None:
-                self._copies += copies
-                return rows
-            room = self.cache.room(allocation, start)
-            if room:
-                rows = min(rows, room)
-            elif not self._drop_draft():
-                victim = self._running[-1]
-                if victim is seq:
-                    return 0
-                self._preempt(victim)
-
-    def _drop_draft(self) -> bool:
-        """Turn the step's last draft that occupies blocks of its own into a plain decode."""
-        for group in reversed(self._groups):
-            if group.draft is None:
-                continue
-            seq, kept = group.seq, group.start + 1
-            blocks = seq.allocation.blocks[0]
-            if len(blocks) * self.cache.block_size - kept >= self.cache.block_size:
-                self._spare += len(group.tokens) - 1
-                del group.tokens[1:]
-                group.parents = group.draft = None
-                seq.in_flight_draft = False
-                self.cache.rollback(seq.allocation, kept)
-                self._drop_copies()
-                return True
-        return False
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Take a sequence's seat and blocks, and its rows in the step being built; it will be computed again."""
-        for index, group in enumerate(self._groups):
-            if group.seq is victim:
-                del self._groups[index]
-                self._spare += len(group.tokens) - 1
-                victim.in_flight -= 1
-                if group.draft is not None:
-                    victim.in_flight_draft = False
-                break
-        self._running.remove(victim)
-        self.cache.close(victim.allocation)
-        self._drop_copies()
-        victim.allocation = None
-        victim.computed = 0
-        victim.draft = None
-        victim.epoch += 1
-        victim.preemptions += 1
-        victim.status = WAITING
-        self._waiting.push(victim)
-        self._preempted.append(victim)
-        self.preemptions += 1
-
-    def _drop_copies(self) -> None:
-        """Forget this step's copies into blocks that have just been given back."""
-        pools = self.cache.pools
-        self._copies = [copy for copy in self._copies if pools[copy.group].refs[copy.target]]
-
-    def _admit(self) -> None:
-        """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
-        while len(self._groups) < self._spare:
-            seq = self._waiting.peek()
-            if seq is None or seq.in_flight:
-                return
-            free = sum(pool.free for pool in self.cache.pools)
-            weaker = bool(self._running) and self._running[-1].rank[0] > seq.rank[0]
-            if len(self._running) >= self._max_seqs and not weaker:
-                return
-            if (self._blocked is not None and self._blocked[0] is seq and free <= self._blocked[1]
-                    and len(self._running) >= self._blocked[2]):
-                return
-            if not self._seat(seq):
-                self._blocked = (seq, free, len(self._running))
-                return
-            self._blocked = None
-            self._add_chunk(seq)
-
-    def _seat(self, seq: Sequence) -> bool:
-        """Open the cache for a waiting sequence if it fits, preempting lower priorities if that makes it fit."""
-        if len(self._running) >= self._max_seqs:
-            self._preempt(self._running[-1])
-        params = seq.request.params
-        reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
-        allocation = self.cache.open(seq.tokens, salt=params.cache_salt, reuse=reuse)
-        if allocation is None:
-            return False
-        if not self._fits(seq, allocation):
-            self.cache.abandon(allocation, seq.tokens)
-            return False
-        self._waiting.discard(seq)
-        seq.allocation = allocation
-        seq.computed = allocation.cached
-        seq.status = RUNNING
-        if seq.admitted is None:
-            seq.admitted = self.clock()
-            seq.cached_tokens = allocation.cached
-            seq.cache_miss = allocation.miss
-        insort(self._running, seq, key=_rank)
-        return True
-
-    def _fits(self, seq: Sequence, allocation: Allocation) -> bool:
-        """Whether all known tokens will find blocks, with the watermark and what running prompts still need left."""
-        cache = self.cache
-        weaker = [other for other in self._running if other.rank[0] > seq.rank[0]]
-        stronger = [other for other in self._running if other.rank[0] <= seq.rank[0]]
-        while self._running:
-            short = yieldable = False
-            for g, pool in enumerate(cache.pools):
-                need = cache.needed(allocation, g, len(seq.tokens)) + self._watermarks[g]
-                for other in stronger:
-                    need += cache.needed(other.allocation, g, len(other.tokens))
-                if need > pool.free:
-                    short = True
-                    held = sum(len(other.allocation.blocks[g]) for other in weaker)
-                    yieldable = need <= pool.free + held
-                    if not yieldable:
-                        return False
-            if not short:
-                return True
-            self._preempt(weaker.pop())
-        return True
 
     def _accept(self, group: RowGroup, result: GroupResult) -> None:
         """Keep the accepted rows of a draft (its sequence still holds its blocks) and roll the rest back."""
@@ -483,17 +235,13 @@ class Scheduler:
 
     def _place_sibling(self, seq: Sequence, sibling: Sequence, shareable: bool) -> None:
         allocation: Allocation | None = None
-        if shareable and len(self._running) < self._max_seqs:
+        if shareable and len(self._running) < self._filler.max_seqs:
             allocation = self.cache.fork(seq.allocation)
         if allocation is None:
             self._waiting.push(sibling)
             return
         self.cache.rollback(allocation, seq.prompt_len)
-        sibling.allocation = allocation
-        sibling.computed = seq.prompt_len
-        sibling.status = RUNNING
-        sibling.admitted = self.clock()
-        insort(self._running, sibling, key=_rank)
+        self._filler.join(sibling, allocation, seq.prompt_len)
 
     def _finish(self, seq: Sequence, reason: str) -> None:
         if seq.status is FINISHED:
@@ -514,10 +262,6 @@ class Scheduler:
         for sibling in seq.siblings:
             self._finish(sibling, reason)
         seq.siblings = []
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
 
 
 __all__ = ["Scheduler", "SchedulerConfig"]

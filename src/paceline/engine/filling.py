@@ -1,0 +1,298 @@
+"""StepFiller: what the next step holds. Spends the token budget, hands out blocks, preempts where they run out."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.transfers import BlockCopy
+from paceline.engine.queue import WaitingQueue
+from paceline.engine.sequence import PENDING, Sequence, Status
+from paceline.engine.step import RowGroup
+from paceline.errors import ConfigError
+
+RUNNING, WAITING = Status.RUNNING, Status.WAITING
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_batch_tokens: int
+    """Rows of one step, at most."""
+    max_num_seqs: int
+    """Sequences that hold cache at the same time, at most."""
+    max_model_len: int
+    """Tokens of one sequence (prompt + output), at most."""
+    watermark: float = 0.01
+    """Fraction of every group's blocks that an admission must leave free while others run."""
+    max_queue: int | None = None
+    """Sequences that may wait; adding a request beyond raises QueueFullError. None: no limit."""
+    max_chunk: int | None = None
+    """Prompt tokens of one sequence in one step, at most. None: what the budget leaves."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.max_chunk is not None and self.max_chunk < 1:
+            raise ConfigError(f"max_chunk must be at least 1 or None, got {self.max_chunk}.")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be from 0 up to (not including) 1, got {self.watermark}.")
+        if self.max_queue is not None and self.max_queue < 1:
+            raise ConfigError(f"max_queue must be at least 1 or None, got {self.max_queue}.")
+
+
+class StepFiller:
+    """Owns who runs and who waits, and the step being built; the rules of order are told at Scheduler."""
+
+    def __init__(self, config: SchedulerConfig, cache: CacheManager, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.cache = cache
+        self.clock = clock
+        self.running: list[Sequence] = []
+        """Sorted by rank."""
+        self.waiting = WaitingQueue()
+        self.preemptions = 0
+        self.max_seqs = min(config.max_num_seqs, cache.max_seats)
+        self._watermarks = [int(config.watermark * (pool.num_blocks - 1)) for pool in cache.pools]
+        self._groups: list[RowGroup] = []
+        self._copies: list[BlockCopy] = []
+        self._preempted: list[Sequence] = []
+        self._spare = 0
+        """The step being built may have so many groups: the budget less all rows beyond each group's first."""
+        self._blocked: tuple[Sequence, int, int] | None = None
+        """The head of the queue did not fit with so many blocks free and so many sequences running."""
+
+    def fill(self) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
+        """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run."""
+        groups = self._groups = []
+        self._copies = []
+        self._spare = self.config.max_batch_tokens
+        running = self.running
+        draft_rows = self._spare - len(running)
+        """What drafts may use: everyone gets one row first."""
+        preempted_before = len(self._preempted)
+        prompts: list[Sequence] = []
+        for seq in running:
+            start = seq.computed
+            tokens = seq.tokens
+            missing = len(tokens) - start
+            if missing == 1 and start >= seq.prompt_len:
+                token = tokens[-1]
+                if seq.draft is not None and draft_rows > 0:
+                    draft_rows -= self._add_draft(seq, start, draft_rows)
+                    continue
+            elif missing > 0:
+                prompts.append(seq)
+                continue
+            elif seq.in_flight_draft or seq.wait_for_commit or len(tokens) + 1 >= seq.limit:
+                continue
+            else:
+                token = PENDING
+            if len(groups) >= self._spare:
+                break
+            allocation = seq.allocation
+            if ((start < allocation.writable_from or start >= allocation.writable_to)
+                    and not self._reserve(seq, start, 1)):
+                continue
+            groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
+            seq.draft = None
+            seq.computed = start + 1
+            seq.in_flight += 1
+        for seq in prompts:
+            if len(groups) >= self._spare:
+                break
+            if seq.status is RUNNING:
+                self._add_chunk(seq)
+        if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
+            self._admit()
+        copies, preempted = self._copies, self._preempted
+        self._groups, self._copies = [], []
+        if groups:  # otherwise whom this preempted is told with the next step
+            self._preempted = []
+        return groups, copies, preempted
+
+    def join(self, seq: Sequence, allocation: Allocation, computed: int) -> None:
+        """From now on the sequence runs, with `computed` tokens in the cache."""
+        seq.allocation = allocation
+        seq.computed = computed
+        seq.status = RUNNING
+        if seq.admitted is None:
+            seq.admitted = self.clock()
+        insort(self.running, seq, key=_rank)
+
+    def _add_draft(self, seq: Sequence, start: int, most: int) -> int:
+        """Schedule a known token and its draft, trimmed to `most` rows, the sequence's end and the free blocks.
+        Returns the draft rows used."""
+        draft = seq.draft
+        left = seq.limit - len(seq.tokens) - 1
+        nodes = min(len(draft), most, self.cache.max_blocks_per_seq * self.cache.block_size - start - 1)
+        if nodes > left:
+            nodes = next((i for i, depth in enumerate(draft.depths()[:nodes]) if depth > left), nodes)
+        rows = self._reserve(seq, start, 1 + nodes)
+        if not rows:
+            return 0
+        draft = draft.trimmed(rows - 1) if rows > 1 else None
+        seq.draft = None
+        group = RowGroup(seq, start, [seq.tokens[-1]], None, draft, 0, seq.epoch)
+        if draft is not None:
+            group.tokens += draft.tokens
+            if not draft.is_chain:
+                group.parents = [-1, *(parent + 1 for parent in draft.parents)]
+            seq.in_flight_draft = True
+        self._groups.append(group)
+        seq.computed = start + 1
+        seq.in_flight += 1
+        self._spare -= rows - 1
+        return rows - 1
+
+    def _add_chunk(self, seq: Sequence) -> None:
+        """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
+        start, known = seq.computed, len(seq.tokens)
+        rows = min(known - start, self._spare - len(self._groups))
+        if self.config.max_chunk is not None:
+            rows = min(rows, self.config.max_chunk)
+        rows = self._reserve(seq, start, rows)
+        if not rows:
+            return
+        end = start + rows
+        group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
+        if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
+            group.logits_from = 0
+        elif end == known:
+            group.logits_from = rows - 1
+        if end == known and seq.siblings:
+            group.siblings = list(seq.siblings)
+        self._groups.append(group)
+        seq.draft = None
+        seq.computed = end
+        seq.in_flight += 1
+        self._spare -= rows - 1
+
+    def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
+        """Make up to `rows` positions writable: fewer if blocks are short; room for one is made at others' cost.
+        Returns how many; 0: the sequence has to wait."""
+        allocation: Allocation = seq.allocation
+        while True:
+            copies = self.cache.reserve(allocation, start, start + rows)
+            if copies is not None:
+                self._copies += copies
+                return rows
+            room = self.cache.room(allocation, start)
+            if room:
+                rows = min(rows, room)
+            elif not self._drop_draft():
+                victim = self.running[-1]
+                if victim is seq:
+                    return 0
+                self.preempt(victim)
+
+    def _drop_draft(self) -> bool:
+        """Turn the step's last draft that occupies blocks of its own into a plain decode."""
+        for group in reversed(self._groups):
+            if group.draft is None:
+                continue
+            seq, kept = group.seq, group.start + 1
+            blocks = seq.allocation.blocks[0]
+            if len(blocks) * self.cache.block_size - kept >= self.cache.block_size:
+                self._spare += len(group.tokens) - 1
+                del group.tokens[1:]
+                group.parents = group.draft = None
+                seq.in_flight_draft = False
+                self.cache.rollback(seq.allocation, kept)
+                self._drop_copies()
+                return True
+        return False
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take a sequence's seat and blocks, and its rows in the step being built; it will be computed again."""
+        for index, group in enumerate(self._groups):
+            if group.seq is victim:
+                del self._groups[index]
+                self._spare += len(group.tokens) - 1
+                victim.in_flight -= 1
+                if group.draft is not None:
+                    victim.in_flight_draft = False
+                break
+        self.running.remove(victim)
+        self.cache.close(victim.allocation)
+        self._drop_copies()
+        victim.allocation = None
+        victim.computed = 0
+        victim.draft = None
+        victim.epoch += 1
+        victim.preemptions += 1
+        victim.status = WAITING
+        self.waiting.push(victim)
+        self._preempted.append(victim)
+        self.preemptions += 1
+
+    def _drop_copies(self) -> None:
+        """Forget this step's copies into blocks that have just been given back."""
+        pools = self.cache.pools
+        self._copies = [copy for copy in self._copies if pools[copy.group].refs[copy.target]]
+
+    def _admit(self) -> None:
+        """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
+        while len(self._groups) < self._spare:
+            seq = self.waiting.peek()
+            if seq is None or seq.in_flight:
+                return
+            free = sum(pool.free for pool in self.cache.pools)
+            weaker = bool(self.running) and self.running[-1].rank[0] > seq.rank[0]
+            if len(self.running) >= self.max_seqs and not weaker:
+                return
+            if (self._blocked is not None and self._blocked[0] is seq and free <= self._blocked[1]
+                    and len(self.running) >= self._blocked[2]):
+                return
+            if not self._seat(seq):
+                self._blocked = (seq, free, len(self.running))
+                return
+            self._blocked = None
+            self._add_chunk(seq)
+
+    def _seat(self, seq: Sequence) -> bool:
+        """Open the cache for a waiting sequence if it fits, preempting lower priorities if that makes it fit."""
+        if len(self.running) >= self.max_seqs:
+            self.preempt(self.running[-1])
+        params = seq.request.params
+        reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
+        allocation = self.cache.open(seq.tokens, salt=params.cache_salt, reuse=reuse)
+        if allocation is None:
+            return False
+        if not self._fits(seq, allocation):
+            self.cache.abandon(allocation, seq.tokens)
+            return False
+        self.waiting.discard(seq)
+        if seq.admitted is None:
+            seq.cached_tokens = allocation.cached
+            seq.cache_miss = allocation.miss
+        self.join(seq, allocation, allocation.cached)
+        return True
+
+    def _fits(self, seq: Sequence, allocation: Allocation) -> bool:
+        """Whether all known tokens will find blocks, with the watermark and what running prompts still need left."""
+        cache = self.cache
+        weaker = [other for other in self.running if other.rank[0] > seq.rank[0]]
+        stronger = [other for other in self.running if other.rank[0] <= seq.rank[0]]
+        while self.running:
+            short = yieldable = False
+            for g, pool in enumerate(cache.pools):
+                need = cache.needed(allocation, g, len(seq.tokens)) + self._watermarks[g]
+                for other in stronger:
+                    need += cache.needed(other.allocation, g, len(other.tokens))
+                if need > pool.free:
+                    short = True
+                    held = sum(len(other.allocation.blocks[g]) for other in weaker)
+                    yieldable = need <= pool.free + held
+                    if not yieldable:
+                        return False
+            if not short:
+                return True
+            self.preempt(weaker.pop())
+        return True
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank
