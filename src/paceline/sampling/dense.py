@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 _MOST, _LEAST, _ZERO, _ONE = (np.float32(value) for value in (FLOAT_MAX, -FLOAT_MAX, 0.0, 1.0))
-_BLOCK = 1 << 18
+_BLOCK = 1 << 17
 """Elements of a row block whose temporaries are made at once."""
 
 
@@ -138,8 +138,9 @@ def exp_sums(x: Tensor, temperature: Floats, top: Floats) -> Doubles:
         if x.is_cpu:
             with np.errstate(over="ignore"):
                 scores = x[part].numpy() / temperature[part, None]
+            if (top[part] == _MOST).any():
                 np.minimum(scores, _MOST, out=scores)
-                scores -= top[part, None]
+            scores -= top[part, None]
             weights = torch.from_numpy(scores).exp_()
             # Converted first: a sum that converts on the way is buffered in blocks that ignore where a row begins.
             total[part] = weights.double().numpy().sum(axis=1)

@@ -77,7 +77,8 @@ def _alternatives(x: Tensor, best: Floats, norm: Doubles, tops: Ints) -> list[di
     if not len(rows):
         return found
     ones = np.ones(len(rows))
-    kept = truncate(take(x, rows), ones.astype(np.float32), best[rows], Limits(tops[rows], ones, -np.inf * ones))
+    kept = truncate(take(x, rows), ones.astype(np.float32), best[rows],
+                    Limits(tops[rows], ones, -np.inf * ones, x.shape[1]))
     ends = np.cumsum(kept.counts)
     values = kept.scores.astype(np.float64) - np.repeat(norm[rows], kept.counts)
     for row, start, end in zip(rows.tolist(), (ends - kept.counts).tolist(), ends.tolist()):

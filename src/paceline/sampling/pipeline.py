@@ -37,7 +37,7 @@ class _Table:
 
     __slots__ = ("edited", "kind", "limits", "seeds", "states", "temperature", "whole")
 
-    def __init__(self, states: list[SampleState]) -> None:
+    def __init__(self, states: list[SampleState], width: int) -> None:
         self.states = states
         self.temperature = np.array([state.temperature for state in states], dtype=np.float32)
         self.seeds = np.array([state.seed for state in states], dtype=np.uint64)
@@ -47,7 +47,7 @@ class _Table:
             np.array([state.top_k for state in states], dtype=np.int64),
             np.array([state.params.top_p for state in states], dtype=np.float64),
             np.array([math.log(s.params.min_p) if s.params.min_p > 0.0 else -math.inf for s in states],
-                     dtype=np.float64))
+                     dtype=np.float64), width)
         self.edited = [i for i, state in enumerate(states) if state.needs_processors]
         """Rows that may have edits."""
         self.whole = self.groups(np.arange(len(states)))
@@ -107,7 +107,7 @@ class Pipeline:
             # Compares identities: states have no equality of their own.
             if table.states == states:
                 return table
-        table = _Table(states)
+        table = _Table(states, self.vocab_size)
         self._tables = [table, *self._tables[:_TABLES - 1]]
         return table
 

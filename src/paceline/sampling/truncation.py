@@ -7,8 +7,6 @@ row needs: a few dozen tokens are sorted, not the vocabulary. However wide the w
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,38 +25,51 @@ _PADDING = np.uint64(0xFF800000FFFFFFFF)
 """Sorts last; reads as score -inf."""
 
 
-class Limits(NamedTuple):
+class Limits:
     """What each row asks for. `top_k` is the vocabulary size, `top_p` 1 and `log_min_p` -inf where it is off."""
 
-    top_k: Ints
-    top_p: Doubles
-    log_min_p: Doubles
+    __slots__ = ("deepest", "has_min_p", "has_top_p", "log_min_p", "nucleus", "top_k", "top_p", "whole_mass")
+
+    def __init__(self, top_k: Ints, top_p: Doubles, log_min_p: Doubles, width: int) -> None:
+        self.top_k, self.top_p, self.log_min_p = top_k, top_p, log_min_p
+        ranked = top_k < width
+        self.nucleus = top_p < 1.0
+        self.whole_mass = self.nucleus & ~ranked
+        """The mass that top-p shares out is what top-k left: of a row without top-k, all of it."""
+        self.deepest = np.where(self.nucleus & ranked, np.inf, -log_min_p)
+        """How far below the best score it can be of use to look. min-p alone bounds it; but with top-k and top-p both
+        on, the mass needs all of the top k."""
+        self.has_top_p, self.has_min_p = bool(self.nucleus.any()), bool((log_min_p > -np.inf).any())
 
     def at(self, rows: Ints | slice) -> Limits:
-        return Limits(self.top_k[rows], self.top_p[rows], self.log_min_p[rows])
+        part = Limits.__new__(Limits)
+        for name in ("top_k", "top_p", "log_min_p", "nucleus", "whole_mass", "deepest"):
+            setattr(part, name, getattr(self, name)[rows])
+        part.has_top_p, part.has_min_p = self.has_top_p, self.has_min_p
+        return part
 
 
 def truncate(x: Tensor, temperature: Floats, top: Floats, limits: Limits) -> Candidates:
     """The support of each row of [P, V], best first. `top` is each row's best score (finite)."""
-    rows, width = x.shape
-    nucleus, ranked = limits.top_p < 1.0, limits.top_k < width
-    # The mass that top-p shares out is what top-k left: of a row without top-k, all of it.
-    whole = (nucleus & ~ranked).nonzero()[0]
-    total = np.full(rows, np.nan)
-    if len(whole):
-        total[whole] = exp_sums(take(x, whole), temperature[whole], top[whole])
-    # min-p alone says how far to look; but with top-k and top-p both on, the mass needs all of the top k.
-    deepest = np.where(nucleus & ranked, np.inf, -limits.log_min_p)
-
+    rows = x.shape[0]
+    total = np.empty(rows)
+    if limits.has_top_p:
+        whole = limits.whole_mass.nonzero()[0]
+        if len(whole) == rows:
+            total = exp_sums(x, temperature, top)
+        elif len(whole):
+            total[whole] = exp_sums(take(x, whole), temperature[whole], top[whole])
+    deepest = limits.deepest
+    best = top.astype(np.float64)
     depth = np.minimum(_WINDOWS[0], deepest)
-    sure, kept = _cut(gather(x, temperature, top.astype(np.float64) - depth), top, total, limits, depth >= deepest)
+    sure, kept = _cut(gather(x, temperature, best - depth), top, total, limits, depth >= deepest)
     if sure.all():
         return kept
     found = [(sure.nonzero()[0], kept)]
     left = (~sure).nonzero()[0]
     for window in _WINDOWS[1:]:
         depth = np.minimum(window, deepest[left])
-        gathered = gather(take(x, left), temperature[left], top[left].astype(np.float64) - depth)
+        gathered = gather(take(x, left), temperature[left], best[left] - depth)
         sure, kept = _cut(gathered, top[left], total[left], limits.at(left), depth >= deepest[left])
         found.append((left[sure], kept))
         left = left[~sure]
@@ -98,19 +109,17 @@ def _cut(gathered: Candidates, top: Floats, total: Doubles, limits: Limits,
     tokens, scores = _sorted(gathered)
     size = np.minimum(limits.top_k, counts)
     sure = complete | (counts >= limits.top_k)
-    nucleus = limits.top_p < 1.0
-    if nucleus.any():
-        weights = torch.from_numpy(scores - top[:, None]).exp_().double().numpy()
-        mass = weights.cumsum(axis=1)
-        known = ~np.isnan(total)
+    if limits.has_top_p:
+        mass = torch.from_numpy(scores - top[:, None]).exp_().double().numpy().cumsum(axis=1)
         # Where top-k is on too, the mass is that of the top k: such a row is settled only once those are all here.
-        target = limits.top_p * np.where(known, total, mass[np.arange(rows), size - 1])
-        sure |= known & (mass[:, -1] >= target)
-        reaching = np.count_nonzero(mass < target[:, None], axis=1) + 1
-        size = np.where(nucleus, np.minimum(size, reaching), size)
-    if (limits.log_min_p > -np.inf).any():
-        floor = top.astype(np.float64) + limits.log_min_p
-        size = np.minimum(size, np.count_nonzero(scores >= floor[:, None], axis=1))
+        target = limits.top_p * np.where(limits.whole_mass, total, mass[np.arange(rows), size - 1])
+        reaches = mass >= target[:, None]
+        sure |= limits.whole_mass & reaches[:, -1]
+        first = np.where(reaches[:, -1], reaches.argmax(axis=1) + 1, size)
+        size = np.where(limits.nucleus, np.minimum(size, first), size)
+    if limits.has_min_p:
+        below = scores < (top + limits.log_min_p)[:, None]
+        size = np.minimum(size, np.where(below[:, -1], below.argmax(axis=1), counts))
     if not sure.all():
         size, tokens, scores = size[sure], tokens[sure], scores[sure]
     inside = np.arange(scores.shape[1]) < size[:, None]
