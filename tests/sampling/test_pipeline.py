@@ -12,6 +12,7 @@ from slow_pipeline import support as slow_support
 from paceline.errors import EmptySupportError, RequestError
 from paceline.request import SamplingParams
 from paceline.sampling import NO_TOKEN, Pipeline, SampleRow, SampleState
+from paceline.sampling.logprobs import token_logprobs
 from paceline.sampling.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, token_bits
 
 KINDS = [
@@ -88,6 +89,37 @@ def test_big_vocabularies_through_every_window_equal_the_slow_reading(kind):
         tokens, values = processed.support(i)
         assert dict(zip(tokens.tolist(), values.tolist())) == {t: float(s) for t, s in scores.items()}
         assert chosen[i] == slow_choose(scores, row.state.params, row.state.seed, row.position)
+
+
+def test_tables_too_big_to_sort_at_once_are_halved(monkeypatch):
+    width = 3001
+    logits = language_like(9, width, seed=8)
+    rows = [row_of(KINDS[(1, 3, 5, 7)[i % 4]], i, width) for i in range(9)]
+    whole = Pipeline(width).process(logits, rows).scores
+    monkeypatch.setattr("paceline.sampling.truncation._PADDED", 200)
+    assert torch.equal(Pipeline(width).process(logits, rows).scores, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_same_rows_on_a_device():
+    """Tokens and supports as on the CPU; each row alone as in the batch."""
+    width = 20_001
+    logits = language_like(33, width)
+    kinds = [{**kind, "min_tokens": 5} for kind in KINDS]
+    rows = [row_of(kinds[i % len(kinds)], i, width, (9, 5) if i % 3 == 0 else ()) for i in range(33)]
+    pipeline = Pipeline(width)
+    here, there = pipeline.process(logits, rows), pipeline.process(logits.cuda(), rows)
+    assert torch.equal(here.scores, there.scores.cpu())
+    chosen = pipeline.choose(there)
+    assert pipeline.choose(here) == chosen
+    for i in range(33):
+        assert pipeline.sample(logits[i:i + 1].cuda(), rows[i:i + 1]) == [chosen[i]]
+    ours = token_logprobs(logits, here, range(33), chosen, [2] * 33)
+    theirs = token_logprobs(logits.cuda(), there, range(33), chosen, [2] * 33)
+    for a, b in zip(ours, theirs):
+        assert (a.rank, list(a.top)) == (b.rank, list(b.top))
+        assert abs(a.raw - b.raw) < 1e-5 and abs(a.processed - b.processed) < 1e-5
 
 
 def test_tokens_ruled_out_before_their_noise_is_computed_could_not_have_won():

@@ -90,3 +90,11 @@ def test_counts_grow_and_paths_leave_no_trace(first, later, path):
     for given_path, expected in ((path, with_path), ((), wanted)):
         ids, amounts = counts.plus(given_path)
         assert len(ids) == len(expected) and dict(zip(ids.tolist(), amounts.tolist())) == expected
+
+
+def test_counts_outgrow_their_first_arrays():
+    counts = TokenCounts()
+    for token in [*range(300), *range(300)]:
+        counts.add(token)
+    ids, amounts = counts.plus(())
+    assert ids.tolist() == list(range(300)) and amounts.tolist() == [2.0] * 300
