@@ -1,0 +1,65 @@
+"""The default model itself: right answers, transformers' logits, and the promise on real weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.bench.peers import TransformersPeer
+from paceline.engine.replay import replay
+
+pytestmark = pytest.mark.real_model
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def llm(default_model_path: Path) -> LLM:
+    return LLM(str(default_model_path), max_model_len=1024)
+
+
+@pytest.fixture(scope="module")
+def exact(default_model_path: Path) -> LLM:
+    return LLM(str(default_model_path), max_model_len=512, deterministic=True)
+
+
+def test_it_knows_the_capital_of_france(llm: LLM) -> None:
+    out = llm.chat(QUESTION, GREEDY)[0]
+    assert "Paris" in out.outputs[0].text
+    assert out.outputs[0].finish_reason == "stop"
+
+
+def test_greedy_tokens_equal_transformers(llm: LLM, default_model_path: Path) -> None:
+    peer = TransformersPeer(str(default_model_path))
+    for text in ("The quick brown fox", "def fibonacci(n):\n", "In 1984, 2 + 2 ="):
+        prompt = llm.engine.tokenizer.encode(text)  # type: ignore[union-attr]
+        ours = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))[0]
+        assert ours.outputs[0].token_ids == peer.generate([prompt], 12)[0]
+
+
+def test_speculation_crowds_chunks_and_warm_caches_change_nothing(exact: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.9, top_p=0.95, seed=11, ignore_eos=True)
+    prompt = "Once upon a time, in a village by the sea, there lived"
+    alone = exact.generate([prompt], params)[0].outputs[0].token_ids
+    crowd = ["Hello", prompt, "1, 2, 3, 4,", "The weather today"]
+    wish = [None, {"method": "oracle", "tokens": alone, "k": 4, "branches": 2}, None, None]
+    torch.set_num_threads(2)
+    try:
+        out = exact.generate(crowd, params, speculation=wish)[1]
+    finally:
+        torch.set_num_threads(1)
+    assert out.outputs[0].token_ids == alone
+    assert out.speculation.accepted > 4
+
+
+def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: Path) -> None:
+    out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=6, seed=5, trace=True))[0]
+    path = tmp_path / "trace.json"
+    path.write_text(out.trace.to_json())
+    assert json.loads(path.read_text())["kernels"] == "reference"
+    report = replay(path, model=str(default_model_path))
+    assert report.equal and report.same_model
