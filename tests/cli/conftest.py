@@ -11,12 +11,14 @@ import pytest
 import paceline
 from paceline.errors import ModelNotFoundError, PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
+from paceline.sampling.trace import Trace
 
 
 class FakeLLM:
     """Tokens are the answer's characters. A prompt that contains "bad" fails alone; the model "missing" is missing."""
 
     answer: ClassVar[str] = "Paris is the capital of France."
+    ending: ClassVar[str] = "stop"
     interrupt_after: ClassVar[int | None] = None
     """Ctrl-C arrives while this character is made."""
     last: ClassVar[FakeLLM]
@@ -57,10 +59,10 @@ class FakeLLM:
     def _output(self, prompt: str, params: SamplingParams, length: int) -> RequestOutput:
         error: PacelineError | None = RequestError(f"prompt {prompt!r} is bad.") if "bad" in prompt else None
         text = self.answer[:length]
-        reason = "stop" if text == self.answer else None
+        reason = self.ending if text == self.answer else None
         completions = [Completion(i, text, [ord(char) for char in text], reason, seed=7 + i) for i in range(params.n)]
         seed = 7 if params.seed is None else params.seed
-        trace = {"seed": seed, "tokens": [1, 2, 3]} if params.trace else None
+        trace = Trace("some model", [1, 2], params, seed) if params.trace else None
         return RequestOutput("r0", prompt, [1, 2], [] if error else completions, True, seed, error=error, trace=trace)
 
 

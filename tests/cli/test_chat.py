@@ -43,11 +43,16 @@ def test_without_a_terminal_one_question_is_answered(fake_llm, capsys, monkeypat
     assert "tok/s" in out
 
 
-def test_without_a_terminal_the_answer_is_seeded(fake_llm, monkeypatch):
+def test_without_a_terminal_the_answer_is_greedy(fake_llm, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     main(["chat"])
     _messages, (_prompt, params) = fake_llm.last.asked
-    assert params.seed == 0
+    assert params.temperature == 0
+
+
+def test_an_answer_that_was_cut_says_so(conversation, monkeypatch):
+    monkeypatch.setattr(type(conversation.llm), "ending", "length")
+    assert "--max-tokens" in talk(conversation, "hello")
 
 
 def test_a_failed_answer_without_a_terminal_is_exit_code_2(fake_llm, capsys, monkeypatch):

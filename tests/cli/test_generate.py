@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.cli.options import speculation
 from paceline.errors import ConfigError
+from paceline.sampling.trace import Trace
 
 
 def test_one_prompt_prints_only_its_text(fake_llm, capsys):
@@ -81,7 +82,8 @@ def test_speculation_is_a_name_or_json():
 def test_trace_is_written(fake_llm, tmp_path):
     target = tmp_path / "trace.json"
     assert main(["generate", "x", "--trace", str(target), "--seed", "5"]) == 0
-    assert json.loads(target.read_text()) == {"seed": 5, "tokens": [1, 2, 3]}
+    trace = Trace.from_json(target.read_text())
+    assert (trace.seed, trace.params.seed) == (5, 5)
 
 
 def test_trace_that_cannot_be_written_is_explained(fake_llm, tmp_path, capsys):

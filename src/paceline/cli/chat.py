@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,6 +27,9 @@ HELP = """/help            this list
 /system TEXT     start over with this system prompt (without TEXT: none)
 /reset           forget the conversation
 /exit            leave (Ctrl-D too); Ctrl-C stops an answer"""
+
+_ENDINGS: Mapping[str | None, str] = {"length": "cut at the longest answer (--max-tokens)"}
+"""What the footnote says of ends other than the model's own."""
 
 
 class ChatEngine(Protocol):
@@ -71,6 +75,7 @@ class Conversation:
     def _stream(self) -> str:
         shown = ""
         tokens = 0
+        ending = None
         began = first = time.perf_counter()
         # Closing the generator is what cancels the request and frees its cache blocks.
         snapshots = cast("Generator[RequestOutput]", self.llm.stream_chat(self.messages, self.params))
@@ -83,25 +88,25 @@ class Conversation:
                     first = time.perf_counter()
                 tokens = len(completion.token_ids)
                 self._write(completion.text[len(shown):])
-                shown = completion.text
+                shown, ending = completion.text, completion.finish_reason
                 if stop.raised:
                     break
         ended = time.perf_counter()
         self._write("\n")
-        self._footnote(tokens, first - began, ended - first, stop.raised)
+        self._footnote(tokens, first - began, ended - first, "stopped" if stop.raised else _ENDINGS.get(ending))
         return shown
 
     def _write(self, text: str) -> None:
         self.out.file.write(printable(text))
         self.out.file.flush()
 
-    def _footnote(self, tokens: int, wait: float, streaming: float, stopped: bool) -> None:
+    def _footnote(self, tokens: int, wait: float, streaming: float, ending: str | None) -> None:
         parts = [f"{tokens} tokens"]
         if tokens > 1 and streaming > 0:
             parts.append(f"{(tokens - 1) / streaming:.1f} tok/s")
         parts.append(f"first after {wait:.2f} s")
-        if stopped:
-            parts.append("stopped")
+        if ending:
+            parts.append(ending)
         self.out.print(" · ".join(parts), style="dim")
 
 
@@ -146,8 +151,8 @@ def _obey(conversation: Conversation, line: str) -> bool:
 def chat(
     model: options.ModelArgument = None,
     system: options.System = None,
-    max_tokens: options.AnswerTokens = None,
-    temperature: options.Temperature = 0.2,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.ChatTemperature = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 0.9,
     min_p: options.MinP = 0.0,
@@ -163,8 +168,8 @@ def chat(
     from paceline.request import SamplingParams
 
     interactive = sys.stdin is not None and sys.stdin.isatty()
-    if seed is None and not interactive:
-        seed = 0
+    if temperature is None:
+        temperature = 0.2 if interactive else 0.0
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,

@@ -157,7 +157,7 @@ def write_trace(out: RequestOutput, path: Path) -> None:
     if out.trace is None:
         return
     try:
-        path.write_text(json.dumps(plain(out.trace), indent=1) + "\n", encoding="utf-8")
+        path.write_text(out.trace.to_json() + "\n", encoding="utf-8")
     except OSError as error:
         raise RequestError(
             f"Cannot write the trace to {path}: {error.strerror}; choose another file.", "trace") from None

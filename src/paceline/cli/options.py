@@ -38,9 +38,11 @@ SpeculationText = Annotated[
 
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]
 MaxTokens = Annotated[int, _sampling("Longest output, in tokens.")]
-AnswerTokens = Annotated[int | None, _sampling("Longest answer, in tokens. Default: what fits.", "--max-tokens")]
 MinTokens = Annotated[int, _sampling("No end before this many tokens.")]
 Temperature = Annotated[float, _sampling("0 is greedy.", "--temperature", "-t")]
+ChatTemperature = Annotated[
+    float | None, _sampling("0 is greedy. Default: 0.2, and 0 without a terminal.", "--temperature", "-t")
+]
 TopK = Annotated[int, _sampling("Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[float, _sampling("Keep the smallest set with this much probability.")]
 MinP = Annotated[float, _sampling("Drop tokens below this fraction of the best.")]
