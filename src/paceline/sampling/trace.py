@@ -51,7 +51,7 @@ class Trace:
     tokens: list[TraceToken] = field(default_factory=list)
     finish_reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA, "model": self.model, "adapter": self.adapter,
             "kernels": self.kernels, "seed": self.seed,
@@ -65,7 +65,7 @@ class Trace:
         }
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
