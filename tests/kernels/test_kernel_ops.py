@@ -43,8 +43,9 @@ def test_linear(kernels, rows, bias):
 
 
 @BOTH
-def test_rms_norm(kernels):
-    x, weight = torch.randn(5, 3, 16), torch.randn(16)
+@pytest.mark.parametrize("shape", [(1, 16), (1, 1, 16), (2, 16), (5, 3, 16)])
+def test_rms_norm(kernels, shape):
+    x, weight = torch.randn(shape), torch.randn(16)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5).double(), expected, atol=1e-5, rtol=0)
