@@ -23,7 +23,7 @@ from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import Batch, Runner
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
 from paceline.engine.sequence import Sequence, Status
-from paceline.engine.step import GroupResult, Step
+from paceline.engine.step import Step
 from paceline.errors import PacelineError, RequestError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
@@ -243,7 +243,7 @@ class Engine:
                 record.error = error
                 self.cancel(record.request.id, "error")
                 self._touch(group.seq, touched)
-        self.scheduler.commit(step, [GroupResult([]) for _ in step.groups])
+        self.scheduler.fail(step)
 
     # ---------------------------------------------------------------- small things
 

@@ -58,7 +58,7 @@ class Emitter:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._min_tokens = params.min_tokens
-        self._max_tokens = sequence.request.max_tokens
+        self._max_tokens = sequence.limit - sequence.prompt_len
         self._interrupt = params.interrupt
 
     def push(self, token: int) -> str | None:
