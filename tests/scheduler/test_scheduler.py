@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from simulation import PENDING, World, group, oracle
+from simulation import PENDING, STOP, World, group, oracle
 
 from paceline.cache.manager import CacheManager
 from paceline.engine.scheduler import SchedulerConfig
@@ -25,16 +25,19 @@ def make(*, blocks: int = 101, budget: int = 64, seats: int = 8, max_len: int = 
     return World(cache, SchedulerConfig(budget, seats, max_len, **options))  # type: ignore[arg-type]
 
 
-def talker(world: World, length: int, *, seed_from: int = 0, tokens: int = 20, **params: object) -> Sequence:
-    """A request whose text does not stop by itself within `tokens` tokens."""
+def talker(world: World, length: int, *, tokens: int = 20, **params: object) -> Sequence:
+    """A request whose text does not stop by itself within `tokens` tokens, nor its further samples within two."""
     prompt = [5] * length
-    for seed in range(seed_from, 100_000):
+
+    def goes_on(seed: int, tokens: int) -> bool:
         text = list(prompt)
         for _ in range(tokens):
             text.append(oracle(text, seed))
-        if 6 not in text[length:]:
-            return world.add(prompt, tokens, seed=seed, **params)[0]
-    raise LookupError("no such seed")
+        return STOP not in text[length:]
+
+    samples = range(1, int(params.get("n", 1)))  # type: ignore[call-overload]
+    seed = next(seed for seed in range(100_000) if goes_on(seed, tokens) and all(goes_on(seed + i, 2) for i in samples))
+    return world.add(prompt, tokens, seed=seed, **params)[0]
 
 
 def shape(step: Step | None) -> list[tuple[str, int, int]]:
@@ -197,6 +200,19 @@ def test_low_priority_is_preempted_before_late_arrival() -> None:
     low, high = talker(world, 11), talker(world, 11, priority=1)
     world.drain()
     assert high.preemptions == 0 and low.preemptions > 0
+
+
+def test_copies_of_a_sequence_preempted_in_the_same_step_are_dropped() -> None:
+    world = make(blocks=8, watermark=0.0)
+    leader = talker(world, 6, n=3)
+    samples = [leader, *leader.siblings]
+    world.turn()
+    assert world.scheduler.running == samples, "none of the samples stops at its first token"
+    talker(world, 20, priority=1, tokens=4)
+    step = world.turn()
+    assert step is not None and step.preempted == [samples[2], samples[1]]
+    assert [copy.target for copy in step.copies] == [leader.allocation.blocks[0][1]]
+    world.drain()
 
 
 def test_drafts_are_trimmed_before_anybody_is_preempted_for_them() -> None:
@@ -383,15 +399,15 @@ def test_steps_are_committed_once_each_and_in_order() -> None:
 
 def test_samples_share_the_prompt_s_blocks_and_copy_on_write() -> None:
     world = make()
-    sequences = world.add([5] * 6, 2, n=3, seed=8)
+    leader = talker(world, 6, n=3)
+    samples = [leader, *leader.siblings]
     assert world.scheduler.queue_length == 1
     step = world.turn()
-    assert step is not None and list(step.groups[0].siblings) == sequences[1:]
-    alive = [seq for seq in sequences if seq.status is Status.RUNNING]
-    assert len(alive) >= 2 and all(seq.computed == 6 for seq in alive)
+    assert step is not None and list(step.groups[0].siblings) == samples[1:]
+    assert world.scheduler.running == samples and all(seq.computed == 6 for seq in samples)
     assert world.cache.usage().used == 2 and world.cache.usage().shared == 2
     step = world.turn()
-    assert step is not None and len(step.copies) == len(alive) - 1
+    assert step is not None and len(step.copies) == 2, "the last holder writes in place"
     world.drain()
 
 
@@ -402,8 +418,7 @@ def test_a_sample_forked_while_its_leader_runs_ahead_shares_only_the_prompt() ->
     world.launch()
     world.launch()
     world.commit()
-    if follower.status is Status.RUNNING:
-        assert len(leader.allocation.blocks[0]) == 3 and len(follower.allocation.blocks[0]) == 2
+    assert len(leader.allocation.blocks[0]) == 3 and len(follower.allocation.blocks[0]) == 2
     world.drain(ahead=True)
 
 
@@ -412,8 +427,7 @@ def test_samples_without_a_seat_queue_with_their_first_token() -> None:
     leader = talker(world, 5, n=3)
     followers = list(leader.siblings)
     world.turn()
-    waiting = [seq for seq in followers if seq.status is Status.WAITING]
-    assert world.scheduler.waiting == waiting and all(seq.output_len == 1 for seq in waiting)
+    assert world.scheduler.waiting == followers and all(seq.output_len == 1 for seq in followers)
     world.drain()
 
 
