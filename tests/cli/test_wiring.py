@@ -34,6 +34,7 @@ class ReplayReport:
     tokens: list[int]
     expected: list[int]
     first_difference: int | None
+    same_model: bool = True
 
 
 def install_replay(monkeypatch, outcome):
@@ -64,6 +65,12 @@ def test_replay_of_other_tokens_is_exit_code_1(tokens, at, said, monkeypatch, ca
     install_replay(monkeypatch, ReplayReport(False, tokens, [1, 2], at))
     assert main(["replay", "t.json"]) == 1
     assert said in capsys.readouterr().out
+
+
+def test_replay_says_when_the_model_is_another(monkeypatch, capsys):
+    install_replay(monkeypatch, ReplayReport(True, [1], [1], None, same_model=False))
+    assert main(["replay", "t.json"]) == 0
+    assert "not the model that was recorded" in capsys.readouterr().err
 
 
 def test_replay_as_json(monkeypatch, capsys):

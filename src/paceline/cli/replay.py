@@ -25,6 +25,8 @@ def replay(
 
     with loading_bars() as progress:
         report = engine_replay.replay(trace, model=model, progress=progress)
+    if not report.same_model:
+        console(stderr=True).print("this is not the model that was recorded (--model names another)", style="yellow")
     if as_json:
         print(json.dumps(plain(report), indent=2))
     elif report.equal:
