@@ -69,7 +69,7 @@ def test_rotate_turns_pairs_of_halves(kernels):
     x = torch.randn(4, 3, 8)
     angles = torch.rand(4, 4) * 6
     c, s = angles.cos(), angles.sin()
-    turned = kernels.rotate(x, torch.cat((c, c), -1), torch.cat((-s, s), -1))
+    turned = kernels.rotate(x, torch.cat((c, c), -1)[:, None], torch.cat((-s, s), -1)[:, None])
     as_complex = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
     torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), -1), atol=1e-5, rtol=0)
 
@@ -100,7 +100,7 @@ def test_route_picks_the_heaviest_and_gives_ties_to_the_lowest_expert(kernels):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_ops_keep_the_dtype_they_are_given(kernels, dtype):
     x = torch.randn(2, 16, dtype=dtype)
-    angle = torch.ones(2, 8)
+    angle = torch.ones(2, 1, 8)
     assert kernels.linear(x, torch.randn(4, 16, dtype=dtype)).dtype == dtype
     assert kernels.rms_norm(x, torch.ones(16, dtype=dtype), 1e-5).dtype == dtype
     assert kernels.silu_mul(x).dtype == dtype
@@ -146,7 +146,7 @@ def test_reference_linear_of_a_row_does_not_see_its_neighbours(inputs, outputs, 
 @pytest.mark.parametrize("op", [
     lambda x: REFERENCE.rms_norm(x, torch.arange(1.0, x.shape[-1] + 1), 1e-5),
     lambda x: REFERENCE.silu_mul(x),
-    lambda x: REFERENCE.rotate(x.view(len(x), -1, 16), *(x[:, :16] * sign for sign in (1, -1))),
+    lambda x: REFERENCE.rotate(x.view(len(x), -1, 16), *(x[:, None, :16] * sign for sign in (1, -1))),
     lambda x: REFERENCE.route(x, 5, renormalise=True)[0],
     lambda x: REFERENCE.route(x, 5, renormalise=False)[0],
 ], ids=["rms_norm", "silu_mul", "rotate", "route-renormalised", "route"])

@@ -59,7 +59,7 @@ def _ops(kernels: Kernels) -> dict[str, Callable[[int], torch.Tensor]]:
     rows = max(_WIDTHS)
     x, wide = random(rows, _HIDDEN), random(rows, 2 * _FEED)
     weight, scale = random(_FEED, _HIDDEN) / 24, random(_HIDDEN)
-    heads, angle = random(rows, _HEADS, _HEAD), random(rows, _HEAD)
+    heads, angle = random(rows, _HEADS, _HEAD), random(rows, 1, _HEAD)
     return {
         "linear": lambda n: kernels.linear(x[:n], weight)[0],
         "rms_norm": lambda n: kernels.rms_norm(x[:n], scale, 1e-5)[0],

@@ -37,7 +37,7 @@ class Kernels(Protocol):
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotary embedding of the first `rot` features of each head, halves paired (feature i with i + rot / 2).
 
-        x [N, H, d]; cos, sin [N, rot] float32, full width and signed: cos = [c, c], sin = [-s, s]. The result is
+        x [N, H, d]; cos, sin [N, 1, rot] float32, full width and signed: cos = [c, c], sin = [-s, s]. The result is
         x * cos + swapped(x) * sin, where swapped exchanges the two halves; features from rot on pass through.
         """
         ...

@@ -24,11 +24,11 @@ class Rope:
             frequencies = frequencies / factors.float().cpu()
         angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
         cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-        self._cos = torch.cat((cos, cos), dim=-1).to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
+        self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device)
+        self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N] int64 -> cos, sin, each [N, rotary_dim]."""
+        """[N] int64 -> cos, sin, each [N, 1, rotary_dim]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 

@@ -51,7 +51,10 @@ def _gather(call: Call, cache: torch.Tensor, block_size: int) -> torch.Tensor:
     """[B, H_kv, C, d], strided; without a copy where one piece's blocks lie side by side."""
     _, kv_heads, dim = cache.shape
     if call.adjacent is not None:
-        return cache[call.adjacent][None].transpose(1, 2)
+        # One call instead of a slice, an unsqueeze and a transpose: a single stream feels each.
+        start, count = call.adjacent
+        width = kv_heads * dim
+        return cache.as_strided((1, kv_heads, count, dim), (0, dim, width, 1), cache.storage_offset() + start * width)
     gathered = cache.view(-1, block_size * kv_heads * dim).index_select(0, call.blocks).view(-1, kv_heads, dim)
     if call.stale is not None:
         gathered.index_fill_(0, call.stale, 0)

@@ -38,7 +38,9 @@ class EagerKernels:
         width = cos.shape[-1]
         whole = width == x.shape[-1]
         part = x if whole else x[..., :width]
-        turned = torch.addcmul(part * cos[:, None], part.roll(width // 2, -1), sin[:, None]).to(x.dtype)
+        turned = torch.addcmul(part * cos, part.roll(width // 2, -1), sin)
+        if turned.dtype != x.dtype:
+            turned = turned.to(x.dtype)
         return turned if whole else torch.cat((turned, x[..., width:]), dim=-1)
 
     def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,

@@ -61,8 +61,8 @@ class Call:
     """Places among the gathered slots whose content belongs to nobody here."""
     part: slice | None = None
     """The gathered slots to use, where not all."""
-    adjacent: slice | None = None
-    """The cache's slots themselves, where they need no gathering."""
+    adjacent: tuple[int, int] | None = None
+    """First slot and number of slots to read in place, where they need no gathering."""
 
 
 def plan(layout: Layout, view: GroupView, dtype: torch.dtype) -> Iterable[Call]:
@@ -153,7 +153,7 @@ def _single(piece: Piece, rows: torch.Tensor | None, layout: Layout, view: Group
     if blocks.device.type == "cpu":
         ids = blocks.tolist()
         if all(b == a + 1 for a, b in pairwise(ids)):
-            call.adjacent = slice(ids[0] * size + skip, ids[0] * size + skip + piece.span)
+            call.adjacent = (ids[0] * size + skip, piece.span)
     if piece.rows == 1:
         return call
     if piece.parents is None and piece.span == piece.rows and (view.window is None or view.window >= piece.rows):

@@ -31,7 +31,7 @@ class ReferenceKernels:
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         width = cos.shape[-1]
         turned = x[..., :width].float()
-        turned = turned * cos[:, None] + turned.roll(width // 2, -1) * sin[:, None]
+        turned = turned * cos + turned.roll(width // 2, -1) * sin
         turned = turned.to(x.dtype)
         return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
