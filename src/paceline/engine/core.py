@@ -18,7 +18,7 @@ from paceline.config import EngineConfig
 from paceline.engine.admission import check_prompt
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.drafting import Drafting
-from paceline.engine.metrics import EngineMetrics
+from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import Batch, Runner
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
@@ -108,6 +108,8 @@ class Engine:
             seq.state = state
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
+        for seq in sequences:
+            seq.record = record
         self._records[request_id] = record
         self.metrics.requests += 1
         if drafter is not None and wish is not None:
@@ -141,7 +143,7 @@ class Engine:
         touched: list[Record] = []
         for seq in self.scheduler.expire(begun):
             self._close(seq, "timeout")
-            self._touch(seq, touched)
+            self._touch(seq.record, touched)
         batch = self._ahead
         self._ahead = None
         if batch is None:
@@ -150,20 +152,21 @@ class Engine:
                 return self._clear(touched)
         planned = self.clock()
         step = batch.step
-        self._note_scheduled(step, planned)
+        prompt_rows = self._note_scheduled(step, planned)
         try:
             out = self.runner.execute(batch)
+            ran = self.clock()
+            if self.config.schedule_ahead:
+                self._ahead = self._plan()
+            decisions = self._decider.decide(step, out)
         except Exception as problem:
             log.exception("a step failed; its requests end with an error")
             self._fail(step, problem, touched)
             return self._clear(touched)
-        ran = self.clock()
-        if self.config.schedule_ahead:
-            self._ahead = self._plan()
-        decisions = self._decider.decide(step, out, self._records)
         decided = self.clock()
-        self._commit(step, decisions, decided, touched)
-        self._account(step, planned - begun, ran - planned, decided - ran, self.clock() - decided)
+        tokens = self._commit(step, decisions, decided, touched)
+        self.metrics.account(batch.layout.rows, prompt_rows, tokens, StepTimes(
+            planned - begun, ran - planned, decided - ran, self.clock() - decided))
         return self._clear(touched)
 
     def _plan(self) -> Batch | None:
@@ -173,33 +176,50 @@ class Engine:
             return None
         for seq in step.preempted:
             self.metrics.preemptions += 1
-            self._records[seq.request.id].metrics.preemptions += 1
+            seq.record.metrics.preemptions += 1
         return self.runner.prepare(step)
 
-    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> None:
-        live = [group.seq.status is not Status.FINISHED for group in step.groups]
-        self.scheduler.commit(step, [decision.result for decision in decisions])
-        for group, decision, alive in zip(step.groups, decisions, live):
-            if not alive or (not decision.result.tokens and decision.result.finish is None):
-                continue
+    def _note_scheduled(self, step: Step, now: float) -> int:
+        """Counts and times of who runs; how many of the rows belong to prompts."""
+        prompt_rows = 0
+        for group in step.groups:
             seq = group.seq
-            self._settle(seq, decision, now)
-            for sibling, further in zip(group.siblings, decision.siblings):
-                self._settle(sibling, further, now)
-            self._touch(seq, touched)
+            metrics = seq.record.metrics
+            metrics.steps += 1
+            if group.start < seq.prompt_len:
+                prompt_rows += len(group.tokens)
+                if metrics.first_scheduled is None:
+                    metrics.first_scheduled = now
+                    metrics.cached_tokens = seq.cached_tokens
+                    metrics.cache_miss = seq.cache_miss
+        return prompt_rows
 
-    def _settle(self, seq: Sequence, decision: Decision, now: float) -> None:
-        """A decided sequence: counts, times, the drafter's lesson, the end."""
-        tokens = decision.result.tokens
-        record = self._records[seq.request.id]
-        metrics = record.metrics
-        self.metrics.output_tokens += len(tokens)
-        metrics.output_tokens += len(tokens)
-        if seq.sample == 0 and tokens:
-            if metrics.first_token is None:
-                metrics.first_token = now
-            metrics.token_times.extend([now] * len(tokens))
+    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> int:
+        """Book what was decided; how many tokens that was."""
+        alive = [group.seq.status is not Status.FINISHED for group in step.groups]
+        self.scheduler.commit(step, [decision.result for decision in decisions])
+        count = 0
+        for group, decision, was_alive in zip(step.groups, decisions, alive):
+            result = decision.result
+            if not was_alive or (not result.tokens and result.finish is None):
+                continue
+            count += self._settle(group.seq, decision, now)
+            if decision.siblings:
+                count += sum(self._settle(sibling, further, now)
+                             for sibling, further in zip(group.siblings, decision.siblings))
+            self._touch(group.seq.record, touched)
+        return count
+
+    def _settle(self, seq: Sequence, decision: Decision, now: float) -> int:
+        """A decided sequence: counts, times, the drafter's lesson, the end. Returns the tokens it got."""
+        result = decision.result
+        tokens = result.tokens
+        record: Record = seq.record
         if tokens:
+            metrics = record.metrics
+            metrics.output_tokens += len(tokens)
+            if seq.sample == 0:
+                metrics.token_times.extend([now] * len(tokens))
             seq.state.append(tokens)
             if seq.allocation is not None:
                 self.runner.remember(seq.allocation.seat, tokens[-1])
@@ -207,8 +227,9 @@ class Engine:
                 self._learn(seq, decision, record.speculation)
         if decision.error is not None:
             record.error = decision.error
-        if decision.result.finish is not None:
-            self._close(seq, decision.result.finish)
+        if result.finish is not None:
+            self._close(seq, result.finish)
+        return len(tokens)
 
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
         tokens, path = decision.result.tokens, decision.result.path
@@ -224,7 +245,7 @@ class Engine:
         """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""
         seq.emitter.finish(reason)
         self._drafting.release(seq)
-        record = self._records[seq.request.id]
+        record: Record = seq.record
         record.open -= 1
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         if record.open == 0:
@@ -238,17 +259,16 @@ class Engine:
             f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
             "alone if it persists.")
         for group in step.groups:
-            record = self._records.get(group.seq.request.id)
-            if record is not None and record.open:
+            record: Record = group.seq.record
+            if record.open:
                 record.error = error
                 self.cancel(record.request.id, "error")
-                self._touch(group.seq, touched)
+                self._touch(record, touched)
         self.scheduler.fail(step)
 
     # ---------------------------------------------------------------- small things
 
-    def _touch(self, seq: Sequence, touched: list[Record]) -> None:
-        record = self._records[seq.request.id]
+    def _touch(self, record: Record, touched: list[Record]) -> None:
         if not record.fresh:
             record.fresh = True
             touched.append(record)
@@ -257,39 +277,6 @@ class Engine:
         for record in touched:
             record.fresh = False
         return touched
-
-    def _note_scheduled(self, step: Step, now: float) -> None:
-        for group in step.groups:
-            record = self._records.get(group.seq.request.id)
-            if record is None:
-                continue
-            metrics = record.metrics
-            metrics.steps += 1
-            if metrics.first_scheduled is None:
-                metrics.first_scheduled = now
-                metrics.cached_tokens = group.seq.cached_tokens
-                metrics.cache_miss = group.seq.cache_miss
-
-    def _account(self, step: Step, schedule: float, forward: float, sample: float, commit: float) -> None:
-        m = self.metrics
-        prompt_rows = 0
-        for group in step.groups:
-            if group.start < group.seq.prompt_len - 1 or group.start == 0:
-                prompt_rows += len(group.tokens)
-        rows = step.rows
-        m.steps += 1
-        m.rows += rows
-        m.schedule_s += schedule
-        m.forward_s += forward
-        m.sample_s += sample
-        m.commit_s += commit
-        total = schedule + forward + sample + commit
-        if prompt_rows:
-            m.prefill_tokens += prompt_rows
-            m.prefill_s += total
-        else:
-            m.decode_tokens += len(step.groups)
-            m.decode_s += total
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ class Decider:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def decide(self, step: Step, out: StepLogits, records: Mapping[str, Record]) -> list[Decision]:
+    def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
         draws: list[_Draw | Decision] = []
         rows: list[SampleRow] = []
@@ -60,7 +59,7 @@ class Decider:
                 continue
             if seq.request.params.prompt_logprobs is not None:
                 try:
-                    _score_prompt(group, out.logits, first, records[seq.request.id])
+                    _score_prompt(group, out.logits, first, seq.record)
                 except PacelineError as problem:
                     draws.append(_ended(group, "error", problem))
                     continue
@@ -82,16 +81,16 @@ class Decider:
                 rows.extend(_draft_rows(group))
                 wanted.extend(range(last + 1 - len(group.draft) - 1, last + 1))
         if rows:
-            return self._draw(draws, rows, wanted, out.logits, records)
+            return self._draw(draws, rows, wanted, out.logits)
         return [draw for draw in draws if isinstance(draw, Decision)]
 
-    def _draw(self, draws: list[_Draw | Decision], rows: list[SampleRow], wanted: list[int], logits: torch.Tensor,
-              records: Mapping[str, Record]) -> list[Decision]:
+    def _draw(self, draws: list[_Draw | Decision], rows: list[SampleRow], wanted: list[int], logits: torch.Tensor
+              ) -> list[Decision]:
         if len(wanted) != logits.shape[0] or wanted[-1] != len(wanted) - 1:
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
         processed = self._pipeline.process(logits, rows)
         chosen = self._pipeline.choose(processed)
-        scribe = _Scribe(logits, processed, records)
+        scribe = _Scribe(logits, processed)
         decisions = [draw if isinstance(draw, Decision) else _settle(draw, chosen, processed, scribe)
                      for draw in draws]
         scribe.write()
@@ -202,10 +201,9 @@ def _origin(index: int, verdict: Verdict, draft: DraftTree) -> str:
 class _Scribe:
     """Collects the rows whose log-probabilities somebody asked for and computes them in one go."""
 
-    def __init__(self, logits: torch.Tensor, processed: Processed, records: Mapping[str, Record]) -> None:
+    def __init__(self, logits: torch.Tensor, processed: Processed) -> None:
         self._logits = logits
         self._processed = processed
-        self._records = records
         self._notes: list[tuple[Sequence, int, int, str, DraftTree | None]] = []
 
     def note(self, seq: Sequence, row: int, token: int, origin: str, draft: DraftTree | None) -> None:
@@ -221,7 +219,7 @@ class _Scribe:
             emitter: Emitter = seq.emitter
             if emitter.logprobs is not None:
                 emitter.logprobs.append(score)
-            trace = self._records[seq.request.id].trace
+            trace = seq.record.trace
             if trace is not None and seq.sample == 0:
                 self._trace(trace, row, token, score, origin, draft)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
@@ -16,7 +16,6 @@ class RequestMetrics:
 
     arrival: float
     first_scheduled: float | None = None
-    first_token: float | None = None
     finished: float | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -32,6 +31,10 @@ class RequestMetrics:
     @property
     def queue_time(self) -> float | None:
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
+
+    @property
+    def first_token(self) -> float | None:
+        return self.token_times[0] if self.token_times else None
 
     @property
     def ttft(self) -> float | None:
@@ -67,6 +70,15 @@ class RequestMetrics:
                 "preemptions": self.preemptions, "steps": self.steps, "inter_token_s": self.inter_token}
 
 
+class StepTimes(NamedTuple):
+    """Where the seconds of a step went."""
+
+    schedule: float
+    forward: float
+    sample: float
+    commit: float
+
+
 @dataclass(slots=True)
 class EngineMetrics:
     """Running totals since the engine started."""
@@ -75,6 +87,7 @@ class EngineMetrics:
     rows: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    """Tokens that came out of steps without prompt rows."""
     output_tokens: int = 0
     requests: int = 0
     finished: dict[str, int] = field(default_factory=dict)
@@ -91,6 +104,22 @@ class EngineMetrics:
     """Time of steps that held prompt tokens."""
     decode_s: float = 0.0
     """Time of steps that held none."""
+
+    def account(self, rows: int, prompt_rows: int, tokens: int, times: StepTimes) -> None:
+        """One finished step: its rows, those of prompts among them, the tokens it yielded."""
+        self.steps += 1
+        self.rows += rows
+        self.output_tokens += tokens
+        self.schedule_s += times.schedule
+        self.forward_s += times.forward
+        self.sample_s += times.sample
+        self.commit_s += times.commit
+        if prompt_rows:
+            self.prefill_tokens += prompt_rows
+            self.prefill_s += sum(times)
+        else:
+            self.decode_tokens += tokens
+            self.decode_s += sum(times)
 
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}

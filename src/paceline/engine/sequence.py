@@ -26,7 +26,7 @@ class Sequence:
 
     __slots__ = ("admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter", "epoch",
                  "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
-                 "prompt_len", "rank", "request", "sample", "seed", "siblings", "state", "status",
+                 "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state", "status",
                  "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
@@ -68,7 +68,9 @@ class Sequence:
         self.state: Any = None
         """sampling.SampleState, owned by the engine."""
         self.emitter: Any = None
-        """engine.outputs state (detokeniser, stop matcher), owned by the engine."""
+        """engine.outputs.Emitter (detokeniser, stop matcher), owned by the engine."""
+        self.record: Any = None
+        """engine.outputs.Record of its request, owned by the engine."""
 
     @property
     def output_len(self) -> int:
