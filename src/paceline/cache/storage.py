@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from paceline.cache.transfers import BlockCopy, SlotMove
@@ -26,8 +28,8 @@ class KVStorage:
         for group, blocks in zip(self.groups, num_blocks, strict=True):
             shape = (blocks * block_size, group.kv_heads, group.head_dim)
             for layer in group.layers:
-                self.keys[layer] = torch.zeros(shape, dtype=dtype, device=device)
-                self.values[layer] = torch.zeros(shape, dtype=dtype, device=device)
+                self.keys[layer] = _zeros(shape, dtype, device)
+                self.values[layer] = _zeros(shape, dtype, device)
         self.device = device
 
     @property
@@ -51,3 +53,11 @@ class KVStorage:
             for layer in group.layers:
                 # Gather into a fresh tensor, then scatter: sources and targets overlap.
                 plane[layer][target] = plane[layer][source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes every byte; calloc's pages are zero and cost nothing until a block is used.
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
