@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_paged_attention import CASES, attend, make, oracle
+from paged_steps import CASES, attend, make, oracle
 
 from paceline.kernels import select
 
