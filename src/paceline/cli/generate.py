@@ -114,7 +114,7 @@ def _show(outs: list[RequestOutput], texts: list[str]) -> None:
     out = console()
     bare = len(outs) == 1 and len(outs[0].outputs) == 1
     for text, result in zip(texts, outs):
-        for completion in result.outputs:
+        for completion in result.outputs if result.error is None else []:
             if not bare:
                 sample = f" [{completion.index}]" if len(result.outputs) > 1 else ""
                 out.print(f"── {_first_line(text)}{sample}", style="dim", markup=False)
