@@ -26,9 +26,3 @@ def test_a_trace_replays_to_the_same_tokens(capsys, tmp_path):
     assert len(tokens) == 6
     assert main(["replay", str(trace)]) == 0
     assert "the same 6 tokens" in capsys.readouterr().out
-
-    recorded = json.loads(trace.read_text())
-    recorded["tokens"][3]["token"] += 1
-    trace.write_text(json.dumps(recorded))
-    assert main(["replay", str(trace), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["first_difference"] == 3

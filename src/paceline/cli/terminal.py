@@ -119,7 +119,8 @@ def soft_interrupts() -> Iterator[StopFlag]:
     try:
         yield flag
     finally:
-        signal.signal(signal.SIGINT, previous)
+        # None: whoever set the handler before was not Python, and it cannot be put back.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
 
 
 def load_llm(model: str | None, **options: Any) -> LLM:
