@@ -62,7 +62,7 @@ def test_reserve_takes_just_the_missing_blocks_and_keeps_the_tables_current() ->
     assert cache.reserve(allocation, 5, 8) == [] and len(allocation.blocks[0]) == 2
     assert cache.reserve(allocation, 8, 9) == [] and len(allocation.blocks[0]) == 3
     for table, blocks in zip(cache.tables, allocation.blocks):
-        assert table.dtype == np.int32 and table[allocation.seat, :4].tolist() == [*blocks, NULL_BLOCK]
+        assert table.dtype == np.int64 and table[allocation.seat, :4].tolist() == [*blocks, NULL_BLOCK]
     cache.check([allocation])
 
 

@@ -126,3 +126,14 @@ def test_bad_traces(tmp_path: Any) -> None:
     (tmp_path / "bad.json").write_text(json.dumps({"schema": 99}))
     with pytest.raises(RequestError, match="schema"):
         replay(tmp_path / "bad.json")
+
+
+def test_samples_and_prompt_scores_in_one_step_read_their_own_rows() -> None:
+    """Two samples of one request share a row; as many rows as samples in all must not hide that."""
+    sampled = SamplingParams(max_tokens=3, temperature=0.0, n=2)
+    scored = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=0)
+    alone = [tiny_llm().generate([prompt], params)[0].outputs[0].token_ids
+             for prompt, params in ((PROMPT, sampled), (PROMPT[5:7], scored))]
+    outs = tiny_llm().generate([PROMPT, PROMPT[5:7]], [sampled, scored])
+    assert [out.outputs[0].token_ids for out in outs] == alone
+    assert outs[0].outputs[1].token_ids == alone[0]

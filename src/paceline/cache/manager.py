@@ -98,8 +98,8 @@ class CacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix = PrefixCache([group.lookahead for group in groups], block_size, hash_function)
         self.pools = [BlockPool(count, partial(self.prefix.detach, g)) for g, count in enumerate(num_blocks)]
-        self.tables: list[npt.NDArray[np.int32]] = [
-            np.full((max_seats, max_blocks_per_seq), NULL_BLOCK, dtype=np.int32) for _ in groups]
+        self.tables: list[npt.NDArray[np.int64]] = [
+            np.full((max_seats, max_blocks_per_seq), NULL_BLOCK, dtype=np.int64) for _ in groups]
         """Per group [max_seats, max_blocks_per_seq]: block of each position's page, NULL_BLOCK where none is held.
         Always current. A runner takes what it needs for a step before the next call into scheduler or manager."""
         self.free_seats = list(range(max_seats - 1, -1, -1))

@@ -197,11 +197,10 @@ class Engine:
     def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> int:
         """Book what was decided; how many tokens that was."""
         alive = [group.seq.status is not Status.FINISHED for group in step.groups]
-        self.scheduler.commit(step, [decision.result for decision in decisions])
+        self.scheduler.commit(step, decisions)
         count = 0
         for group, decision, was_alive in zip(step.groups, decisions, alive):
-            result = decision.result
-            if not was_alive or (not result.tokens and result.finish is None):
+            if not was_alive or (not decision.tokens and decision.finish is None):
                 continue
             count += self._settle(group.seq, decision, now)
             if decision.siblings:
@@ -212,27 +211,26 @@ class Engine:
 
     def _settle(self, seq: Sequence, decision: Decision, now: float) -> int:
         """A decided sequence: counts, times, the drafter's lesson, the end. Returns the tokens it got."""
-        result = decision.result
-        tokens = result.tokens
+        tokens = decision.tokens
         record: Record = seq.record
         if tokens:
             metrics = record.metrics
             metrics.output_tokens += len(tokens)
             if seq.sample == 0:
-                metrics.token_times.extend([now] * len(tokens))
+                metrics.token_times += [now] * len(tokens)
             seq.state.append(tokens)
-            if seq.allocation is not None:
+            if self._ahead is not None and seq.allocation is not None:
                 self.runner.remember(seq.allocation.seat, tokens[-1])
             if record.speculation is not None:
                 self._learn(seq, decision, record.speculation)
         if decision.error is not None:
             record.error = decision.error
-        if result.finish is not None:
-            self._close(seq, result.finish)
+        if decision.finish is not None:
+            self._close(seq, decision.finish)
         return len(tokens)
 
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
-        tokens, path = decision.result.tokens, decision.result.path
+        tokens, path = decision.tokens, decision.path
         if decision.draft is not None:
             stats.record(max(decision.draft.depths()), len(path), len(decision.draft))
             self.metrics.drafted += len(decision.draft)

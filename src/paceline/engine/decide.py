@@ -23,24 +23,14 @@ PLAIN = ("plain",)
 
 
 @dataclass(slots=True)
-class Decision:
+class Decision(GroupResult):
     """What a group yielded, with what the scheduler need not know."""
 
-    result: GroupResult
+    siblings: Seq[Decision] = ()
     error: PacelineError | None = None
     draft: DraftTree | None = None
     origins: Seq[str] = PLAIN
     """Per token: plain, accepted, corrected or bonus."""
-    siblings: Seq[Decision] = ()
-
-
-@dataclass(slots=True)
-class _Draw:
-    """Rows of the pipeline that belong to one sequence of one group."""
-
-    seq: Sequence
-    first: int
-    group: RowGroup
 
 
 class Decider:
@@ -49,60 +39,60 @@ class Decider:
 
     def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
-        draws: list[_Draw | Decision] = []
+        draws: list[int | Decision] = []
+        """Per group: its first row of the pipeline, or what is decided without one."""
         rows: list[SampleRow] = []
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
             seq = group.seq
-            if first < 0 or seq.status is Status.FINISHED:
-                draws.append(Decision(GroupResult([])))
+            early = self._without_draw(group, first, out.logits)
+            if early is not None:
+                draws.append(early)
                 continue
-            if seq.request.params.prompt_logprobs is not None:
-                try:
-                    _score_prompt(group, out.logits, first, seq.record)
-                except PacelineError as problem:
-                    draws.append(_ended(group, "error", problem))
-                    continue
-            if not _reaches_end(group):
-                draws.append(Decision(GroupResult([])))
-                continue
-            if seq.request.max_tokens == 0:
-                draws.append(_ended(group, "length"))
-                continue
-            draws.append(_Draw(seq, len(rows), group))
+            draws.append(len(rows))
             last = first + len(group.tokens) - group.logits_from - 1
             if group.draft is None:
-                rows.append(SampleRow(seq.state, group.start + len(group.tokens)))
+                position = group.start + len(group.tokens)
+                rows.append(SampleRow(seq.state, position))
                 wanted.append(last)
                 for sibling in group.siblings:
-                    rows.append(SampleRow(sibling.state, group.start + len(group.tokens)))
+                    rows.append(SampleRow(sibling.state, position))
                     wanted.append(last)
             else:
                 rows.extend(_draft_rows(group))
-                wanted.extend(range(last + 1 - len(group.draft) - 1, last + 1))
-        if rows:
-            return self._draw(draws, rows, wanted, out.logits)
-        return [draw for draw in draws if isinstance(draw, Decision)]
-
-    def _draw(self, draws: list[_Draw | Decision], rows: list[SampleRow], wanted: list[int], logits: torch.Tensor
-              ) -> list[Decision]:
-        if len(wanted) != logits.shape[0] or wanted[-1] != len(wanted) - 1:
+                wanted.extend(range(last - len(group.draft), last + 1))
+        if not rows:
+            return [draw for draw in draws if isinstance(draw, Decision)]
+        logits = out.logits
+        if wanted != list(range(logits.shape[0])):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
         processed = self._pipeline.process(logits, rows)
         chosen = self._pipeline.choose(processed)
         scribe = _Scribe(logits, processed)
-        decisions = [draw if isinstance(draw, Decision) else _settle(draw, chosen, processed, scribe)
-                     for draw in draws]
+        decisions = [_settle(group, draw, chosen, processed, scribe) if isinstance(draw, int) else draw
+                     for group, draw in zip(step.groups, draws)]
         scribe.write()
         return decisions
+
+    def _without_draw(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
+        """What can be said of a group without sampling; None: it wants a token."""
+        request = group.seq.request
+        if first < 0 or group.seq.status is Status.FINISHED:
+            return Decision([])
+        if request.params.prompt_logprobs is not None:
+            try:
+                _score_prompt(group, logits, first, group.seq.record)
+            except PacelineError as problem:
+                return _ended(group, "error", problem)
+        drafted = 0 if group.draft is None else len(group.draft)
+        if group.start + len(group.tokens) - drafted < len(group.seq.tokens):
+            return Decision([])  # a chunk that does not reach the end of what is known
+        return _ended(group, "length") if request.max_tokens == 0 else None
 
 
 def _ended(group: RowGroup, reason: str, error: PacelineError | None = None) -> Decision:
     """A group that ends without a token, its further samples with it."""
-    decision = Decision(GroupResult([], finish=reason), error)
-    decision.siblings = [Decision(GroupResult([], finish=reason)) for _ in group.siblings]
-    decision.result.siblings = [further.result for further in decision.siblings]
-    return decision
+    return Decision([], finish=reason, error=error, siblings=[Decision([], finish=reason) for _ in group.siblings])
 
 
 def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
@@ -122,12 +112,6 @@ def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Rec
     scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
 
 
-def _reaches_end(group: RowGroup) -> bool:
-    """Whether the group's known tokens are all the sequence has, so that its last row predicts a new one."""
-    drafted = 0 if group.draft is None else len(group.draft)
-    return group.start + len(group.tokens) - drafted >= len(group.seq.tokens)
-
-
 def _draft_rows(group: RowGroup) -> list[SampleRow]:
     """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
     state, draft = group.seq.state, group.draft
@@ -141,54 +125,51 @@ def _draft_rows(group: RowGroup) -> list[SampleRow]:
     return rows
 
 
-def _settle(draw: _Draw, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
-    group, first = draw.group, draw.first
+def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
     if group.draft is None:
-        decision = _emit_one(draw.seq, chosen[first], first, processed, scribe)
+        decision = _emit_one(group.seq, chosen[first], first, processed, scribe)
         if group.siblings:
             decision.siblings = [_emit_one(sibling, chosen[row], row, processed, scribe)
                                  for row, sibling in enumerate(group.siblings, first + 1)]
-            decision.result.siblings = [further.result for further in decision.siblings]
         return decision
     draft: DraftTree = group.draft
     tokens = [group.seq.tokens[-1], *draft.tokens]
     parents = [-1, *(parent + 1 for parent in draft.parents)]
     verdict = coupled(parents, tokens, chosen[first:first + len(tokens)])
-    return _emit_path(draw.seq, verdict, first, draft, processed, scribe)
+    return _emit_path(group.seq, verdict, first, draft, processed, scribe)
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
               origin: str = "plain", draft: DraftTree | None = None) -> Decision:
     """Hand one token to the sequence's text; the steady state of plain decoding, so kept lean."""
     if processed.errors and row in processed.errors:
-        return Decision(GroupResult([], finish="error"), processed.errors[row])
+        return Decision([], finish="error", error=processed.errors[row])
     if processed.stopped and row in processed.stopped:
-        return Decision(GroupResult([], finish="stop"))
+        return Decision([], finish="stop")
     emitter: Emitter = seq.emitter
     if emitter.scored:
         scribe.note(seq, row, token, origin, draft)
     try:
-        return Decision(GroupResult([token], (), emitter.push(token)))
+        return Decision([token], (), emitter.push(token))
     except PacelineError as problem:
-        return Decision(GroupResult([token], finish="error"), problem)
+        return Decision([token], finish="error", error=problem)
 
 
 def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,
                scribe: _Scribe) -> Decision:
     """Hand a verdict's tokens to the sequence's text one by one, until it ends."""
-    kept: list[int] = []
+    decision = Decision([], draft=draft)
     origins: list[str] = []
-    last: Decision | None = None
     for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
         origins.append(_origin(index, verdict, draft))
-        last = _emit_one(seq, token, first + row, processed, scribe, origins[-1], draft)
-        kept += last.result.tokens
-        if last.result.finish is not None:
+        one = _emit_one(seq, token, first + row, processed, scribe, origins[-1], draft)
+        decision.tokens += one.tokens
+        decision.finish, decision.error = one.finish, one.error
+        if one.finish is not None:
             break
-    if last is None:
-        raise ValueError("a verdict has at least one token")
-    result = GroupResult(kept, verdict.path[:len(kept)], last.result.finish)
-    return Decision(result, last.error, draft, origins[:len(kept)])
+    decision.path = verdict.path[:len(decision.tokens)]
+    decision.origins = origins[:len(decision.tokens)]
+    return decision
 
 
 def _origin(index: int, verdict: Verdict, draft: DraftTree) -> str:

@@ -25,7 +25,6 @@ class Emitter:
     """What one sequence has produced, and whether it should go on."""
 
     __slots__ = (
-        "_eos_ids",
         "_interrupt",
         "_matcher",
         "_max_tokens",
@@ -55,8 +54,7 @@ class Emitter:
         self._pieces: list[str] = []
         self._stream = stream
         self._matcher = StopMatcher(params.stop) if params.stop else None
-        self._stop_ids = frozenset(params.stop_token_ids)
-        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         self._min_tokens = params.min_tokens
         self._max_tokens = sequence.limit - sequence.prompt_len
         self._interrupt = params.interrupt
@@ -70,10 +68,16 @@ class Emitter:
         ids = self.token_ids
         ids.append(token)
         count = len(ids)
-        if count >= self._min_tokens and (token in self._eos_ids or token in self._stop_ids):
+        if token in self._stop_ids and count >= self._min_tokens:
             return self.finish("stop", token)
         if self._stream is not None:
-            self._emit(self._stream.push(token))
+            piece = self._stream.push(token)
+            if self._matcher is not None and piece and count >= self._min_tokens:
+                piece, stopped = self._matcher.push(piece)
+                if stopped is not None:
+                    self.finish_reason, self.stop_reason = "stop", stopped
+            if piece:
+                self._pieces.append(piece)
             if self.finish_reason is not None:
                 return self.finish_reason
         if self._interrupt is not None and self._interrupted():
@@ -105,14 +109,6 @@ class Emitter:
     def completion(self) -> Completion:
         return Completion(self.index, self.text, list(self.token_ids), self.finish_reason, self.stop_reason,
                           None if self.logprobs is None else list(self.logprobs), self.seed)
-
-    def _emit(self, piece: str) -> None:
-        if self._matcher is not None and piece and len(self.token_ids) >= self._min_tokens:
-            piece, stopped = self._matcher.push(piece)
-            if stopped is not None:
-                self.finish_reason, self.stop_reason = "stop", stopped
-        if piece:
-            self._pieces.append(piece)
 
     def _interrupted(self) -> bool:
         try:

@@ -98,11 +98,11 @@ class Runner:
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
         size = self._block_size
-        width = int(physical.max()) // size + 1
-        views = []
-        for table, window in zip(self._tables, self._windows):
-            slots = table[row_seats, physical // size].astype(np.int64) * size + physical % size
-            views.append(GroupView(self._tensor(table[seats, :width].astype(np.int64)), self._tensor(slots), window))
+        pages, places = np.divmod(physical, size)
+        width = int(pages.max()) + 1
+        views = [GroupView(self._tensor(table[seats, :width]), self._tensor(table[row_seats, pages] * size + places),
+                           window)
+                 for table, window in zip(self._tables, self._windows)]
         layout = Layout(self._tensor(positions), offsets, starts, parents, size, views)
         pending = tokens == PENDING
         return Batch(step, layout, tokens, row_seats, pending if pending.any() else None)
@@ -114,6 +114,9 @@ class Runner:
 
 def logit_rows(groups: Seq[RowGroup], offsets: Seq[int]) -> tuple[list[int], list[int]]:
     """Row indices that need logits, and each group's first place among them (-1: none)."""
+    if offsets[-1] == len(groups) and not any(group.logits_from for group in groups):
+        everything = list(range(len(groups)))  # the steady state: a row a group
+        return everything, everything
     rows: list[int] = []
     first: list[int] = []
     for group, offset, end in zip(groups, offsets, offsets[1:]):

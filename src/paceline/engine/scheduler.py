@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Results
 from heapq import heappop, heappush
 
 from paceline.cache.manager import Allocation, CacheManager
@@ -145,7 +146,7 @@ class Scheduler:
         self._flight.append(step)
         return step
 
-    def commit(self, step: Step, results: list[GroupResult]) -> None:
+    def commit(self, step: Step, results: Results[GroupResult]) -> None:
         """Take back what the oldest uncommitted step yielded, one result a group.
 
         A group whose sequence has ended meanwhile is ignored; one whose sequence was preempted keeps its tokens but
