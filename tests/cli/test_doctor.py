@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.cli import doctor, machine, selfcheck
+from paceline.bench import machine
+from paceline.cli import doctor, selfcheck
 from paceline.cli.main import main
 from paceline.kernels.eager import EagerKernels
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.machine import inspect_machine
+
 
 @dataclass(slots=True)
 class Row:
@@ -40,7 +42,7 @@ class Row:
 def machine() -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"cpu": _cpu_name(), "arch": platform.machine(), "cores": os.cpu_count(),
+    found: dict[str, Any] = {"cpu": inspect_machine().cpu, "arch": platform.machine(), "cores": os.cpu_count(),
                              "threads": torch.get_num_threads(), "python": platform.python_version(),
                              "torch": torch.__version__}
     if torch.cuda.is_available():
@@ -91,13 +93,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli.machine import Machine, inspect_machine
+from paceline.bench.machine import Machine, inspect_machine
 from paceline.cli.plain import plain
 from paceline.cli.terminal import console
 

@@ -80,15 +80,20 @@ class Runner:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the
         host's time per row is what small models die of."""
         groups = step.groups
-        lengths = [len(group.tokens) for group in groups]
-        offsets = [0, *accumulate(lengths)]
         starts = [group.start for group in groups]
         parents = [group.parents for group in groups]
+        known = [token for group in groups for token in group.tokens]
         seats = np.array([group.seq.allocation.seat for group in groups], dtype=np.int64)
-        tokens = np.array([token for group in groups for token in group.tokens], dtype=np.int64)
+        tokens = np.array(known, dtype=np.int64)
         physical = np.array(starts, dtype=np.int64)
         row_seats = seats
-        if offsets[-1] != len(groups):
+        if len(known) == len(groups):
+            offsets = list(range(len(groups) + 1))
+            furthest = max(starts)
+        else:
+            lengths = [len(group.tokens) for group in groups]
+            offsets = [0, *accumulate(lengths)]
+            furthest = max(start + length for start, length in zip(starts, lengths)) - 1
             physical = np.repeat(physical - np.array(offsets[:-1]), lengths) + np.arange(offsets[-1])
             row_seats = np.repeat(seats, lengths)
         positions = physical
@@ -98,14 +103,15 @@ class Runner:
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
         size = self._block_size
-        pages, places = np.divmod(physical, size)
-        width = int(pages.max()) + 1
+        pages = physical // size
+        places = physical - pages * size
+        width = furthest // size + 1
         views = [GroupView(self._tensor(table[seats, :width]), self._tensor(table[row_seats, pages] * size + places),
                            window)
                  for table, window in zip(self._tables, self._windows)]
         layout = Layout(self._tensor(positions), offsets, starts, parents, size, views)
-        pending = tokens == PENDING
-        return Batch(step, layout, tokens, row_seats, pending if pending.any() else None)
+        pending = tokens == PENDING if PENDING in known else None
+        return Batch(step, layout, tokens, row_seats, pending)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

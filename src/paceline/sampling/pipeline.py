@@ -83,7 +83,8 @@ class Pipeline:
         sampled gets an entry in `errors` (or `stopped`) and disturbs no other."""
         if logits.ndim != 2 or logits.shape != (len(rows), self.vocab_size):
             raise ValueError(f"expected logits [{len(rows)}, {self.vocab_size}], got {list(logits.shape)}")
-        logits = logits.detach().to(torch.float32).contiguous()
+        if logits.requires_grad or logits.dtype is not torch.float32 or not logits.is_contiguous():
+            logits = logits.detach().to(torch.float32).contiguous()
         table = self._table([row.state for row in rows])
         processed = Processed(logits, rows, table.temperature, table.seeds)
         if not len(rows):
