@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import ConfigError, NotYetError
 
 GIB = 1 << 30
+KERNELS = ("auto", "native", "eager", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,10 @@ class EngineOptions:
     max_batch_tokens: int | None = None
     max_num_seqs: int | None = None
     enable_prefix_caching: bool = True
+    kernels: str = "auto"
+    """auto: native where it can run the model as the file stores it, else eager (reference if deterministic)."""
+    threads: int | None = None
+    """Threads of the native kernels; None: as many as torch uses."""
     max_prefill_chunk: int | None = None
     max_queue: int = 4096
     watermark: float = 0.01
@@ -101,7 +106,11 @@ def available_memory() -> int:
 
 def check(options: EngineOptions) -> None:
     """Refuse what can never work, before a model is read."""
-    for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk"):
+    if options.kernels not in KERNELS:
+        raise ConfigError(f"kernels must be one of {', '.join(KERNELS)}, got {options.kernels!r}.")
+    if options.kernels == "eager" and options.deterministic:
+        raise ConfigError("kernels='eager' is not deterministic: use 'auto', 'native' or 'reference'.")
+    for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk", "threads"):
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")

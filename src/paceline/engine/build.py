@@ -14,12 +14,15 @@ from paceline.config import EngineOptions, Facts
 from paceline.engine.core import Engine
 from paceline.errors import ConfigError
 from paceline.kernels import select
+from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
+from paceline.kernels.cpu import load as native_library
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
 from paceline.models.interface import CausalLM
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
+from paceline.models.native import EIGHT_BITS, FOUR_BITS, NativeDecoder, unsupported
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 
@@ -40,7 +43,14 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         shape = ModelConfig.from_dict(checkpoint.config)
         weights = Weights(checkpoint, dtype, device)
         length = options.max_model_len or shape.max_position_embeddings
-        model = build(shape, weights, length)
+        native = wants_native(options, shape, checkpoint, device)
+        model: CausalLM
+        if native:
+            kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
+            threads = options.threads or torch.get_num_threads()
+            model = NativeDecoder(shape, weights, length, threads=threads, kv_dtype=kv_dtype)
+        else:
+            model = build(shape, weights, length)
         unused = weights.unused()
         if unused:
             log.warning("%d tensors of %s are not used, among them %s", len(unused), path, unused[0])
@@ -61,9 +71,30 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)
-    kernels = select(deterministic=options.deterministic, device=device)
+    kernels = NativeKernels() if isinstance(model, NativeDecoder) else select(
+        deterministic=options.deterministic or options.kernels == "reference", device=device)
     return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
                   eos_ids=eos_ids, speculation=options.speculation, **more)
+
+
+def wants_native(options: EngineOptions, shape: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> bool:
+    """Native code runs what the file itself stores in blocks; rounding a model that is stored in floats has to be
+    asked for (kernels="native")."""
+    if options.kernels == "native":
+        if device.type != "cpu":
+            raise ConfigError("kernels='native' runs on the CPU only: use device='cpu' or kernels='auto'.")
+        return True
+    if options.kernels != "auto" or device.type != "cpu" or options.dtype not in ("auto", "float32"):
+        return False
+    if unsupported(shape) is not None or options.kv_dtype == "bfloat16":
+        return False
+    probe = checkpoint.packed("model.layers.0.mlp.down_proj.weight")
+    if probe is None or probe[0] not in FOUR_BITS | EIGHT_BITS:
+        return False
+    if native_library() is None:
+        log.warning("running in torch: the native CPU kernels are not built (%s)", HOW_TO_BUILD)
+        return False
+    return True
 
 
 def choose_device(wish: str) -> torch.device:

@@ -27,6 +27,11 @@ class Rope:
         self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device)
         self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device)
 
+    def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of each pair once: [max_model_len, rotary_dim / 2]."""
+        half = self._cos.shape[-1] // 2
+        return self._cos[:, 0, :half].contiguous(), self._sin[:, 0, half:].contiguous()
+
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[N] int64 -> cos, sin, each [N, 1, rotary_dim]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelFormatError
@@ -34,6 +36,14 @@ class Weights:
         tensor = self.checkpoint.tensor(name, dtype or self.dtype).to(self.device).contiguous()
         self._taken.add(name)
         return tensor
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.uint8]] | None:
+        """A matrix as the file stores it (type, bytes of each row), checked like take(); None: not in blocks."""
+        packed = self.checkpoint.packed(name) if self.checkpoint.has(name) else None
+        if packed is None or self.checkpoint.shape(name) != shape:
+            return None
+        self._taken.add(name)
+        return packed
 
     def unused(self) -> list[str]:
         """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies, the

@@ -1,0 +1,60 @@
+#include <cstring>
+#include <initializer_list>
+
+#include "kernels.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace paceline {
+
+const Kernels* portable_kernels();
+#if defined(PACELINE_HAS_NEON)
+const Kernels* neon_kernels();
+#endif
+#if defined(PACELINE_HAS_AVX2)
+const Kernels* avx2_kernels();
+#endif
+
+namespace {
+
+#if defined(PACELINE_HAS_NEON)
+bool has_dotprod() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, nullptr, 0) == 0 && value;
+#else
+    return false;
+#endif
+}
+#endif
+
+}  // namespace
+
+const Kernels* kernels_by_name(const char* name) {
+    if (std::strcmp(name, "portable") == 0) return portable_kernels();
+#if defined(PACELINE_HAS_NEON)
+    if (std::strcmp(name, "neon") == 0 && has_dotprod()) return neon_kernels();
+#endif
+#if defined(PACELINE_HAS_AVX2)
+    if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        return avx2_kernels();
+#endif
+    return nullptr;
+}
+
+const Kernels* best_kernels() {
+    for (const char* name : {"neon", "avx2"})
+        if (const Kernels* found = kernels_by_name(name)) return found;
+    return portable_kernels();
+}
+
+}  // namespace paceline

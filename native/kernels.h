@@ -1,0 +1,90 @@
+// The numeric primitives, one table of functions for each instruction set.
+//
+// Exact by construction: what is computed for a row depends on that row alone. Integer sums are exact; every float
+// is the result of one fixed sequence of operations, whatever the number of rows, the tile or the thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int kBlock = 32;   // columns that share a scale, in weights and activations
+constexpr int kLanes = 8;    // output rows interleaved in a packed matrix
+constexpr int kTile = 64;    // keys of an attention tile; tiles begin at multiples of this position
+
+// 4-bit: (value * scale + minimum), 8-bit: (value * scale); both per block of kBlock columns.
+enum class Format : int { kQ4 = 0, kQ8 = 1 };
+
+// Bytes of one block of kBlock columns x kLanes rows: the values, then the scales (and minima) as fp16.
+constexpr size_t block_bytes(Format format) { return format == Format::kQ4 ? 128 + 32 : 256 + 16; }
+
+// A weight matrix [rows, cols]: groups of kLanes rows, block after block of columns.
+struct Packed {
+    Format format = Format::kQ8;
+    int rows = 0;
+    int cols = 0;
+    const uint8_t* data = nullptr;
+
+    int groups() const { return rows / kLanes; }
+    size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format); }
+};
+
+// Rows of activations [rows, cols] in int8, with a scale and the sum of the true values for each block of a row.
+struct Quantised {
+    int8_t* values = nullptr;
+    float* scales = nullptr;
+    float* sums = nullptr;
+};
+
+enum class Cache : int { kF32 = 0, kF16 = 1, kI8 = 2 };
+
+// Keys or values of a tile: where each of `count` tokens lies for one head, and its scale (int8 only).
+struct KeyTile {
+    const void* key[kTile];
+    const void* value[kTile];
+    float key_scale[kTile];
+    float value_scale[kTile];
+    int count = 0;
+};
+
+struct Kernels {
+    const char* name;
+
+    // One row: int8 with a scale per block. cols is a multiple of kBlock.
+    void (*quantise)(const float* x, int cols, int8_t* values, float* scales, float* sums);
+
+    // x * weight / rms(x), one row.
+    void (*rms_norm)(const float* x, const float* weight, float eps, int cols, float* out);
+
+    // silu(gate) * up, elementwise on one row's slice.
+    void (*silu_mul)(const float* gate, const float* up, int count, float* out);
+
+    // Rotary embedding in place: pairs (i, i + half) of one head.
+    void (*rotate)(float* x, const float* cos, const float* sin, int half);
+
+    // y[m][8 g .. 8 g + 7] (+)= x[m] . w for groups [first, last) and all m; ldy in floats. `add`: onto what is there.
+    void (*gemm)(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add);
+
+    // Attention of `queries` query vectors (each q[i], d floats, already scaled) over one tile. Query i sees keys
+    // [low[i], high[i]) of it. out[i] = sum p v (d floats), peak[i] the largest score (-inf: saw nothing), mass[i] = sum p.
+    void (*attend)(const float* const* q, int queries, const int* low, const int* high, const KeyTile& tile,
+                   Cache cache, int d, float* const* out, float* peak, float* mass);
+
+    // Fold a tile's result into a running one (peak -inf: nothing yet): both are rescaled to the larger peak.
+    void (*combine)(float* out, float* peak, float* mass, const float* more, float more_peak, float more_mass, int d);
+
+    // out = x / mass.
+    void (*divide)(const float* x, float mass, int d, float* out);
+
+    // One token's vector of one head into the cache; returns its scale (1 for the float formats).
+    float (*store)(const float* x, int d, Cache cache, void* target);
+};
+
+// The best table this machine can run, or the one asked for; nullptr if it cannot run here.
+const Kernels* best_kernels();
+const Kernels* kernels_by_name(const char* name);
+
+inline size_t cache_bytes(Cache cache) { return cache == Cache::kF32 ? 4 : cache == Cache::kF16 ? 2 : 1; }
+
+}  // namespace paceline

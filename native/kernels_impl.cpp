@@ -1,0 +1,202 @@
+// Compiled once for each instruction set, with PACELINE_TABLE naming the function that hands the table out.
+#include "linear.h"
+#include "vectors.h"
+
+namespace paceline {
+namespace {
+
+constexpr int W = V::width;
+
+void rms_norm(const float* x, const float* weight, float eps, int cols, float* out) {
+    V squares[4] = {V::set(0), V::set(0), V::set(0), V::set(0)};
+    int i = 0;
+    for (; i + 4 * W <= cols; i += 4 * W)
+        for (int j = 0; j < 4; j++) {
+            const V v = V::load(x + i + j * W);
+            squares[j] = fma(v, v, squares[j]);
+        }
+    for (; i < cols; i += W) {
+        const V v = V::load(x + i);
+        squares[0] = fma(v, v, squares[0]);
+    }
+    const float mean = ((squares[0] + squares[1]) + (squares[2] + squares[3])).sum() / float(cols);
+    const V scale = V::set(1.0f / std::sqrt(mean + eps));
+    for (i = 0; i < cols; i += W) (V::load(x + i) * scale * V::load(weight + i)).store(out + i);
+}
+
+void silu_mul(const float* gate, const float* up, int count, float* out) {
+    const V one = V::set(1.0f);
+    for (int i = 0; i < count; i += W) {
+        const V g = V::load(gate + i);
+        (g / (one + exp(V::set(0) - g)) * V::load(up + i)).store(out + i);
+    }
+}
+
+void rotate(float* x, const float* cos, const float* sin, int half) {
+    for (int i = 0; i < half; i += W) {
+        const V a = V::load(x + i), b = V::load(x + half + i), c = V::load(cos + i), s = V::load(sin + i);
+        (a * c - b * s).store(x + i);
+        (b * c + a * s).store(x + half + i);
+    }
+}
+
+// ---------------------------------------------------------------- attention
+
+template <Cache kind> inline V load_cache(const void* base, int i) {
+    if constexpr (kind == Cache::kF32) return V::load(static_cast<const float*>(base) + i);
+    else if constexpr (kind == Cache::kF16) return V::load_half(static_cast<const uint16_t*>(base) + i);
+    else return V::load_i8(static_cast<const int8_t*>(base) + i);
+}
+
+// Scores of NQ queries against NK keys. Each (query, key) has one accumulator and one order of additions, so the
+// shape of the tile cannot show in a score.
+template <Cache kind, int NQ, int NK>
+inline void scores(const float* const* q, const KeyTile& tile, int key, int d, float* out) {
+    V sum[NQ][NK];
+    for (int a = 0; a < NQ; a++)
+        for (int b = 0; b < NK; b++) sum[a][b] = V::set(0);
+    for (int i = 0; i < d; i += W) {
+        V qs[NQ];
+        for (int a = 0; a < NQ; a++) qs[a] = V::load(q[a] + i);
+        for (int b = 0; b < NK; b++) {
+            const V k = load_cache<kind>(tile.key[key + b], i);
+            for (int a = 0; a < NQ; a++) sum[a][b] = fma(qs[a], k, sum[a][b]);
+        }
+    }
+    for (int a = 0; a < NQ; a++)
+        for (int b = 0; b < NK; b++) {
+            const float s = sum[a][b].sum();
+            out[a * kTile + key + b] = kind == Cache::kI8 ? s * tile.key_scale[key + b] : s;
+        }
+}
+
+template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, int from, int to, int d,
+                                              float* out) {
+    int key = from;
+    for (; key + 4 <= to; key += 4) scores<kind, NQ, 4>(q, tile, key, d, out);
+    for (; key < to; key++) scores<kind, NQ, 1>(q, tile, key, d, out);
+}
+
+// sum of p * v over the keys, for NQ queries and NV vectors of the head from feature i on.
+template <Cache kind, int NQ, int NV>
+inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, float* const* out) {
+    V sum[NQ][NV];
+    for (int a = 0; a < NQ; a++)
+        for (int j = 0; j < NV; j++) sum[a][j] = V::set(0);
+    for (int key = from; key < to; key++) {
+        V v[NV];
+        for (int j = 0; j < NV; j++) v[j] = load_cache<kind>(tile.value[key], i + j * W);
+        for (int a = 0; a < NQ; a++) {
+            const V weight = V::set(p[a * kTile + key]);
+            for (int j = 0; j < NV; j++) sum[a][j] = fma(weight, v[j], sum[a][j]);
+        }
+    }
+    for (int a = 0; a < NQ; a++)
+        for (int j = 0; j < NV; j++) sum[a][j].store(out[a] + i + j * W);
+}
+
+template <Cache kind, int NQ>
+void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, int d,
+                    float* const* out, float* peak, float* mass) {
+    alignas(64) float p[NQ * kTile];
+    int from = kTile, to = 0;
+    for (int a = 0; a < NQ; a++) {
+        if (low[a] < from) from = low[a];
+        if (high[a] > to) to = high[a];
+    }
+    if (from >= to) from = to = 0;
+    all_scores<kind, NQ>(q, tile, from, to, d, p);
+    for (int a = 0; a < NQ; a++) {
+        float* row = p + a * kTile;
+        for (int key = 0; key < kTile; key++)
+            if (key < low[a] || key >= high[a]) row[key] = -INFINITY;
+        V top = V::load(row);
+        for (int key = W; key < kTile; key += W) top = max(top, V::load(row + key));
+        peak[a] = top.max_lane();
+        const V shift = V::set(peak[a] == -INFINITY ? 0.0f : peak[a]);
+        V total = V::set(0);
+        for (int key = 0; key < kTile; key += W) {
+            const V e = exp(V::load(row + key) - shift);
+            e.store(row + key);
+            total = total + e;
+        }
+        mass[a] = total.sum();
+        if (kind == Cache::kI8)
+            for (int key = from; key < to; key++) row[key] = row[key] * tile.value_scale[key];
+    }
+    int i = 0;
+    for (; i + 4 * W <= d; i += 4 * W) weigh<kind, NQ, 4>(p, tile, from, to, i, out);
+    for (; i < d; i += W) weigh<kind, NQ, 1>(p, tile, from, to, i, out);
+}
+
+template <Cache kind>
+void attend_kind(const float* const* q, int queries, const int* low, const int* high, const KeyTile& tile, int d,
+                 float* const* out, float* peak, float* mass) {
+    int a = 0;
+    for (; a + 4 <= queries; a += 4)
+        attend_queries<kind, 4>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a);
+    switch (queries - a) {
+        case 3: attend_queries<kind, 3>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
+        case 2: attend_queries<kind, 2>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
+        case 1: attend_queries<kind, 1>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
+        default: break;
+    }
+}
+
+void attend(const float* const* q, int queries, const int* low, const int* high, const KeyTile& tile, Cache cache,
+            int d, float* const* out, float* peak, float* mass) {
+    if (cache == Cache::kF32) attend_kind<Cache::kF32>(q, queries, low, high, tile, d, out, peak, mass);
+    else if (cache == Cache::kF16) attend_kind<Cache::kF16>(q, queries, low, high, tile, d, out, peak, mass);
+    else attend_kind<Cache::kI8>(q, queries, low, high, tile, d, out, peak, mass);
+}
+
+void combine(float* out, float* peak, float* mass, const float* more, float more_peak, float more_mass, int d) {
+    if (more_peak == -INFINITY) return;
+    if (*peak == -INFINITY) {
+        std::memcpy(out, more, sizeof(float) * d);
+        *peak = more_peak;
+        *mass = more_mass;
+        return;
+    }
+    const float top = *peak > more_peak ? *peak : more_peak;
+    const float old = exp(*peak - top), fresh = exp(more_peak - top);
+    const V a = V::set(old), b = V::set(fresh);
+    for (int i = 0; i < d; i += W) fma(V::load(more + i), b, V::load(out + i) * a).store(out + i);
+    *mass = std::fmaf(more_mass, fresh, *mass * old);
+    *peak = top;
+}
+
+void divide(const float* x, float mass, int d, float* out) {
+    const V by = V::set(mass);
+    for (int i = 0; i < d; i += W) (V::load(x + i) / by).store(out + i);
+}
+
+float store(const float* x, int d, Cache cache, void* target) {
+    if (cache == Cache::kF32) {
+        std::memcpy(target, x, sizeof(float) * d);
+        return 1.0f;
+    }
+    if (cache == Cache::kF16) {
+        for (int i = 0; i < d; i += W) V::load(x + i).store_half(static_cast<uint16_t*>(target) + i);
+        return 1.0f;
+    }
+    V top = abs(V::load(x));
+    for (int i = W; i < d; i += W) top = max(top, abs(V::load(x + i)));
+    const float scale = top.max_lane() / 127.0f;
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < d; i++)
+        static_cast<int8_t*>(target)[i] = int8_t(std::lrintf(std::fmin(std::fmax(x[i] * inverse, -127.0f), 127.0f)));
+    return scale;
+}
+
+#define PACELINE_TEXT(x) #x
+#define PACELINE_NAME(x) PACELINE_TEXT(x)
+
+const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, attend, combine,
+                       divide, store};
+
+}  // namespace
+
+const Kernels* PACELINE_TABLE() { return &table; }
+
+}  // namespace paceline

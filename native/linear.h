@@ -1,0 +1,291 @@
+// Activations in int8 and their product with a packed matrix, for the instruction set this file is compiled for.
+#pragma once
+
+#include "vectors.h"
+
+namespace paceline {
+namespace {
+
+// ---------------------------------------------------------------- activations
+
+void quantise(const float* x, int cols, int8_t* values, float* scales, float* sums) {
+    for (int b = 0; b < cols / kBlock; b++, x += kBlock, values += kBlock) {
+        V top = V::set(0), sum = V::set(0);
+        for (int i = 0; i < kBlock; i += V::width) {
+            const V v = V::load(x + i);
+            top = max(top, abs(v));
+            sum = sum + v;
+        }
+        const float largest = top.max_lane();
+        const float scale = largest / 127.0f;
+        scales[b] = scale;
+        sums[b] = sum.sum();
+        const V inverse = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
+#if PACELINE_NEON
+        for (int i = 0; i < kBlock; i += 8) {
+            const int16x4_t a = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i) * inverse).v));
+            const int16x4_t c = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i + 4) * inverse).v));
+            vst1_s8(values + i, vqmovn_s16(vcombine_s16(a, c)));
+        }
+#else
+        float rounded[kBlock];
+        for (int i = 0; i < kBlock; i += V::width) round(V::load(x + i) * inverse).store(rounded + i);
+        for (int i = 0; i < kBlock; i++) values[i] = int8_t(rounded[i]);
+#endif
+    }
+}
+
+// ---------------------------------------------------------------- eight rows of weights at once
+
+#if PACELINE_NEON
+
+// Eight floats, one for each row of a group.
+struct Eight {
+    float32x4_t a, b;
+    static Eight zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
+    static Eight load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    static Eight load_half(const uint8_t* p) {
+        const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+        return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4)))};
+    }
+    void store(float* p) const { vst1q_f32(p, a); vst1q_f32(p + 4, b); }
+};
+inline Eight operator+(Eight x, Eight y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
+inline Eight scaled(Eight x, float s) { return {vmulq_n_f32(x.a, s), vmulq_n_f32(x.b, s)}; }
+inline Eight fma(Eight x, Eight y, Eight z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
+inline Eight fma(Eight x, float s, Eight z) { return {vfmaq_n_f32(z.a, x.a, s), vfmaq_n_f32(z.b, x.b, s)}; }
+
+struct Dots {
+    int32x4_t a, b;
+    static Dots zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+    Eight floats() const { return {vcvtq_f32_s32(a), vcvtq_f32_s32(b)}; }
+};
+
+// Dot products of a block (32 columns x 8 rows) with the same block of M activation rows.
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    const uint8x16_t mask = vdupq_n_u8(15);
+    int8x16_t low[M], high[M];
+    for (int m = 0; m < M; m++) {
+        out[m] = Dots::zero();
+        low[m] = vld1q_s8(x[m]);
+        high[m] = vld1q_s8(x[m] + 16);
+    }
+#define PACELINE_LANE(l)                                                                             \
+    {                                                                                                \
+        const uint8x16_t p = vld1q_u8(w + 32 * l), r = vld1q_u8(w + 32 * l + 16);                    \
+        const int8x16_t p0 = vreinterpretq_s8_u8(vandq_u8(p, mask)), p1 = vreinterpretq_s8_u8(vshrq_n_u8(p, 4)); \
+        const int8x16_t r0 = vreinterpretq_s8_u8(vandq_u8(r, mask)), r1 = vreinterpretq_s8_u8(vshrq_n_u8(r, 4)); \
+        for (int m = 0; m < M; m++) {                                                                \
+            out[m].a = vdotq_laneq_s32(vdotq_laneq_s32(out[m].a, p0, low[m], l), p1, high[m], l);    \
+            out[m].b = vdotq_laneq_s32(vdotq_laneq_s32(out[m].b, r0, low[m], l), r1, high[m], l);    \
+        }                                                                                            \
+    }
+    PACELINE_LANE(0) PACELINE_LANE(1) PACELINE_LANE(2) PACELINE_LANE(3)
+#undef PACELINE_LANE
+}
+
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    for (int m = 0; m < M; m++) out[m] = Dots::zero();
+    for (int half = 0; half < 2; half++, w += 128) {
+        int8x16_t v[M];
+        for (int m = 0; m < M; m++) v[m] = vld1q_s8(x[m] + 16 * half);
+#define PACELINE_LANE(l)                                                                             \
+    {                                                                                                \
+        const int8x16_t p = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l);                   \
+        const int8x16_t r = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l + 16);              \
+        for (int m = 0; m < M; m++) {                                                                \
+            out[m].a = vdotq_laneq_s32(out[m].a, p, v[m], l);                                        \
+            out[m].b = vdotq_laneq_s32(out[m].b, r, v[m], l);                                        \
+        }                                                                                            \
+    }
+        PACELINE_LANE(0) PACELINE_LANE(1) PACELINE_LANE(2) PACELINE_LANE(3)
+#undef PACELINE_LANE
+    }
+}
+
+inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 0); }
+
+#elif PACELINE_AVX2
+
+struct Eight {
+    __m256 v;
+    static Eight zero() { return {_mm256_setzero_ps()}; }
+    static Eight load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Eight load_half(const uint8_t* p) {
+        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+};
+inline Eight operator+(Eight x, Eight y) { return {_mm256_add_ps(x.v, y.v)}; }
+inline Eight scaled(Eight x, float s) { return {_mm256_mul_ps(x.v, _mm256_set1_ps(s))}; }
+inline Eight fma(Eight x, Eight y, Eight z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
+inline Eight fma(Eight x, float s, Eight z) { return {_mm256_fmadd_ps(x.v, _mm256_set1_ps(s), z.v)}; }
+
+struct Dots {
+    __m256i v;
+    static Dots zero() { return {_mm256_setzero_si256()}; }
+    Eight floats() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+
+inline __m256i four_columns(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+}
+
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    for (int m = 0; m < M; m++) out[m] = Dots::zero();
+    for (int l = 0; l < 4; l++) {
+        const __m256i p = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 * l));
+        const __m256i low = _mm256_and_si256(p, mask), high = _mm256_and_si256(_mm256_srli_epi16(p, 4), mask);
+        for (int m = 0; m < M; m++) {
+            // Pairs of products of [0, 15] and [-127, 127] fit 16 bits with room for their sum.
+            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, four_columns(x[m] + 4 * l)),
+                                                   _mm256_maddubs_epi16(high, four_columns(x[m] + 16 + 4 * l)));
+            out[m].v = _mm256_add_epi32(out[m].v, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+}
+
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int m = 0; m < M; m++) out[m] = Dots::zero();
+    for (int l = 0; l < 8; l++) {
+        const __m256i p = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 * l));
+        const __m256i size = _mm256_abs_epi8(p);
+        for (int m = 0; m < M; m++) {
+            // |w| <= 128 and |x| <= 127: a pair of products still fits 16 bits (2 * 128 * 127 < 2^15).
+            const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four_columns(x[m] + 4 * l), p));
+            out[m].v = _mm256_add_epi32(out[m].v, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+}
+
+inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA); }
+
+#else
+
+struct Eight {
+    float v[8];
+    template <class F> static Eight each(F f) { Eight e; for (int i = 0; i < 8; i++) e.v[i] = f(i); return e; }
+    static Eight zero() { return each([](int) { return 0.0f; }); }
+    static Eight load(const float* p) { return each([&](int i) { return p[i]; }); }
+    static Eight load_half(const uint8_t* p) {
+        return each([&](int i) { uint16_t h; std::memcpy(&h, p + 2 * i, 2); return half_to_float(h); });
+    }
+    void store(float* p) const { std::memcpy(p, v, 32); }
+};
+inline Eight operator+(Eight x, Eight y) { return Eight::each([&](int i) { return x.v[i] + y.v[i]; }); }
+inline Eight scaled(Eight x, float s) { return Eight::each([&](int i) { return x.v[i] * s; }); }
+inline Eight fma(Eight x, Eight y, Eight z) { return Eight::each([&](int i) { return std::fmaf(x.v[i], y.v[i], z.v[i]); }); }
+inline Eight fma(Eight x, float s, Eight z) { return Eight::each([&](int i) { return std::fmaf(x.v[i], s, z.v[i]); }); }
+
+struct Dots {
+    int32_t v[8];
+    Eight floats() const { return Eight::each([&](int i) { return float(v[i]); }); }
+};
+
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    for (int m = 0; m < M; m++)
+        for (int r = 0; r < 8; r++) {
+            int32_t sum = 0;
+            for (int l = 0; l < 4; l++)
+                for (int k = 0; k < 4; k++) {
+                    const int byte = w[32 * l + 4 * r + k];
+                    sum += (byte & 15) * x[m][4 * l + k] + (byte >> 4) * x[m][16 + 4 * l + k];
+                }
+            out[m].v[r] = sum;
+        }
+}
+
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+    for (int m = 0; m < M; m++)
+        for (int r = 0; r < 8; r++) {
+            int32_t sum = 0;
+            for (int l = 0; l < 8; l++)
+                for (int k = 0; k < 4; k++) sum += int8_t(w[32 * l + 4 * r + k]) * x[m][4 * l + k];
+            out[m].v[r] = sum;
+        }
+}
+
+inline void prefetch(const uint8_t*) {}
+
+#endif
+
+// ---------------------------------------------------------------- rows of activations x groups of weights
+
+// One group of weights times M rows. The floats of an output are added block after block, in the same order for
+// every M.
+template <Format format, int M>
+inline void multiply(const uint8_t* w, const Quantised& x, int row, int cols, float* y, int ldy, bool add) {
+    const int blocks = cols / kBlock;
+    Eight sum[M];
+    const int8_t* values[M];
+    const float* scales[M];
+    const float* sums[M];
+    for (int m = 0; m < M; m++) {
+        sum[m] = Eight::zero();
+        values[m] = x.values + size_t(row + m) * cols;
+        scales[m] = x.scales + size_t(row + m) * blocks;
+        sums[m] = x.sums + size_t(row + m) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += block_bytes(format)) {
+        Dots dots[M];
+        if constexpr (M == 1) {
+            // A single row is bound by memory: ask for the weights well ahead of their use.
+            prefetch(w + 1024);
+            prefetch(w + 1024 + 64);
+            prefetch(w + 1024 + 128);
+        }
+        if constexpr (format == Format::kQ4) {
+            dot_q4<M>(w, values, dots);
+            const Eight scale = Eight::load_half(w + 128), minimum = Eight::load_half(w + 144);
+            for (int m = 0; m < M; m++) {
+                sum[m] = fma(dots[m].floats(), scaled(scale, scales[m][b]), sum[m]);
+                sum[m] = fma(minimum, sums[m][b], sum[m]);
+                values[m] += kBlock;
+            }
+        } else {
+            dot_q8<M>(w, values, dots);
+            const Eight scale = Eight::load_half(w + 256);
+            for (int m = 0; m < M; m++) {
+                sum[m] = fma(dots[m].floats(), scaled(scale, scales[m][b]), sum[m]);
+                values[m] += kBlock;
+            }
+        }
+    }
+    for (int m = 0; m < M; m++) {
+        float* out = y + size_t(row + m) * ldy;
+        (add ? Eight::load(out) + sum[m] : sum[m]).store(out);
+    }
+}
+
+template <Format format>
+void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
+    // Rows in chunks whose int8 values stay in the second-level cache while all groups pass over them.
+    constexpr int kChunk = 128;
+    for (int from = 0; from < m; from += kChunk) {
+        const int to = m < from + kChunk ? m : from + kChunk;
+        for (int g = first; g < last; g++) {
+            const uint8_t* data = w.data + size_t(g) * w.group_bytes();
+            float* out = y + size_t(g) * kLanes;
+            int row = from;
+            for (; row + 4 <= to; row += 4) multiply<format, 4>(data, x, row, w.cols, out, ldy, add);
+            switch (to - row) {
+                case 3: multiply<format, 3>(data, x, row, w.cols, out, ldy, add); break;
+                case 2: multiply<format, 2>(data, x, row, w.cols, out, ldy, add); break;
+                case 1: multiply<format, 1>(data, x, row, w.cols, out, ldy, add); break;
+                default: break;
+            }
+        }
+    }
+}
+
+void gemm(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
+    if (w.format == Format::kQ4) multiply_groups<Format::kQ4>(w, x, m, first, last, y, ldy, add);
+    else multiply_groups<Format::kQ8>(w, x, m, first, last, y, ldy, add);
+}
+
+}  // namespace
+}  // namespace paceline

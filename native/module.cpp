@@ -1,0 +1,285 @@
+// The Python boundary: shapes, strides and dtypes are checked here, so that a mistake is an exception, never a crash.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "decoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace paceline {
+namespace {
+
+template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Rows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using MutableRows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::vector<float> copied(const Vector<float>& x, size_t size, const char* name) {
+    if (x.shape(0) != size)
+        throw std::invalid_argument(std::string(name) + " must have " + std::to_string(size) + " values, got " +
+                                    std::to_string(x.shape(0)));
+    return std::vector<float>(x.data(), x.data() + size);
+}
+
+std::shared_ptr<Matrix> checked(std::shared_ptr<Matrix> matrix, int rows, int cols, const char* name) {
+    if (!matrix || matrix->view().rows != rows || matrix->view().cols != cols)
+        throw std::invalid_argument(std::string(name) + " must be a matrix of " + std::to_string(rows) + " x " +
+                                    std::to_string(cols));
+    return matrix;
+}
+
+Format format_named(const std::string& name) {
+    if (name == "q4") return Format::kQ4;
+    if (name == "q8") return Format::kQ8;
+    throw std::invalid_argument("unknown format " + name + ": use q4 or q8");
+}
+
+Cache cache_named(const std::string& name) {
+    if (name == "float32") return Cache::kF32;
+    if (name == "float16") return Cache::kF16;
+    if (name == "int8") return Cache::kI8;
+    throw std::invalid_argument("unknown cache type " + name + ": use float32, float16 or int8");
+}
+
+const Kernels* kernels_named(const std::string& name) {
+    const Kernels* found = name.empty() ? best_kernels() : kernels_by_name(name.c_str());
+    if (found == nullptr) throw std::invalid_argument("the kernels '" + name + "' cannot run on this machine");
+    return found;
+}
+
+// What Python builds layer by layer and then runs.
+class Model {
+  public:
+    Model(int hidden, int heads, int kv_heads, int head_dim, int intermediate, float eps, const std::string& cache,
+          const std::string& kernels, int threads, const Rows<float>& cos, const Rows<float>& sin)
+        : cache_(cache_named(cache)), kernels_(kernels_named(kernels)), threads_(threads) {
+        shape_ = {hidden, heads, kv_heads, head_dim, intermediate, eps};
+        if (hidden < 1 || heads < 1 || kv_heads < 1 || head_dim < 2 || intermediate < 1 || threads < 1)
+            throw std::invalid_argument("every size must be at least 1");
+        if (cos.shape(1) != size_t(head_dim / 2) || sin.shape(1) != cos.shape(1) || sin.shape(0) != cos.shape(0))
+            throw std::invalid_argument("cos and sin must be [positions, head_dim / 2]");
+        cos_.assign(cos.data(), cos.data() + cos.size());
+        sin_.assign(sin.data(), sin.data() + sin.size());
+    }
+
+    void add_layer(const Vector<float>& input_norm, const Vector<float>& post_norm, std::shared_ptr<Matrix> qkv,
+                   std::shared_ptr<Matrix> out, std::shared_ptr<Matrix> gate_up, std::shared_ptr<Matrix> down,
+                   int cache_group, const Vector<float>& qkv_bias, const Vector<float>& q_norm,
+                   const Vector<float>& k_norm) {
+        if (decoder_) throw std::invalid_argument("layers come before the cache is bound");
+        const int d = shape_.head_dim, width = shape_.heads * d, wide = width + 2 * shape_.kv_heads * d;
+        Layer layer;
+        layer.input_norm = copied(input_norm, size_t(shape_.hidden), "input_norm");
+        layer.post_norm = copied(post_norm, size_t(shape_.hidden), "post_norm");
+        layer.qkv = checked(std::move(qkv), wide, shape_.hidden, "qkv");
+        layer.out = checked(std::move(out), shape_.hidden, width, "out");
+        layer.gate_up = checked(std::move(gate_up), 2 * shape_.intermediate, shape_.hidden, "gate_up");
+        layer.down = checked(std::move(down), shape_.hidden, shape_.intermediate, "down");
+        if (qkv_bias.size()) layer.qkv_bias = copied(qkv_bias, size_t(wide), "qkv_bias");
+        if (q_norm.size()) layer.q_norm = copied(q_norm, size_t(d), "q_norm");
+        if (k_norm.size()) layer.k_norm = copied(k_norm, size_t(d), "k_norm");
+        if (cache_group < 0) throw std::invalid_argument("cache_group must not be negative");
+        layer.cache_group = cache_group;
+        groups_ = std::max(groups_, cache_group + 1);
+        layers_.push_back(std::move(layer));
+    }
+
+    // The cache's tensors, one pair a layer; they must outlive this object.
+    void bind_cache(nb::list keys, nb::list values) {
+        if (nb::len(keys) != layers_.size() && !decoder_) throw std::invalid_argument("one pair of caches a layer");
+        if (!decoder_) decoder_ = std::make_unique<Decoder>(shape_, std::move(layers_), cos_, sin_, cache_, kernels_, threads_);
+        auto& layers = decoder_->layers();
+        if (nb::len(keys) != layers.size() || nb::len(values) != layers.size())
+            throw std::invalid_argument("one pair of caches a layer");
+        slots_.assign(size_t(groups_), 0);
+        for (size_t l = 0; l < layers.size(); l++) {
+            layers[l].keys = plane(keys[l], layers[l].cache_group);
+            layers[l].values = plane(values[l], layers[l].cache_group);
+        }
+        bound_ = true;
+    }
+
+    void run(MutableRows<float> hidden, const Vector<int64_t>& positions, const Vector<int64_t>& offsets,
+             const Vector<int64_t>& starts, nb::object parents, int block_size, nb::list tables, nb::list slots,
+             nb::list windows, int first, int last) {
+        if (!bound_) throw std::invalid_argument("bind the cache before running");
+        StepView step;
+        step.rows = int(positions.shape(0));
+        step.groups = int(starts.shape(0));
+        step.block_size = block_size;
+        step.positions = positions.data();
+        step.offsets = offsets.data();
+        step.starts = starts.data();
+        if (hidden.shape(0) != size_t(step.rows) || hidden.shape(1) != size_t(shape_.hidden))
+            throw std::invalid_argument("hidden must be [rows, hidden]");
+        if (offsets.shape(0) != starts.shape(0) + 1 || offsets(0) != 0 || offsets(size_t(step.groups)) != step.rows)
+            throw std::invalid_argument("offsets must run from 0 to the number of rows, one more than there are groups");
+        if (block_size < 1 || first < 0 || last < first || last > int(decoder_->layers().size()))
+            throw std::invalid_argument("no such layers, or a block_size below 1");
+        Vector<int64_t> tree;
+        if (!parents.is_none()) {
+            tree = nb::cast<Vector<int64_t>>(parents);
+            if (tree.shape(0) != size_t(step.rows)) throw std::invalid_argument("parents must have an entry a row");
+            step.parents = tree.data();
+        }
+        check_rows(step);
+        if (nb::len(tables) != size_t(groups_) || nb::len(slots) != size_t(groups_) || nb::len(windows) != size_t(groups_))
+            throw std::invalid_argument("one table, slot list and window a cache group");
+        std::vector<Rows<int64_t>> held_tables;
+        std::vector<Vector<int64_t>> held_slots;
+        for (int c = 0; c < groups_; c++) {
+            held_tables.push_back(nb::cast<Rows<int64_t>>(tables[size_t(c)]));
+            held_slots.push_back(nb::cast<Vector<int64_t>>(slots[size_t(c)]));
+            check_tables(step, held_tables.back(), held_slots.back(), slots_[size_t(c)]);
+            step.caches.push_back({held_tables.back().data(), int64_t(held_tables.back().shape(1)),
+                                   held_slots.back().data(), nb::cast<int>(windows[size_t(c)])});
+        }
+        nb::gil_scoped_release free;
+        decoder_->run(step, first, last, hidden.data());
+    }
+
+    void head(std::shared_ptr<Matrix> matrix, const Vector<float>& norm, const Rows<float>& hidden,
+              MutableRows<float> out) {
+        if (!bound_) throw std::invalid_argument("bind the cache before running");
+        if (!matrix || matrix->view().cols != shape_.hidden) throw std::invalid_argument("the head must have hidden columns");
+        if (norm.shape(0) != size_t(shape_.hidden) || hidden.shape(1) != size_t(shape_.hidden))
+            throw std::invalid_argument("norm and hidden must be as wide as the model");
+        if (out.shape(0) != hidden.shape(0) || out.shape(1) != size_t(matrix->view().rows))
+            throw std::invalid_argument("out must be [rows, rows of the head]");
+        nb::gil_scoped_release free;
+        decoder_->head(*matrix, norm.data(), hidden.data(), int(hidden.shape(0)), out.data(), int64_t(out.shape(1)));
+    }
+
+    std::string kernels() const { return kernels_->name; }
+    int threads() const { return threads_; }
+
+  private:
+    void* plane(nb::handle tensor, int group) {
+        auto x = nb::cast<nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>>(tensor);
+        const auto want = cache_ == Cache::kF32 ? nb::dtype<float>() : nb::dtype<int8_t>();
+        const bool half = x.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && x.dtype().bits == 16;
+        if (cache_ == Cache::kF16 ? !half : x.dtype() != want) throw std::invalid_argument("a cache has another dtype than the model was told");
+        if (x.shape(1) != size_t(shape_.kv_heads) || x.shape(2) != size_t(shape_.head_dim))
+            throw std::invalid_argument("a cache must be [slots, kv_heads, head_dim]");
+        int64_t& slots = slots_[size_t(group)];
+        slots = slots == 0 ? int64_t(x.shape(0)) : std::min<int64_t>(slots, int64_t(x.shape(0)));
+        return x.data();
+    }
+
+    void check_rows(const StepView& step) const {
+        for (int g = 0; g < step.groups; g++) {
+            if (step.offsets[g + 1] < step.offsets[g] || step.starts[g] < 0)
+                throw std::invalid_argument("offsets must not fall and starts must not be negative");
+            for (int64_t r = step.offsets[g]; r < step.offsets[g + 1]; r++) {
+                const int64_t in_group = r - step.offsets[g];
+                if (step.positions[r] < step.starts[g] || step.positions[r] > step.starts[g] + in_group ||
+                    step.positions[r] >= decoder_->max_positions())
+                    throw std::invalid_argument("a row's position lies outside its group or the model's positions");
+                if (step.parents != nullptr && (step.parents[r] < -1 || step.parents[r] >= in_group))
+                    throw std::invalid_argument("parents must come before their children");
+            }
+        }
+    }
+
+    void check_tables(const StepView& step, const Rows<int64_t>& tables, const Vector<int64_t>& slots, int64_t limit) const {
+        if (tables.shape(0) != size_t(step.groups) || slots.shape(0) != size_t(step.rows))
+            throw std::invalid_argument("a table must have a row a group, slots an entry a row");
+        const int64_t width = int64_t(tables.shape(1)), blocks = limit / step.block_size;
+        for (int g = 0; g < step.groups; g++) {
+            const int64_t count = step.starts[g] + step.offsets[g + 1] - step.offsets[g];
+            if (count > width * step.block_size) throw std::invalid_argument("a group is longer than its block table");
+            for (int64_t b = 0; b < (count + step.block_size - 1) / step.block_size; b++) {
+                const int64_t block = tables(size_t(g), size_t(b));
+                if (block < 0 || block >= blocks) throw std::invalid_argument("a block table names a block that does not exist");
+            }
+        }
+        for (int r = 0; r < step.rows; r++)
+            if (slots(size_t(r)) < 0 || slots(size_t(r)) >= limit) throw std::invalid_argument("a slot lies outside the cache");
+    }
+
+    Shape shape_;
+    Cache cache_;
+    const Kernels* kernels_;
+    int threads_;
+    int groups_ = 1;
+    bool bound_ = false;
+    std::vector<float> cos_, sin_;
+    std::vector<Layer> layers_;
+    std::vector<int64_t> slots_;
+    std::unique_ptr<Decoder> decoder_;
+};
+
+void take_blocks(Matrix& matrix, const Rows<uint8_t>& source, const std::string& type, int first) {
+    nb::gil_scoped_release free;
+    matrix.take_blocks(source.data(), source.shape(1), type.c_str(), first, int(source.shape(0)));
+}
+
+void take_floats(Matrix& matrix, const Rows<float>& source, int first) {
+    if (source.shape(1) != size_t(matrix.view().cols)) throw std::invalid_argument("source rows have another width");
+    nb::gil_scoped_release free;
+    matrix.take_floats(source.data(), first, int(source.shape(0)));
+}
+
+void embed(const Matrix& matrix, const Vector<int64_t>& ids, MutableRows<float> out) {
+    if (out.shape(0) != ids.shape(0) || out.shape(1) != size_t(matrix.view().cols))
+        throw std::invalid_argument("out must be [ids, columns]");
+    for (size_t i = 0; i < ids.shape(0); i++)
+        if (ids(i) < 0 || ids(i) >= matrix.view().rows) throw std::invalid_argument("an id has no row");
+    for (size_t i = 0; i < ids.shape(0); i++) matrix.row(int(ids(i)), out.data() + i * out.shape(1));
+}
+
+// x [rows, cols] in int8 with scales and sums per block, then times the matrix: the linear layer by itself.
+void linear(const Matrix& matrix, const Rows<float>& x, MutableRows<float> out, const std::string& kernels) {
+    const Kernels* table = kernels_named(kernels);
+    const int rows = int(x.shape(0)), cols = matrix.view().cols;
+    if (x.shape(1) != size_t(cols)) throw std::invalid_argument("x must be as wide as the matrix");
+    if (out.shape(0) != x.shape(0) || out.shape(1) != size_t(matrix.view().rows))
+        throw std::invalid_argument("out must be [rows of x, rows of the matrix]");
+    std::vector<int8_t> values(size_t(rows) * size_t(cols));
+    std::vector<float> scales(values.size() / kBlock), sums(values.size() / kBlock);
+    table->quantise(x.data(), rows * cols, values.data(), scales.data(), sums.data());
+    table->gemm(matrix.view(), {values.data(), scales.data(), sums.data()}, rows, 0, matrix.view().groups(), out.data(),
+                matrix.view().rows, false);
+}
+
+}  // namespace
+}  // namespace paceline
+
+NB_MODULE(_native, m) {
+    using namespace paceline;
+    nb::class_<Matrix>(m, "Matrix")
+        .def("__init__", [](Matrix* self, const std::string& format, int rows, int cols) {
+            new (self) Matrix(format_named(format), rows, cols);
+        }, "format"_a, "rows"_a, "cols"_a)
+        .def("take_blocks", &take_blocks, "source"_a, "type"_a, "first"_a)
+        .def("take_floats", &take_floats, "source"_a, "first"_a)
+        .def("embed", &embed, "ids"_a, "out"_a)
+        .def("linear", &linear, "x"_a, "out"_a, "kernels"_a = "")
+        .def_prop_ro("rows", [](const Matrix& x) { return x.view().rows; })
+        .def_prop_ro("cols", [](const Matrix& x) { return x.view().cols; })
+        .def_prop_ro("nbytes", &Matrix::bytes);
+    nb::class_<Model>(m, "Model")
+        .def(nb::init<int, int, int, int, int, float, const std::string&, const std::string&, int, const Rows<float>&,
+                      const Rows<float>&>(),
+             "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a, "eps"_a, "cache"_a, "kernels"_a,
+             "threads"_a, "cos"_a, "sin"_a)
+        .def("add_layer", &Model::add_layer, "input_norm"_a, "post_norm"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
+             "cache_group"_a, "qkv_bias"_a, "q_norm"_a, "k_norm"_a)
+        .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a)
+        .def("run", &Model::run, "hidden"_a, "positions"_a, "offsets"_a, "starts"_a, "parents"_a.none(), "block_size"_a,
+             "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a)
+        .def("head", &Model::head, "matrix"_a, "norm"_a, "hidden"_a, "out"_a)
+        .def_prop_ro("kernels", &Model::kernels)
+        .def_prop_ro("threads", &Model::threads);
+    m.def("available_kernels", [] {
+        nb::list names;
+        for (const char* name : {"neon", "avx2", "portable"})
+            if (kernels_by_name(name) != nullptr) names.append(name);
+        return names;
+    });
+}

@@ -1,0 +1,39 @@
+// Packed weight matrices: made from a file's blocks or from floats, owned here, read by the kernels.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Owns the bytes of a Packed matrix, aligned to a cache line.
+class Matrix {
+  public:
+    Matrix(Format format, int rows, int cols);
+
+    const Packed& view() const { return view_; }
+    size_t bytes() const { return size_; }
+
+    // Rows [first, first + count) from a file's rows of blocks: "Q4_0", "Q4_1" (for a 4-bit matrix) or "Q8_0".
+    // `stride` is the length of a source row in bytes. first and count are multiples of kLanes.
+    void take_blocks(const uint8_t* source, size_t stride, const char* type, int first, int count);
+
+    // Rows [first, first + count) from floats, rounded to 8 bits with a scale a block.
+    void take_floats(const float* source, int first, int count);
+
+    // One row as floats again (for an embedding).
+    void row(int index, float* out) const;
+
+  private:
+    struct Free { void operator()(uint8_t* p) const; };
+    uint8_t* block(int group, int b) const;
+
+    std::unique_ptr<uint8_t[], Free> data_;
+    size_t size_;
+    Packed view_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,177 @@
+"""A decoder whose layers run in native code: weights in 4 or 8 bits, activations in int8 with a scale per 32 values.
+
+For models of Llama's shape (Llama, Mistral, Qwen2, Qwen3, dense). Exact by construction: integer sums, and floats in
+an order that depends on neither rows nor threads, so it is deterministic always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.errors import ConfigError
+from paceline.kernels import cpu
+from paceline.kernels.interface import Kernels
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import ROPE_FACTORS, cache_groups
+from paceline.models.forward import Forward
+from paceline.models.interface import WeightSource
+from paceline.models.rope import Rope
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FOUR_BITS, EIGHT_BITS = frozenset({"Q4_0", "Q4_1"}), frozenset({"Q8_0"})
+NOTHING = np.zeros(0, dtype=np.float32)
+
+
+def unsupported(config: ModelConfig) -> str | None:
+    """Why the native decoder cannot run a model of this shape; None: it can."""
+    if config.model_type not in FAMILIES or config.num_experts:
+        return f"the architecture {config.model_type} runs in torch"
+    if config.mlp_bias or (config.attention_bias and config.model_type != "qwen2"):
+        return "biases on output projections run in torch"
+    if config.rope.rotary_dim != config.head_dim or config.head_dim % 16:
+        return f"a head of {config.head_dim} with {config.rope.rotary_dim} rotary features runs in torch"
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    if any(width % 32 for width in widths) or config.num_kv_heads * config.head_dim % 8:
+        return f"widths {widths} are not multiples of 32"
+    if config.num_heads // config.num_kv_heads > 16:
+        return "more than 16 query heads share a key head"
+    return None
+
+
+class NativeDecoder:
+    """CausalLM over the native library. Weights that the checkpoint holds in blocks keep their blocks; others are
+    rounded to 8 bits with a scale per 32."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, max_model_len: int, *, threads: int,
+                 kv_dtype: torch.dtype = torch.float32, kernels: str = "") -> None:
+        reason = unsupported(config)
+        if reason is not None:
+            raise ConfigError(f"kernels='native' cannot run this model: {reason}; use kernels='auto'.")
+        self._native = cpu.require()
+        self.config = config
+        self.cache_groups = cache_groups(config)
+        self._weights: WeightSource | None = weights
+        hidden, d = config.hidden_size, config.head_dim
+        factors = weights.take(ROPE_FACTORS, (d // 2,)) if weights.has(ROPE_FACTORS) else None
+        cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
+        self._model = self._native.Model(
+            hidden=hidden, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=d,
+            intermediate=config.intermediate_size, eps=config.norm_eps, cache=str(kv_dtype).removeprefix("torch."),
+            kernels=kernels, threads=threads, cos=cos.numpy(), sin=sin.numpy())
+        group_of = {layer: index for index, group in enumerate(self.cache_groups) for layer in group.layers}
+        for layer in range(config.num_layers):
+            self._add_layer(layer, group_of[layer])
+        self._norm = self._vector("model.norm.weight", hidden)
+        self._embedding = self._matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
+        self._head = self._embedding
+        if not config.tie_word_embeddings:
+            self._head = self._matrix([("lm_head.weight", config.vocab_size)], hidden)
+        self._windows = [group.window or 0 for group in self.cache_groups]
+        self._bound: Any = None
+        self._weights = None
+        self.instruction_set: str = self._model.kernels
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        out = np.empty((token_ids.shape[0], self.config.hidden_size), dtype=np.float32)
+        self._embedding.embed(token_ids.numpy(), out)
+        return torch.from_numpy(out)
+
+    def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
+        end = self.config.num_layers if last is None else last
+        out = hidden.clone()
+        stops = sorted(tap for tap in context.taps if first <= tap < end)
+        at = first
+        for stop in [*stops, end]:
+            self._run(out, context, at, stop)
+            if stop in context.taps and (stop < end or end == self.config.num_layers):
+                context.tapped[stop] = out.clone()
+            at = stop
+        return out
+
+    def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        out = np.empty((hidden.shape[0], self._head.rows), dtype=np.float32)
+        self._model.head(self._head, self._norm, hidden.contiguous().numpy(), out)
+        return torch.from_numpy(out)[:, :self.config.vocab_size]
+
+    def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
+        hidden = self.embed(token_ids)
+        if context.taps:
+            return self.layers(hidden, context)
+        self._run(hidden, context, 0, self.config.num_layers)
+        return hidden
+
+    def _run(self, hidden: torch.Tensor, context: Forward, first: int, last: int) -> None:
+        if self._bound is not context.keys:
+            order = range(self.config.num_layers)
+            self._model.bind_cache([context.keys[i] for i in order], [context.values[i] for i in order])
+            self._bound = context.keys
+        layout = context.layout
+        parents = None
+        if any(tree is not None for tree in layout.parents):
+            parents = np.concatenate([
+                np.arange(-1, end - begin - 1) if tree is None else np.array(tree)
+                for tree, begin, end in zip(layout.parents, layout.offsets, layout.offsets[1:])]).astype(np.int64)
+        self._model.run(
+            hidden.numpy(), layout.positions.numpy(), np.array(layout.offsets, dtype=np.int64),
+            np.array(layout.starts, dtype=np.int64), parents, layout.block_size,
+            [np.ascontiguousarray(view.tables.numpy()) for view in layout.views],
+            [view.slots.numpy() for view in layout.views], self._windows, first, last)
+
+    # ---------------------------------------------------------------- loading
+
+    def _add_layer(self, layer: int, group: int) -> None:
+        config, name = self.config, f"model.layers.{layer}."
+        d, wide = config.head_dim, config.intermediate_size
+        q, kv = config.num_heads * d, config.num_kv_heads * d
+        attention, mlp = name + "self_attn.", name + "mlp."
+        heads = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)]
+        bias = NOTHING
+        if config.model_type == "qwen2":
+            bias = np.concatenate([self._vector(f"{attention}{part}.bias", rows) for part, rows in heads])
+        normed = config.model_type == "qwen3"
+        self._model.add_layer(
+            self._vector(name + "input_layernorm.weight", config.hidden_size),
+            self._vector(name + "post_attention_layernorm.weight", config.hidden_size),
+            self._matrix([(f"{attention}{part}.weight", rows) for part, rows in heads], config.hidden_size),
+            self._matrix([(attention + "o_proj.weight", config.hidden_size)], q),
+            self._matrix([(mlp + "gate_proj.weight", wide), (mlp + "up_proj.weight", wide)], config.hidden_size),
+            self._matrix([(mlp + "down_proj.weight", config.hidden_size)], wide),
+            group, bias, self._vector(attention + "q_norm.weight", d) if normed else NOTHING,
+            self._vector(attention + "k_norm.weight", d) if normed else NOTHING)
+
+    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
+        assert self._weights is not None
+        return np.ascontiguousarray(self._weights.take(name, (size,)).float().numpy())
+
+    def _matrix(self, parts: Sequence[tuple[str, int]], cols: int) -> Any:
+        """Parts stacked by rows into one packed matrix, the last rows padded with zeros to a multiple of 8."""
+        assert self._weights is not None
+        rows = sum(count for _, count in parts)
+        packed = [self._blocks(name, count, cols) for name, count in parts]
+        kinds = {blocks[0] for blocks in packed if blocks is not None}
+        aligned = all(count % 8 == 0 for _, count in parts)
+        if aligned and None not in packed and (kinds <= FOUR_BITS or kinds <= EIGHT_BITS):
+            matrix = self._native.Matrix("q4" if kinds <= FOUR_BITS else "q8", rows, cols)
+            first = 0
+            for blocks, (_, count) in zip(packed, parts):
+                if blocks is not None:
+                    matrix.take_blocks(np.ascontiguousarray(blocks[1]), blocks[0], first)
+                first += count
+            return matrix
+        whole = np.zeros((-(-rows // 8) * 8, cols), dtype=np.float32)
+        first = 0
+        for name, count in parts:
+            whole[first:first + count] = self._weights.take(name, (count, cols)).float().numpy()
+            first += count
+        matrix = self._native.Matrix("q8", whole.shape[0], cols)
+        matrix.take_floats(whole, 0)
+        return matrix
+
+    def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]] | None:
+        source = getattr(self._weights, "blocks", None)
+        return None if source is None else source(name, (rows, cols))
