@@ -65,6 +65,42 @@ def overhead(
     _emit(run(steps=steps), json_file)
 
 
+@app.command("cpu")
+def cpu(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    cases: Annotated[str | None, typer.Option(help="Cases separated by commas; step means all steps.")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside llama.cpp and onnxruntime, where installed.")] = False,
+    repeats: Repeats = 3,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. Default: torch's.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Type of Paceline's cache.")] = "auto",
+) -> None:
+    """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step."""
+    from paceline.bench.cpu import choose, run
+
+    choose(cases)
+    _fetch(model)
+    _emit(run(model, cases, peers, repeats, threads, kv_dtype), json_file)
+
+
+@app.command("quality")
+def quality(
+    text: Annotated[str, typer.Option(help="UTF-8 text to score, plain or .gz.")],
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    tokens: Annotated[int, typer.Option(min=2, help="How many of its first tokens.")] = 20000,
+    gate_windows: Annotated[
+        int, typer.Option(min=0, help="Windows for the formats that are tried in torch; 0: none.")
+    ] = 6,
+) -> None:
+    """Perplexity of a text in each number format, and what it loses against float32."""
+    from paceline.bench.quality import read_text, run
+
+    read_text(text)
+    _fetch(model)
+    _emit(run(text, model, tokens, gate_windows=gate_windows), json_file)
+
+
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):

@@ -1,0 +1,202 @@
+"""The native CPU path beside llama.cpp and onnxruntime: the same prompts, token counts and threads, in turn."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.bench.cpu_peers import Contender, available, median_ms
+from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
+from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.engine.sequence import Sequence as EngineSequence
+from paceline.engine.step import RowGroup, Step
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.models.load.resolve import resolve
+from paceline.request import Request, SamplingParams
+
+SHORT = 64
+"""Tokens before the first measured one, wherever a case does not say otherwise."""
+LONG = 4096
+STEP_ROWS = (1, 2, 3, 4, 6, 8, 16, 32)
+REST_S = 0.1
+"""Between two engines, so that the worker threads of the one before have stopped spinning."""
+
+
+class Paceline:
+    """Whole requests go through the whole engine: scheduling, sampling and detokenising are counted. A step is
+    Runner.run: laying out the rows, the forward and the logits of every row."""
+
+    name = "paceline"
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.vocab_size = llm.engine.model.config.vocab_size
+        self.prefill(prompt_of(SHORT, self.vocab_size))
+
+    def decode(self, prompt: list[int], new_tokens: int) -> float:
+        return decode_rate(self._llm, prompt, new_tokens)
+
+    def prefill(self, prompt: list[int]) -> float:
+        return prefill_rate(self._llm, prompt)
+
+    def batch(self, prompts: list[list[int]], new_tokens: int) -> float:
+        engine = self._llm.engine
+        params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        ids = [engine.add(prompt, params) for prompt in prompts]
+        records = [engine.record(request) for request in ids]
+
+        def written() -> int:
+            return sum(record.metrics.output_tokens for record in records)
+
+        while any(record.metrics.output_tokens == 0 for record in records):
+            engine.step()
+        already, begin = written(), time.perf_counter()
+        # Until the first ends: all of them decode in every step.
+        while all(record.open for record in records):
+            engine.step()
+        rate = (written() - already) / (time.perf_counter() - begin)
+        while engine.has_work:
+            engine.step()
+        for request in ids:
+            engine.take(request)
+        return rate
+
+    def step(self, prefix: list[int], tokens: list[int]) -> float:
+        engine = self._llm.engine
+        sequence = EngineSequence(Request("step", prefix, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
+        sequence.allocation = engine.cache.open(prefix)
+        try:
+            engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
+            for begin in range(0, len(prefix), 512):
+                part = prefix[begin:begin + 512]
+                engine.runner.run(Step(0, [RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
+            step = Step(0, [RowGroup(sequence, len(prefix), tokens)])
+            return median_ms(lambda: None, lambda: _ignore(engine.runner.run(step)))
+        finally:
+            engine.cache.close(sequence.allocation)
+
+
+def _ignore(_: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of every contender. most_turns: the long ones are not repeated as often."""
+
+    name: str
+    unit: str
+    measure: Callable[[Contender, int], float]
+    """(contender, vocabulary size) -> figure"""
+    higher_is_better: bool = True
+    most_turns: int = 99
+    note: str = ""
+
+
+def _decode(prompt: int, new_tokens: int) -> Callable[[Contender, int], float]:
+    return lambda who, vocab: who.decode(prompt_of(prompt, vocab), new_tokens)
+
+
+def _prefill(length: int) -> Callable[[Contender, int], float]:
+    return lambda who, vocab: who.prefill(prompt_of(length, vocab))
+
+
+def _batch(count: int, new_tokens: int) -> Callable[[Contender, int], float]:
+    return lambda who, vocab: who.batch([prompt_of(SHORT, vocab, salt) for salt in range(count)], new_tokens)
+
+
+def _step(rows: int) -> Callable[[Contender, int], float]:
+    return lambda who, vocab: who.step(prompt_of(SHORT, vocab), prompt_of(rows, vocab, 1))
+
+
+CASES: dict[str, Case] = {case.name: case for case in (
+    Case("decode", "tok/s", _decode(SHORT, 128)),
+    Case("prefill_512", "tok/s", _prefill(512)),
+    Case("prefill_2048", "tok/s", _prefill(2048), most_turns=2),
+    Case("batch_8", "tok/s", _batch(8, 64)),
+    Case("batch_32", "tok/s", _batch(32, 32), most_turns=2),
+    Case("context_4096", "tok/s", _decode(LONG, 32), most_turns=2),
+    *(Case(f"step_{rows}", "ms", _step(rows), higher_is_better=False) for rows in STEP_ROWS),
+)}
+
+
+def choose(text: str | None) -> list[Case]:
+    """Cases by name, separated by commas; "step" means all steps, None everything. In the order of CASES."""
+    if text is None:
+        return list(CASES.values())
+    wanted: set[str] = set()
+    for name in (part.strip() for part in text.split(",")):
+        chosen = [case for case in CASES if case == name or (name == "step" and case.startswith("step_"))]
+        if not chosen:
+            raise ConfigError(f"There is no case {name!r}: use {', '.join(CASES)}, or step for all steps.")
+        wanted.update(chosen)
+    return [case for name, case in CASES.items() if name in wanted]
+
+
+def measure(cases: Sequence[Case], contenders: Sequence[Contender], vocab_size: int, repeats: int
+            ) -> dict[str, dict[str, float]]:
+    """case -> contender -> its best figure, everybody in turn within every turn."""
+    best: dict[str, dict[str, float]] = {case.name: {} for case in cases}
+    for turn in range(repeats):
+        for case in cases:
+            if turn >= case.most_turns:
+                continue
+            say(f"cpu: {case.name}, run {turn + 1} of {min(repeats, case.most_turns)}")
+            for who in contenders:
+                gc.collect()
+                time.sleep(REST_S)
+                figure = case.measure(who, vocab_size)
+                so_far = best[case.name].get(who.name, figure)
+                best[case.name][who.name] = (max if case.higher_is_better else min)(so_far, figure)
+    return best
+
+
+def rows_of(cases: Sequence[Case], best: dict[str, dict[str, float]]) -> list[Row]:
+    """A row a case; where decode was measured at both lengths, also what is left of the speed at the long one."""
+    rows = []
+    for case in cases:
+        figures = dict(best[case.name])
+        rows.append(Row(case.name, case.unit, figures.pop(Paceline.name), figures, case.higher_is_better, case.note))
+        if case.name == "context_4096" and "decode" in best:
+            kept = {who: figure / best["decode"][who] for who, figure in best[case.name].items()}
+            rows.append(Row("context_4096_share", "of decode", kept.pop(Paceline.name), kept,
+                            note=f"speed at {LONG} tokens of context over the speed at {SHORT}, each engine by itself"))
+    return rows
+
+
+def run(model: str | None = None, cases: str | None = None, peers: bool = False, repeats: int = 3,
+        threads: int | None = None, kv_dtype: str = "auto") -> dict[str, Any]:
+    """Every figure is the best of `repeats` turns; a step's is the median of its runs within a turn."""
+    chosen = choose(cases)
+    threads = threads or torch.get_num_threads()
+    llm = LLM(model, device="cpu", enable_prefix_caching=False, threads=threads, kv_dtype=kv_dtype)
+    ours = Paceline(llm)
+    others, missing = available(resolve(model), threads) if peers else ([], [])
+    for line in missing:
+        say(f"cpu: {line}")
+    best = measure(chosen, [ours, *others], ours.vocab_size, repeats)
+    return document(rows_of(chosen, best), model=model or "default", kernels=llm.engine.kernels.name, threads=threads,
+                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.cpu", description=__doc__)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--cases", default=None, help=f"separated by commas: {', '.join(CASES)}; step: all steps")
+    parser.add_argument("--peers", action="store_true", help="measure llama.cpp and onnxruntime-genai where installed")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--kv-dtype", default="auto")
+    json_argument(parser)
+    given = parser.parse_args()
+    emit(run(given.model, given.cases, given.peers, given.repeats, given.threads, given.kv_dtype), given.json)
+
+
+if __name__ == "__main__":
+    main()
