@@ -38,7 +38,7 @@ class Paceline:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self.vocab_size = llm.engine.model.config.vocab_size
-        self.prefill(prompt_of(SHORT, self.vocab_size))
+        self.prefill([token % self.vocab_size for token in range(SHORT)])
 
     def decode(self, prompt: list[int], new_tokens: int) -> float:
         return decode_rate(self._llm, prompt, new_tokens)

@@ -1,0 +1,150 @@
+"""bench cpu: which cases run, what is measured of whom, and how the figures are written down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from engine.tiny import tiny_engine
+from paceline.bench import cpu, cpu_peers
+from paceline.bench.report import document, table
+from paceline.cli.main import main
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.models.load.checkpoint import open_checkpoint
+
+
+class Stub:
+    """An engine whose figures are known: it is asked, it answers."""
+
+    def __init__(self, name: str, rate: float, step_ms: float) -> None:
+        self.name, self._rate, self._step_ms = name, rate, step_ms
+        self.asked: list[tuple[str, int, int]] = []
+
+    def decode(self, prompt, new_tokens):
+        self.asked.append(("decode", len(prompt), new_tokens))
+        return self._rate if len(prompt) < 1000 else self._rate / 2
+
+    def prefill(self, prompt):
+        self.asked.append(("prefill", len(prompt), 0))
+        return self._rate
+
+    def batch(self, prompts, new_tokens):
+        self.asked.append(("batch", len(prompts), new_tokens))
+        return self._rate
+
+    def step(self, prefix, tokens):
+        self.asked.append(("step", len(prefix), len(tokens)))
+        return self._step_ms
+
+
+@pytest.fixture
+def no_rest(monkeypatch):
+    monkeypatch.setattr(cpu, "REST_S", 0.0)
+
+
+def test_the_cases_have_the_names_the_figures_are_known_by():
+    assert list(cpu.CASES) == ["decode", "prefill_512", "prefill_2048", "batch_8", "batch_32", "context_4096",
+                               "step_1", "step_2", "step_3", "step_4", "step_6", "step_8", "step_16", "step_32"]
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("decode", ["decode"]), ("batch_8, decode", ["decode", "batch_8"]), ("step_4,step_4", ["step_4"]),
+    ("step", [name for name in cpu.CASES if name.startswith("step_")]), (None, list(cpu.CASES))])
+def test_cases_are_chosen_by_name(text, names):
+    assert [case.name for case in cpu.choose(text)] == names
+
+
+@pytest.mark.parametrize("text", ["", "decode,", "step_5", "Decode"])
+def test_an_unknown_case_is_named_with_the_known(text):
+    with pytest.raises(ConfigError, match="context_4096"):
+        cpu.choose(text)
+
+
+def test_the_command_line_refuses_an_unknown_case_before_it_loads_anything(capsys):
+    assert main(["bench", "cpu", "--cases", "warp"]) == 2
+    assert "'warp'" in capsys.readouterr().err
+
+
+def test_everybody_gets_the_same_work_in_turn(no_rest):
+    ours, theirs = Stub("paceline", 100.0, 5.0), Stub("peer", 50.0, 10.0)
+    cpu.measure(cpu.choose("decode,prefill_512,batch_8,context_4096,step_4"), [ours, theirs], 50000, repeats=3)
+    assert ours.asked == theirs.asked
+    assert ours.asked[:5] == [("decode", 64, 128), ("prefill", 512, 0), ("batch", 8, 64), ("decode", 4096, 32),
+                              ("step", 64, 4)]
+    assert ours.asked.count(("decode", 64, 128)) == 3 and ours.asked.count(("decode", 4096, 32)) == 2
+
+
+def test_the_best_turn_counts_whichever_way_is_better(no_rest):
+    answers = iter([3.0, 5.0, 4.0])
+    case = cpu.Case("x", "tok/s", lambda who, vocab: next(answers))
+    assert cpu.measure([case], [Stub("a", 0, 0)], 50000, 3) == {"x": {"a": 5.0}}
+    answers = iter([3.0, 5.0, 4.0])
+    case = cpu.Case("x", "ms", lambda who, vocab: next(answers), higher_is_better=False)
+    assert cpu.measure([case], [Stub("a", 0, 0)], 50000, 3) == {"x": {"a": 3.0}}
+
+
+def test_ratios_are_above_one_where_paceline_is_ahead_of_the_best_peer(no_rest):
+    cases = cpu.choose("decode,context_4096,step_2")
+    contenders = [Stub("paceline", 120.0, 4.0), Stub("slow", 60.0, 12.0), Stub("fast", 100.0, 6.0)]
+    result = document(cpu.rows_of(cases, cpu.measure(cases, contenders, 50000, 1)), threads=2)
+    rows = {row["case"]: row for row in json.loads(json.dumps(result))["rows"]}
+    assert rows["decode"] == {"case": "decode", "unit": "tok/s", "paceline": 120.0,
+                              "peers": {"slow": 60.0, "fast": 100.0}, "ratio": 1.2}
+    assert rows["step_2"]["ratio"] == 1.5
+    assert rows["context_4096_share"]["paceline"] == 0.5
+    assert "1.20x" in table(result) and "1.50x" in table(result)
+
+
+def test_paceline_is_measured_through_its_own_engine():
+    engine = tiny_engine(enable_prefix_caching=False, max_batch_tokens=64)
+    ours = cpu.Paceline(LLM.from_engine(engine))
+    prompts = [[salt + 1, 2, 3, 4] for salt in range(3)]
+    assert ours.decode(prompts[0], 6) > 0
+    assert ours.prefill(prompts[0]) > 0
+    assert ours.batch(prompts, 5) > 0
+    assert ours.step([1, 2, 3, 4, 5], [6, 7, 8]) > 0
+    assert not engine.has_work and engine.cache.usage().used == 0
+
+
+def test_a_step_computes_the_logits_of_every_row(monkeypatch):
+    engine = tiny_engine(enable_prefix_caching=False)
+    ours = cpu.Paceline(LLM.from_engine(engine))
+    seen = []
+    execute = engine.runner.execute
+
+    def spy(batch, taps=frozenset()):
+        seen.append(execute(batch, taps))
+        return seen[-1]
+
+    monkeypatch.setattr(engine.runner, "execute", spy)
+    prefix, tokens = [1, 2, 3, 4, 5], [6, 7, 8]
+    ours.step(prefix, tokens)
+    assert seen[-1].logits.shape == (3, ours.vocab_size)
+    assert torch.equal(seen[-1].logits, seen[1].logits), "the same step over and over"
+
+
+def test_without_the_packages_the_peers_are_left_out_with_a_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_peers.importlib.util, "find_spec", lambda name: None)
+    found, missing = cpu_peers.available(tmp_path / "model.gguf", 2)
+    assert found == []
+    assert missing == ["llama.cpp is left out: the package llama_cpp is not installed",
+                       "onnxruntime is left out: the package onnxruntime_genai is not installed"]
+
+
+def test_a_model_written_as_a_folder_for_a_peer_is_the_same_model(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    from safetensors.torch import save_file
+
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
+    tensors = {"model.norm.weight": torch.arange(8.0), "model.embed_tokens.weight": torch.randn(5, 8).bfloat16()}
+    save_file(tensors, source / "model.safetensors")
+    cpu_peers.write_folder(source, tmp_path / "copy")
+    with open_checkpoint(tmp_path / "copy") as copy:
+        assert copy.config["hidden_size"] == 8
+        assert sorted(copy.names()) == sorted(tensors)
+        for name, tensor in tensors.items():
+            assert torch.equal(copy.tensor(name), tensor.float())
