@@ -46,12 +46,14 @@ clean: ## remove .venv and what the tools left behind (the model cache stays)
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second `make` quick and rerun pip when what is to be installed has changed.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
+NATIVE := CMakeLists.txt $(wildcard native/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(PY)
 	@echo "Installing Paceline into $(VENV) (torch is large: the first time takes a while) ..."
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(PY)
 	@echo "Installing Paceline and what its tests need into $(VENV) (torch is large: the first time takes a while) ..."
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed $@

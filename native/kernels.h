@@ -30,7 +30,7 @@ struct Packed {
     size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format); }
 };
 
-// Rows of activations [rows, cols] in int8, with a scale and the sum of the true values for each block of a row.
+// Rows of activations [rows, cols] in int8, with a scale and the (scaled) sum of the values for each block of a row.
 struct Quantised {
     int8_t* values = nullptr;
     float* scales = nullptr;

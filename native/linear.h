@@ -8,30 +8,36 @@ namespace {
 
 // ---------------------------------------------------------------- activations
 
+// sums: of the ROUNDED values, times the scale. With the true sums the minima would not cancel the rounding errors
+// that the 4-bit values, which are never negative, pick up all with the same sign: the error of a product doubles.
 void quantise(const float* x, int cols, int8_t* values, float* scales, float* sums) {
     for (int b = 0; b < cols / kBlock; b++, x += kBlock, values += kBlock) {
-        V top = V::set(0), sum = V::set(0);
-        for (int i = 0; i < kBlock; i += V::width) {
-            const V v = V::load(x + i);
-            top = max(top, abs(v));
-            sum = sum + v;
-        }
+        V top = V::set(0);
+        for (int i = 0; i < kBlock; i += V::width) top = max(top, abs(V::load(x + i)));
         const float largest = top.max_lane();
         const float scale = largest / 127.0f;
-        scales[b] = scale;
-        sums[b] = sum.sum();
         const V inverse = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
+        int total = 0;
 #if PACELINE_NEON
-        for (int i = 0; i < kBlock; i += 8) {
-            const int16x4_t a = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i) * inverse).v));
-            const int16x4_t c = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i + 4) * inverse).v));
-            vst1_s8(values + i, vqmovn_s16(vcombine_s16(a, c)));
+        for (int i = 0; i < kBlock; i += 16) {
+            int16x4_t part[4];
+            for (int j = 0; j < 4; j++)
+                part[j] = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i + 4 * j) * inverse).v));
+            const int8x16_t rounded = vcombine_s8(vqmovn_s16(vcombine_s16(part[0], part[1])),
+                                                  vqmovn_s16(vcombine_s16(part[2], part[3])));
+            vst1q_s8(values + i, rounded);
+            total += vaddlvq_s8(rounded);
         }
 #else
         float rounded[kBlock];
         for (int i = 0; i < kBlock; i += V::width) round(V::load(x + i) * inverse).store(rounded + i);
-        for (int i = 0; i < kBlock; i++) values[i] = int8_t(rounded[i]);
+        for (int i = 0; i < kBlock; i++) {
+            values[i] = int8_t(rounded[i]);
+            total += values[i];
+        }
 #endif
+        scales[b] = scale;
+        sums[b] = scale * float(total);
     }
 }
 

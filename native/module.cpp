@@ -123,7 +123,7 @@ class Model {
             throw std::invalid_argument("no such layers, or a block_size below 1");
         Vector<int64_t> tree;
         if (!parents.is_none()) {
-            tree = nb::cast<Vector<int64_t>>(parents);
+            tree = nb::cast<Vector<int64_t>>(parents, false);
             if (tree.shape(0) != size_t(step.rows)) throw std::invalid_argument("parents must have an entry a row");
             step.parents = tree.data();
         }
@@ -133,8 +133,8 @@ class Model {
         std::vector<Rows<int64_t>> held_tables;
         std::vector<Vector<int64_t>> held_slots;
         for (int c = 0; c < groups_; c++) {
-            held_tables.push_back(nb::cast<Rows<int64_t>>(tables[size_t(c)]));
-            held_slots.push_back(nb::cast<Vector<int64_t>>(slots[size_t(c)]));
+            held_tables.push_back(nb::cast<Rows<int64_t>>(tables[size_t(c)], false));
+            held_slots.push_back(nb::cast<Vector<int64_t>>(slots[size_t(c)], false));
             check_tables(step, held_tables.back(), held_slots.back(), slots_[size_t(c)]);
             step.caches.push_back({held_tables.back().data(), int64_t(held_tables.back().shape(1)),
                                    held_slots.back().data(), nb::cast<int>(windows[size_t(c)])});
@@ -160,7 +160,7 @@ class Model {
 
   private:
     void* plane(nb::handle tensor, int group) {
-        auto x = nb::cast<nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>>(tensor);
+        auto x = nb::cast<nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>>(tensor, false);
         const auto want = cache_ == Cache::kF32 ? nb::dtype<float>() : nb::dtype<int8_t>();
         const bool half = x.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && x.dtype().bits == 16;
         if (cache_ == Cache::kF16 ? !half : x.dtype() != want) throw std::invalid_argument("a cache has another dtype than the model was told");
@@ -256,10 +256,10 @@ NB_MODULE(_native, m) {
         .def("__init__", [](Matrix* self, const std::string& format, int rows, int cols) {
             new (self) Matrix(format_named(format), rows, cols);
         }, "format"_a, "rows"_a, "cols"_a)
-        .def("take_blocks", &take_blocks, "source"_a, "type"_a, "first"_a)
-        .def("take_floats", &take_floats, "source"_a, "first"_a)
-        .def("embed", &embed, "ids"_a, "out"_a)
-        .def("linear", &linear, "x"_a, "out"_a, "kernels"_a = "")
+        .def("take_blocks", &take_blocks, "source"_a.noconvert(), "type"_a, "first"_a)
+        .def("take_floats", &take_floats, "source"_a.noconvert(), "first"_a)
+        .def("embed", &embed, "ids"_a.noconvert(), "out"_a.noconvert())
+        .def("linear", &linear, "x"_a.noconvert(), "out"_a.noconvert(), "kernels"_a = "")
         .def_prop_ro("rows", [](const Matrix& x) { return x.view().rows; })
         .def_prop_ro("cols", [](const Matrix& x) { return x.view().cols; })
         .def_prop_ro("nbytes", &Matrix::bytes);
@@ -267,13 +267,13 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, int, int, int, int, float, const std::string&, const std::string&, int, const Rows<float>&,
                       const Rows<float>&>(),
              "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "intermediate"_a, "eps"_a, "cache"_a, "kernels"_a,
-             "threads"_a, "cos"_a, "sin"_a)
-        .def("add_layer", &Model::add_layer, "input_norm"_a, "post_norm"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
-             "cache_group"_a, "qkv_bias"_a, "q_norm"_a, "k_norm"_a)
+             "threads"_a, "cos"_a.noconvert(), "sin"_a.noconvert())
+        .def("add_layer", &Model::add_layer, "input_norm"_a.noconvert(), "post_norm"_a.noconvert(), "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
+             "cache_group"_a, "qkv_bias"_a.noconvert(), "q_norm"_a.noconvert(), "k_norm"_a.noconvert())
         .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a)
-        .def("run", &Model::run, "hidden"_a, "positions"_a, "offsets"_a, "starts"_a, "parents"_a.none(), "block_size"_a,
+        .def("run", &Model::run, "hidden"_a.noconvert(), "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(), "block_size"_a,
              "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a)
-        .def("head", &Model::head, "matrix"_a, "norm"_a, "hidden"_a, "out"_a)
+        .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())
         .def_prop_ro("kernels", &Model::kernels)
         .def_prop_ro("threads", &Model::threads);
     m.def("available_kernels", [] {

@@ -22,7 +22,10 @@ from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, N
     ({"allowed_token_ids": []}, "allowed_token_ids"), ({"logit_bias": {"a": 1.0}}, "logit_bias"),
     ({"logit_bias": {3: float("nan")}}, "logit_bias"), ({"timeout_s": 0}, "timeout_s"), ({"logprobs": -1}, "logprobs"),
     ({"n": 1.5}, "n"), ({"n": True}, "n"), ({"bad_words": [""]}, "bad_words"),
-    ({"on_empty_support": "cry"}, "on_empty_support"),
+    ({"on_empty_support": "cry"}, "on_empty_support"), ({"stop": 5}, "stop"), ({"stop_token_ids": 5}, "stop_token_ids"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"temperature": 10**400}, "temperature"),
+    ({"logit_bias": {3: 10**400}}, "logit_bias"), ({"cache_salt": ["me"]}, "cache_salt"),
+    ({"timeout_s": "5"}, "timeout_s"),
 ])
 def test_impossible_parameters_name_the_parameter(wish: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -40,12 +43,31 @@ def test_what_comes_later_is_refused_by_name(wish: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("prompt", "words"), [
     ([], "empty"), ([VOCAB], "out of range"), ([-1], "out of range"), ([1.5], "out of range"),
-    (list(range(50)) * 20, "shorten it by"), ("text", "without a tokenizer"),
+    (list(range(50)) * 20, "shorten it by"), ("text", "without a tokenizer"), (b"text", "not bytes"),
+    (7.5, "a list of"),
 ])
 def test_bad_prompts(prompt: Any, words: str) -> None:
     llm = tiny_llm()
     with pytest.raises(RequestError, match=words):
         llm.generate([prompt], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, b"text"])
+def test_what_is_no_list_of_prompts(prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        tiny_llm().generate(prompts)
+
+
+def test_no_prompts_no_outputs() -> None:
+    assert tiny_llm().generate([]) == []
+
+
+@pytest.mark.parametrize("wish", [{"logprobs": 1 << 70}, {"prompt_logprobs": 1 << 70}])
+def test_more_alternatives_than_tokens_are_all_tokens(wish: dict[str, int]) -> None:
+    outs = tiny_llm().generate([[1, 2, 3], [4, 5]], [SamplingParams(max_tokens=2, **wish), SamplingParams()])
+    assert [out.error for out in outs] == [None, None]
+    scores = outs[0].outputs[0].logprobs or outs[0].prompt_logprobs
+    assert scores is not None and scores[1] is not None and len(scores[1].top) == VOCAB
 
 
 def test_empty_text() -> None:
@@ -81,6 +103,8 @@ def test_params_list_of_the_wrong_length() -> None:
     ({"blok_size": 3}, ConfigError), ({"block_size": 0}, ConfigError), ({"kv_blocks": 0}, ConfigError),
     ({"max_batch_tokens": 0}, ConfigError), ({"dtype": "int3"}, ConfigError), ({"device": "abacus"}, ConfigError),
     ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "int8"}, NotYetError), ({"watermark": 1.0}, ConfigError),
+    ({"watermark": "low"}, ConfigError), ({"max_queue": "long"}, ConfigError), ({"max_queue": 0}, ConfigError),
+    ({"speculation": "teleport"}, RequestError), ({"speculation": "eagle3"}, NotYetError),
 ])
 def test_impossible_options(tmp_path: Path, options: dict[str, Any], error: type[PacelineError]) -> None:
     with pytest.raises(error):

@@ -128,14 +128,15 @@ def preempt_at(llm: Any, place: int, steps: tuple[int, ...]) -> None:
     engine.step = crowded
 
 
-def run_cell(name: str, style: str, cell: Cell) -> None:
-    tokens, logits = reference(name, style)
+def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], list[torch.Tensor]]) -> None:
+    """Run `subject` (a model) under the cell's circumstances and compare with what it said alone."""
+    tokens, logits = expected
     options = dict(cell.options)
     if cell.crowded:
         options |= {"kv_blocks": 16, "max_model_len": 120, "watermark": 0.0}
     torch.set_num_threads(cell.threads)
     try:
-        llm = tiny_llm(model(name), **options)
+        llm = tiny_llm(subject, **options)
         if cell.warm:
             llm.generate([PROMPT + [3]], SamplingParams(max_tokens=2, temperature=0.0))
             llm.engine._ids = itertools.count()
@@ -173,7 +174,7 @@ def run_cell(name: str, style: str, cell: Cell) -> None:
 @pytest.mark.parametrize("name", FAST_MODELS)
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
-    run_cell(name, style, cell)
+    run_cell(model(name), style, cell, reference(name, style))
 
 
 @pytest.mark.full
@@ -181,7 +182,7 @@ def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
 @pytest.mark.parametrize("name", ALL_MODELS)
 @pytest.mark.parametrize("cell", all_cells(), ids=lambda cell: cell.name)
 def test_the_whole_matrix(name: str, style: str, cell: Cell) -> None:
-    run_cell(name, style, cell)
+    run_cell(model(name), style, cell, reference(name, style))
 
 
 def test_two_different_seeds_differ() -> None:

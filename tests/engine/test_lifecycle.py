@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +49,17 @@ def test_cancel_at_any_moment_frees_blocks_at_once(moment: int, ahead: bool) -> 
     expected = tiny_llm().generate([PROMPT[::-1]], GREEDY)[0].outputs[0].token_ids
     assert engine.take(other).snapshot().outputs[0].token_ids == expected
     assert_clean(engine)
+
+
+def break_third_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, problem: BaseException) -> None:
+    healthy, calls = getattr(owner, name), itertools.count(1)
+
+    def flaky(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise problem
+        return healthy(*args)
+
+    monkeypatch.setattr(owner, name, flaky)
 
 
 def test_a_deadline_ends_a_request_and_keeps_what_it_had() -> None:
@@ -95,6 +108,52 @@ def test_a_step_that_breaks_fails_its_requests_and_no_others(caplog: pytest.LogC
     assert failed.outputs[0].finish_reason == "error"
     assert engine.take(later).snapshot().outputs[0].finish_reason == "length"
     assert_clean(engine)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("where", ["forward", "sampling", "commit"])
+def test_an_interrupted_call_leaves_an_engine_that_works(where: str, ahead: bool,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come at any moment of a step; what comes after it is as if it had never been."""
+    llm = tiny_llm(schedule_ahead=ahead)
+    owner, name = {"forward": (llm.engine.model, "forward"), "sampling": (llm.engine._decider, "decide"),
+                   "commit": (llm.engine.scheduler, "commit")}[where]
+    break_third_call(monkeypatch, owner, name, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPT, PROMPT[5:]], GREEDY)
+    assert llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids == tiny_llm().generate(
+        [PROMPT], GREEDY)[0].outputs[0].token_ids
+    drain(llm.engine)
+    assert_clean(llm.engine)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("where", ["sampling", "planning", "layout", "commit"])
+def test_wherever_a_step_breaks_the_engine_goes_on(where: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(schedule_ahead=ahead)
+    owner, name = {"sampling": (llm.engine._decider, "decide"), "planning": (llm.engine.scheduler._filler, "_reserve"),
+                   "layout": (llm.engine.runner, "prepare"), "commit": (llm.engine.scheduler, "commit")}[where]
+    break_third_call(monkeypatch, owner, name, MemoryError("no room"))
+    outs = llm.generate([PROMPT, PROMPT[5:]], GREEDY)
+    assert all("no room" in str(out.error) for out in outs)
+    assert llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids == tiny_llm().generate(
+        [PROMPT], GREEDY)[0].outputs[0].token_ids
+    drain(llm.engine)
+    assert_clean(llm.engine)
+
+
+def test_more_prompts_than_the_queue_holds_are_fed_as_it_drains() -> None:
+    llm = tiny_llm(max_queue=3, max_num_seqs=2)
+    outs = llm.generate([[1 + i, 2] for i in range(11)], GREEDY)
+    assert [out.error for out in outs] == [None] * 11
+    assert [out.prompt_token_ids[0] for out in outs] == list(range(1, 12))
+    assert_clean(llm.engine)
+
+
+def test_parameters_of_another_kind_fail_their_request_alone() -> None:
+    outs = tiny_llm().generate([[1], [2]], [GREEDY, {"max_tokens": 3}])  # type: ignore[list-item]
+    assert outs[0].error is None
+    assert "SamplingParams" in str(outs[1].error)
 
 
 def test_an_empty_support_is_that_requests_error() -> None:
@@ -164,6 +223,26 @@ def test_metrics_tell_what_a_request_went_through() -> None:
     assert engine["prefill_tokens"] == len(PROMPT) + len(PROMPT) - 32
     usage = llm.engine.cache.usage()
     assert usage.hits == 32 and usage.queries == 2 * len(PROMPT)
+
+
+def test_the_engine_reports_totals_and_its_state_in_plain_types() -> None:
+    llm = tiny_llm(kv_blocks=100)
+    assert llm.metrics()["cache_hit_rate"] is None
+    llm.generate([PROMPT], GREEDY)
+    llm.engine.add(PROMPT, GREEDY)
+    llm.engine.add(PROMPT[::-1], GREEDY)
+    llm.engine.step()
+    llm.engine.add(PROMPT, GREEDY)
+    now = llm.metrics()
+    assert json.loads(json.dumps(now)) == now
+    assert now["requests"] == 4 and now["finished"] == {"length": 1}
+    assert (now["running"], now["waiting"], now["preemptions"]) == (2, 1, 0)
+    assert now["cache_blocks"] == 100 and now["cache_use"] == now["cache_blocks_used"] / 100 > 0
+    assert now["cache_hit_rate"] == 32 / (3 * len(PROMPT))
+    llm.engine.scheduler.preempt(llm.engine.scheduler.running[-1])
+    assert llm.metrics()["preemptions"] == 1
+    drain(llm.engine)
+    assert (llm.metrics()["running"], llm.metrics()["waiting"], llm.metrics()["cache_use"]) == (0, 0, 0.0)
 
 
 def test_a_salt_keeps_prefixes_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from engine.tiny import tiny_engine, tiny_model
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
-from paceline.errors import RequestError
+from paceline.errors import PacelineError, RequestError
+from paceline.models.chat import ChatTemplate
 from paceline.models.forward import Forward
 
 TOKENIZER = byte_tokenizer()
@@ -158,3 +160,137 @@ def test_the_async_face_serves_many_and_cancels() -> None:
     texts, idle = asyncio.run(scene())
     assert texts == ["héllo", "héllo ", "héllo wörld"]
     assert idle
+
+
+def async_llm() -> AsyncLLM:
+    return AsyncLLM(engine=tiny_engine(ScriptModel(), TOKENIZER))
+
+
+async def listen(llm: AsyncLLM, **more: Any) -> Any:
+    outs = [out async for out in llm.generate("abcd", SamplingParams(max_tokens=400, temperature=0.0), **more)]
+    return outs[-1]
+
+
+async def settled(condition: Callable[[], bool]) -> bool:
+    for _ in range(500):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def in_time(scene: Coroutine[Any, Any, Any]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(scene, 30)
+
+    return asyncio.run(bounded())
+
+
+def test_closing_ends_the_requests_that_are_running() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+        task = asyncio.create_task(listen(llm))
+        assert await settled(lambda: llm.engine.metrics.output_tokens > 2)
+        llm.close()
+        out = await task
+        assert out.finished and out.outputs[0].finish_reason == "cancelled"
+        assert llm.engine.cache.usage().used == 0
+        with pytest.raises(RequestError, match="closed"):
+            await listen(llm)
+
+    in_time(scene())
+
+
+def test_leaving_after_closing_is_no_error() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+        snapshots = llm.generate("abcd", SamplingParams(max_tokens=400, temperature=0.0))
+        await anext(snapshots)
+        llm.close()
+        await snapshots.aclose()
+
+    in_time(scene())
+
+
+def test_a_task_cancelled_before_its_request_is_admitted_leaves_nothing_behind() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+        task = asyncio.create_task(listen(llm))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await settled(lambda: not llm.engine.has_work)
+        assert llm.engine.metrics.output_tokens < 400, "it ran to its end although nobody waited"
+        llm.close()
+
+    in_time(scene())
+
+
+def test_an_id_used_again_is_not_cancelled_by_its_former_owner() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+        short = SamplingParams(max_tokens=1, temperature=0.0)
+        first = llm.generate("abcd", short, request_id="x")
+        assert (await anext(first)).finished
+        task = asyncio.create_task(listen(llm, request_id="x"))
+        assert await settled(lambda: llm.engine.metrics.requests == 2)
+        await first.aclose()
+        assert (await task).outputs[0].finish_reason == "length"
+        llm.close()
+
+    in_time(scene())
+
+
+def test_a_step_that_breaks_is_told_to_those_who_wait_and_others_are_served() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+        healthy, calls = llm.engine.scheduler.schedule, itertools.count()
+
+        def flaky() -> Any:
+            if next(calls) == 3:
+                raise MemoryError("no room")
+            return healthy()
+
+        llm.engine.scheduler.schedule = flaky  # type: ignore[method-assign]
+        assert "no room" in str((await listen(llm)).error)
+        assert (await listen(llm)).outputs[0].finish_reason == "length"
+        llm.close()
+
+    in_time(scene())
+
+
+def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
+    async def scene() -> None:
+        llm = async_llm()
+
+        def dead() -> Any:
+            raise SystemError("gone")
+
+        llm.engine.step = dead  # type: ignore[method-assign]
+        with pytest.raises(PacelineError, match="gone"):
+            await listen(llm)
+        with pytest.raises(RequestError, match="closed"):
+            await listen(llm)
+
+    in_time(scene())
+
+
+def test_an_event_loop_that_is_gone_does_not_stop_the_engine() -> None:
+    llm = async_llm()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(anext(llm.generate("abcd", SamplingParams(max_tokens=400, temperature=0.0))))
+    loop.close()
+    assert in_time(listen(llm)).outputs[0].finish_reason == "length"
+    llm.close()
+
+
+def test_in_a_list_of_conversations_a_bad_one_fails_alone(llm: LLM) -> None:
+    llm.engine.chat = ChatTemplate("{{ messages[0].content }}")
+    outs = llm.chat([[{"role": "user", "content": "abcd"}], [{"content": "no role"}]],
+                    SamplingParams(max_tokens=6, temperature=0.0))
+    assert outs[0].outputs[0].text == "héllo"
+    assert isinstance(outs[1].error, RequestError) and "role" in str(outs[1].error)
+    for mistake in ({"role": "user", "content": "abcd"}, "abcd", []):
+        with pytest.raises(RequestError, match="messages"):
+            llm.chat(mistake)  # type: ignore[arg-type]

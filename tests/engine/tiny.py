@@ -32,13 +32,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 class RandomWeights:
     """Every tensor there is, filled from its own name: the same in every process."""
 
+    def __init__(self, gain: float = 1.5) -> None:
+        """Large enough by default that the next token depends on the whole context, so that equality means
+        something; a small gain makes a calm model, in which small errors stay small."""
+        self._gain = gain
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
         values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         if name.endswith("norm.weight"):
             return 1.0 + 0.1 * values
-        # Large enough that the next token depends on the whole context, so that equality means something.
-        return values * (1.5 / shape[-1] ** 0.5 if len(shape) > 1 else 0.1)
+        return values * (self._gain / shape[-1] ** 0.5 if len(shape) > 1 else 0.1)
 
     def has(self, name: str) -> bool:
         return name != "lm_head.weight"

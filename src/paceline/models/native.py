@@ -57,7 +57,7 @@ class NativeDecoder:
         self.cache_groups = cache_groups(config)
         self._weights: WeightSource | None = weights
         hidden, d = config.hidden_size, config.head_dim
-        factors = weights.take(ROPE_FACTORS, (d // 2,)) if weights.has(ROPE_FACTORS) else None
+        factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
         self._model = self._native.Model(
             hidden=hidden, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=d,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -13,10 +14,9 @@ HOW_TO_BUILD = "install a C++17 compiler and run `pip install .` (or `make setup
 def load() -> Any | None:
     """The extension module, or None where it was not built."""
     try:
-        from paceline.kernels.cpu import _native
+        return importlib.import_module("paceline.kernels.cpu._native")
     except ImportError:
         return None
-    return _native
 
 
 def require() -> Any:

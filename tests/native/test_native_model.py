@@ -1,0 +1,89 @@
+"""The native decoder: torch's logits up to rounding of activations, and the promise to the bit, trees included."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from engine.test_equality_matrix import NEW, PROMPT, STYLES, Cell, fast_cells, params, run_cell
+from engine.tiny import BASE, SHAPES, RandomWeights, record, tiny_llm
+
+from paceline import SamplingParams
+from paceline.kernels import cpu
+from paceline.models.config import ModelConfig
+from paceline.models.native import NativeDecoder, unsupported
+from paceline.models.registry import build
+
+pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
+WIDE: dict[str, Any] = BASE | {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+NATIVE = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def shape(name: str, **changes: Any) -> ModelConfig:
+    return ModelConfig.from_dict(WIDE | SHAPES[name] | changes)
+
+
+@functools.cache
+def native_model(name: str, threads: int = 1, kernels: str = "") -> NativeDecoder:
+    return NativeDecoder(shape(name), RandomWeights(), 512, threads=threads, kernels=kernels)
+
+
+@functools.cache
+def reference(name: str, style: str) -> tuple[list[int], list[torch.Tensor]]:
+    llm = tiny_llm(native_model(name), enable_prefix_caching=False)
+    pipeline = record(llm)
+    out = llm.generate([PROMPT], params(style))[0]
+    tokens = out.outputs[0].token_ids
+    assert len(tokens) == NEW and len(set(tokens)) > 5
+    return tokens, pipeline.logits_of(out.seed, len(PROMPT), tokens)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
+def test_the_equality_matrix_holds(name: str, style: str, cell: Cell) -> None:
+    run_cell(native_model(name, cell.threads), style, cell, reference(name, style))
+
+
+@pytest.mark.parametrize("kernels", [] if cpu.load() is None else cpu.require().available_kernels())
+@pytest.mark.parametrize("name", NATIVE)
+def test_logits_are_torchs_up_to_the_rounding_of_weights_and_activations(name: str, kernels: str) -> None:
+    exact = tiny_llm(build(shape(name), RandomWeights(0.7), 512), kernels="reference")
+    rounded = tiny_llm(NativeDecoder(shape(name), RandomWeights(0.7), 512, threads=2, kernels=kernels))
+    assert rounded.engine.kernels.name == "native"
+    want = exact.generate([PROMPT], SamplingParams(max_tokens=0, prompt_logprobs=0))[0].prompt_logprobs
+    got = rounded.generate([PROMPT], SamplingParams(max_tokens=0, prompt_logprobs=0))[0].prompt_logprobs
+    gaps = torch.tensor([abs(a.raw - b.raw) for a, b in zip(want[1:], got[1:])])
+    assert gaps.mean() < 0.02 and gaps.max() < 0.15, gaps
+
+
+def test_half_precision_cache_changes_little() -> None:
+    scores = []
+    for dtype in (torch.float32, torch.float16):
+        model = NativeDecoder(shape("llama"), RandomWeights(0.7), 512, threads=1, kv_dtype=dtype)
+        llm = tiny_llm(model, kv_dtype=str(dtype).removeprefix("torch."))
+        scores.append(llm.generate([PROMPT], SamplingParams(max_tokens=0, prompt_logprobs=0))[0].prompt_logprobs)
+    gaps = torch.tensor([abs(a.raw - b.raw) for a, b in zip(scores[0][1:], scores[1][1:])])
+    assert 0 < gaps.max() < 0.1 and gaps.mean() < 0.01
+
+
+def test_taps_and_layer_ranges_equal_the_whole_run() -> None:
+    model = native_model("llama")
+    llm = tiny_llm(model)
+    engine = llm.engine
+    engine.add(PROMPT, SamplingParams(max_tokens=1))
+    step = engine.scheduler.schedule()
+    assert step is not None
+    whole = engine.runner.execute(engine.runner.prepare(step), frozenset({0, 1, 2, 3}))
+    assert sorted(whole.hidden) == [0, 1, 2, 3]
+    plain = engine.runner.execute(engine.runner.prepare(step))
+    assert torch.equal(whole.logits, plain.logits)
+    assert not torch.equal(whole.hidden[1], whole.hidden[2])
+
+
+def test_shapes_that_stay_in_torch_say_why() -> None:
+    assert unsupported(shape("llama")) is None
+    assert "head" in (unsupported(ModelConfig.from_dict(BASE | SHAPES["llama"])) or "")
+    assert "mixtral" in (unsupported(ModelConfig.from_dict(WIDE | SHAPES["mixtral"])) or "")
