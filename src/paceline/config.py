@@ -110,16 +110,18 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"kernels must be one of {', '.join(KERNELS)}, got {options.kernels!r}.")
     if options.kernels == "eager" and options.deterministic:
         raise ConfigError("kernels='eager' is not deterministic: use 'auto', 'native' or 'reference'.")
-    for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk", "threads"):
+    for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk", "max_queue",
+                 "threads"):
         value = getattr(options, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is None and name != "max_queue":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
     size = options.block_size
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
         raise ConfigError(f"block_size must be a whole number from 1 to 4096, got {size!r}.")
-    if options.max_queue < 1:
-        raise ConfigError(f"max_queue must be at least 1, got {options.max_queue!r}.")
-    if not 0.0 <= options.watermark < 1.0:
+    watermark = options.watermark
+    if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
     if options.quantization is not None:
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; leave it out "

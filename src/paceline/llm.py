@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineOptions
@@ -14,6 +15,7 @@ from paceline.engine.outputs import Record
 from paceline.errors import PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 
+log = logging.getLogger("paceline.llm")
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 Progress = Callable[[str, int, int | None], None]
@@ -51,39 +53,55 @@ class LLM:
         """All prompts at once, outputs in their order. `speculation` (one for all, or a list) overrides the default.
 
         A request that cannot be served fails alone: its output has `error` set. Only when no request of the call
-        can be served is the first error raised.
+        can be served is the first error raised. More prompts than max_queue are fed as the queue drains.
         """
-        batch = _as_batch(prompts)
+        return self._serve(_as_batch(prompts), params, speculation)
+
+    def _serve(self, batch: Sequence[Prompt | PacelineError], params: Any, speculation: Any) -> list[RequestOutput]:
+        """Where an error stands in the place of a prompt, that request has already failed."""
         params_of = _spread(params if params is not None else SamplingParams(), len(batch), "params")
         spec_of = _spread(speculation, len(batch), "speculation")
         outputs: list[RequestOutput | None] = [None] * len(batch)
         places: dict[str, int] = {}
-        refusal: PacelineError | None = None
-        for place, (prompt, own, wish) in enumerate(zip(batch, params_of, spec_of)):
-            try:
-                places[self.engine.add(prompt, own, speculation=wish)] = place
-            except PacelineError as problem:
-                refusal = refusal or problem
-                outputs[place] = _refused(prompt, problem, place)
-        if refusal is not None and not places:
-            raise refusal
+        refusals: list[PacelineError] = []
         try:
+            for place, (prompt, own, wish) in enumerate(zip(batch, params_of, spec_of)):
+                try:
+                    if isinstance(prompt, PacelineError):
+                        raise prompt
+                    while places and self.engine.scheduler.queue_full:
+                        self._advance(places, outputs)
+                    places[self.engine.add(prompt, own, speculation=wish)] = place
+                except PacelineError as problem:
+                    refusals.append(problem)
+                    outputs[place] = _refused(prompt, problem, place)
+            if refusals and len(refusals) == len(batch):
+                raise refusals[0]
             while places:
-                for record in self.engine.step():
-                    if record.open == 0 and record.request.id in places:
-                        outputs[places.pop(record.request.id)] = self.engine.take(record.request.id).snapshot()
+                self._advance(places, outputs)
         finally:
             for request_id in places:  # interrupted: leave nothing behind
                 self.engine.cancel(request_id)
                 self.engine.take(request_id)
         return [output for output in outputs if output is not None]
 
+    def _advance(self, places: dict[str, int], outputs: list[RequestOutput | None]) -> None:
+        """One step; what finished moves from `places` to `outputs`."""
+        for record in self.engine.step():
+            if record.open == 0 and record.request.id in places:
+                outputs[places.pop(record.request.id)] = self.engine.take(record.request.id).snapshot()
+
     def chat(self, messages: list[Message] | list[list[Message]], params: SamplingParams | list[SamplingParams] | None
              = None, *, speculation: Any = ..., **template: Any) -> list[RequestOutput]:
         """Like generate, on one conversation or a list of them, through the model's chat template."""
-        conversations = messages if messages and isinstance(messages[0], list) else [messages]
-        prompts = [self.render(conversation, **template) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, params, speculation=speculation)
+        several = isinstance(messages, list) and messages and isinstance(messages[0], list)
+        prompts: list[Prompt | PacelineError] = []
+        for conversation in messages if several else [messages]:
+            try:
+                prompts.append(self.render(conversation, **template))  # type: ignore[arg-type]
+            except PacelineError as problem:
+                prompts.append(problem)
+        return self._serve(prompts, params, speculation)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...
                ) -> Iterator[RequestOutput]:
@@ -113,6 +131,10 @@ class LLM:
         """A conversation as the token ids the model was trained to see."""
         return self.engine.render(messages, **template)
 
+    def metrics(self) -> dict[str, Any]:
+        """What the engine has done since it started and how full it is now; see Engine.report."""
+        return self.engine.report()
+
 
 class AsyncLLM:
     """The engine in a thread of its own; requests come and go from any number of coroutines."""
@@ -121,7 +143,7 @@ class AsyncLLM:
                  **options: Any) -> None:
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
         self._inbox: list[Callable[[], None]] = []
-        self._listeners: dict[str, Callable[[RequestOutput], None]] = {}
+        self._listeners: dict[str, _Listener] = {}
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
@@ -130,33 +152,29 @@ class AsyncLLM:
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
                        request_id: str | None = None) -> AsyncIterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop or cancelling the task cancels the request."""
-        loop = asyncio.get_running_loop()
-        news: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        admitted: asyncio.Future[str] = loop.create_future()
-
-        def deliver(output: RequestOutput) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, output)
+        listener = _Listener()
 
         def admit() -> None:
             try:
-                name = self.engine.add(prompt, params or SamplingParams(), speculation=speculation,
-                                       request_id=request_id)
+                listener.name = self.engine.add(prompt, params or SamplingParams(), speculation=speculation,
+                                                request_id=request_id)
             except Exception as problem:
-                loop.call_soon_threadsafe(_set_exception, admitted, problem)
+                listener.tell(problem)
                 return
-            self._listeners[name] = deliver
-            loop.call_soon_threadsafe(_set_result, admitted, name)
+            self._listeners[listener.name] = listener
 
-        self._post(admit)
-        name = await admitted
+        if not self._post(admit):
+            raise RequestError("This AsyncLLM is closed; make a new one.")
         try:
             while True:
-                output = await news.get()
-                yield output
-                if output.finished:
+                news = await listener.news.get()
+                if isinstance(news, Exception):
+                    raise news
+                yield news
+                if news.finished:
                     return
         finally:
-            self._post(lambda: self._drop(name))
+            self._post(lambda: self._drop(listener))
 
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                    **template: Any) -> AsyncIterator[RequestOutput]:
@@ -165,25 +183,44 @@ class AsyncLLM:
             yield output
 
     def close(self) -> None:
-        """Stop the thread; live requests are cancelled."""
+        """Stop the thread; live requests end with finish_reason "cancelled"."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
 
-    def _post(self, action: Callable[[], None]) -> None:
-        with self._wake:
-            if self._closing:
-                raise RequestError("This AsyncLLM is closed; make a new one.")
-            self._inbox.append(action)
-            self._wake.notify()
+    def metrics(self) -> dict[str, Any]:
+        """What the engine has done since it started and how full it is now; see Engine.report."""
+        return self.engine.report()
 
-    def _drop(self, name: str) -> None:
-        if self._listeners.pop(name, None) is not None:
-            self.engine.cancel(name)
-            self.engine.take(name)
+    def _post(self, action: Callable[[], None]) -> bool:
+        """Have the engine's thread do something; False: it is gone, or will be at once."""
+        with self._wake:
+            if not self._closing:
+                self._inbox.append(action)
+                self._wake.notify()
+            return not self._closing
+
+    def _drop(self, listener: _Listener) -> None:
+        """Nobody listens any more. An id may be in use again by now: only the listener's own request is meant."""
+        if listener.name is not None and self._listeners.get(listener.name) is listener:
+            del self._listeners[listener.name]
+            self.engine.cancel(listener.name)
+            self.engine.take(listener.name)
 
     def _loop(self) -> None:
+        try:
+            self._serve()
+        except Exception as problem:
+            log.error("the engine's thread has ended", exc_info=problem)
+            with self._wake:
+                self._closing = True
+            error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
+                                  "AsyncLLM.")
+            for listener in self._listeners.values():
+                listener.tell(error)
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 while not self._inbox and not self._closing and not self.engine.has_work:
@@ -193,38 +230,54 @@ class AsyncLLM:
             for action in actions:
                 action()
             if closing:
-                for name in list(self._listeners):
-                    self._drop(name)
+                for name, listener in list(self._listeners.items()):
+                    self.engine.cancel(name)
+                    listener.tell(self.engine.take(name).snapshot())
                 return
             for record in self.engine.step():
                 self._deliver(record)
 
     def _deliver(self, record: Record) -> None:
         listener = self._listeners.get(record.request.id)
-        if listener is not None:
-            listener(record.snapshot())
-            if record.open == 0:
-                self._listeners.pop(record.request.id)
-                self.engine.take(record.request.id)
+        if listener is None:
+            return
+        heard = listener.tell(record.snapshot())
+        if record.open == 0:
+            del self._listeners[record.request.id]
+            self.engine.take(record.request.id)
+        elif not heard:
+            self._drop(listener)
 
 
-def _set_result(future: asyncio.Future[str], value: str) -> None:
-    if not future.done():
-        future.set_result(value)
+class _Listener:
+    """Who waits for a request: made in the coroutine that asks, told from the engine's thread."""
 
+    __slots__ = ("_loop", "name", "news")
 
-def _set_exception(future: asyncio.Future[str], problem: Exception) -> None:
-    if not future.done():
-        future.set_exception(problem)
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self.name: str | None = None
+        """The request's id, once it is admitted."""
+
+    def tell(self, news: RequestOutput | Exception) -> bool:
+        """False: the event loop that would hear it is closed."""
+        try:
+            self._loop.call_soon_threadsafe(self.news.put_nowait, news)
+        except RuntimeError:
+            return False
+        return True
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a string, or a list of ids) or a list of prompts."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | bytes):
         return [prompts]
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be a text, a list of token ids or a list of those, got "
+                           f"{type(prompts).__name__}.", "prompt")
+    batch: list[Any] = list(prompts)
+    return [batch] if batch and all(isinstance(item, int) for item in batch) else batch
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
@@ -235,7 +288,7 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
     return value
 
 
-def _refused(prompt: Prompt, problem: PacelineError, place: int) -> RequestOutput:
+def _refused(prompt: Prompt | PacelineError, problem: PacelineError, place: int) -> RequestOutput:
     text = prompt if isinstance(prompt, str) else None
     ids = prompt if isinstance(prompt, list) else []
     return RequestOutput(f"refused-{place}", text, ids, [Completion(0, finish_reason="error")], finished=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class SamplingParams:
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))
             elif value is not None and not isinstance(value, tuple):
+                if not isinstance(value, Iterable):
+                    raise RequestError(f"{name} must be a list, got {value!r}.", name)
                 object.__setattr__(self, name, tuple(value))
         _validate(self)
 
@@ -75,12 +77,19 @@ def _whole(params: SamplingParams, name: str, least: int, *, most: int | None = 
 
 def _real(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
     value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not _is_number(value) or not math.isfinite(value):
         raise RequestError(f"{name} must be a finite number, got {value!r}.", name)
     if value < low or value > high or (open_low and value == low):
         left = "above" if open_low else "at least"
         upper = "" if high == math.inf else f" and at most {high:g}"
         raise RequestError(f"{name} must be {left} {low:g}{upper}, got {value:g}.", name)
+
+
+def _is_number(value: object) -> bool:
+    """A real number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < 1 << 1000
 
 
 def _validate(p: SamplingParams) -> None:
@@ -117,11 +126,15 @@ def _validate(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token could ever be sampled; name some or leave it out.",
                            "allowed_token_ids")
+    if p.logit_bias is not None and not isinstance(p.logit_bias, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {p.logit_bias!r}.", "logit_bias")
     for token, bias in (p.logit_bias or {}).items():
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias):
+        if not _is_number(bias) or math.isnan(bias):
             raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
+    if not isinstance(p.cache_salt, str):
+        raise RequestError(f"cache_salt must be a text, got {p.cache_salt!r}.", "cache_salt")
     if p.on_empty_support not in ("error", "stop", "unmasked"):
         raise RequestError(
             f"on_empty_support must be 'error', 'stop' or 'unmasked', got {p.on_empty_support!r}.", "on_empty_support")

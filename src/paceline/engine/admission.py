@@ -9,6 +9,12 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
 
 
+def check_params(params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params must be SamplingParams, got {type(params).__name__}: write "
+                           "SamplingParams(max_tokens=...).", "params")
+
+
 def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int,
                  max_model_len: int) -> list[int]:
     """The prompt as token ids that fit the model and the context."""
@@ -19,6 +25,8 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
         if not prompt:
             raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
         ids = tokenizer.encode(prompt)
+    elif isinstance(prompt, bytes | bytearray):
+        raise RequestError("A prompt is a string or a list of token ids, not bytes: decode it first.", "prompt")
     elif isinstance(prompt, Iterable):
         ids = list(prompt)
     else:

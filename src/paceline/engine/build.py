@@ -25,6 +25,7 @@ from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import EIGHT_BITS, FOUR_BITS, NativeDecoder, unsupported
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.spec import parse as parse_speculation
 
 log = logging.getLogger("paceline.engine")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -33,6 +34,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
     """Everything is checked before the weights are read, so that a mistake costs seconds, not minutes."""
     configs.check(options)
+    parse_speculation(options.speculation)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     path = resolve(options.model, progress=progress)

@@ -15,7 +15,7 @@ import torch
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
-from paceline.engine.admission import check_prompt
+from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
@@ -90,6 +90,7 @@ class Engine:
         if request_id in self._records:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
         text = prompt if isinstance(prompt, str) else None
+        check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
         drafter = None if wish is None else speculations.build(wish, self._vocab)
@@ -131,6 +132,17 @@ class Engine:
         """The live record of a request that was admitted and not taken yet."""
         return self._records[request_id]
 
+    def report(self) -> dict[str, Any]:
+        """Totals since the start (EngineMetrics) and the state of queue and cache now, in plain types."""
+        usage = self.cache.usage()
+        return self.metrics.as_dict() | {
+            "preemptions": self.scheduler.preemptions, "drafter_failures": self._drafting.failures,
+            "running": len(self.scheduler.running), "waiting": self.scheduler.queue_length,
+            "cache_blocks": usage.total, "cache_blocks_used": usage.used, "cache_blocks_cached": usage.cached,
+            "cache_use": usage.used / usage.total, "cache_evictions": usage.evictions,
+            "cache_hit_tokens": usage.hits, "cache_looked_up_tokens": usage.queries,
+            "cache_hit_rate": usage.hits / usage.queries if usage.queries else None}
+
     @property
     def has_work(self) -> bool:
         return self._ahead is not None or self.scheduler.has_work()
@@ -146,25 +158,27 @@ class Engine:
             self._touch(seq.record, touched)
         batch = self._ahead
         self._ahead = None
-        if batch is None:
-            batch = self._plan()
-            if batch is None:
-                return self._clear(touched)
-        planned = self.clock()
-        step = batch.step
-        prompt_rows = self._note_scheduled(step, planned)
         try:
+            if batch is None:
+                batch = self._plan()
+                if batch is None:
+                    return self._clear(touched)
+            planned = self.clock()
+            step = batch.step
+            prompt_rows = self._note_scheduled(step, planned)
             out = self.runner.execute(batch)
             ran = self.clock()
             if self.config.schedule_ahead:
                 self._ahead = self._plan()
             decisions = self._decider.decide(step, out)
-        except Exception as problem:
-            log.exception("a step failed; its requests end with an error")
-            self._fail(step, problem, touched)
-            return self._clear(touched)
-        decided = self.clock()
-        tokens = self._commit(step, decisions, decided, touched)
+            decided = self.clock()
+            tokens = self._commit(step, decisions, decided, touched)
+        except BaseException as problem:
+            self._fail(None if batch is None else batch.step, problem, touched)
+            self._clear(touched)
+            if not isinstance(problem, Exception):
+                raise  # Ctrl-C is the caller's; the engine is fit for the next call
+            return touched
         self.metrics.account(batch.layout.rows, prompt_rows, tokens, StepTimes(
             planned - begun, ran - planned, decided - ran, self.clock() - decided))
         return self._clear(touched)
@@ -251,18 +265,24 @@ class Engine:
             if record.trace is not None:
                 record.trace.finish_reason = record.emitters[0].finish_reason or ""
 
-    def _fail(self, step: Step, problem: Exception, touched: list[Record]) -> None:
-        """A step broke: its requests end with an error, their blocks are freed, everybody else goes on."""
+    def _fail(self, step: Step | None, problem: BaseException, touched: list[Record]) -> None:
+        """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
+        broke while it was put together, and nobody can say on whose account; all requests end."""
+        if isinstance(problem, Exception):
+            log.error("a step failed; its requests end with an error", exc_info=problem)
+        records = self._records.values() if step is None else [group.seq.record for group in step.groups]
         error = problem if isinstance(problem, PacelineError) else RequestError(
             f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
             "alone if it persists.")
-        for group in step.groups:
-            record: Record = group.seq.record
+        for record in records:
             if record.open:
                 record.error = error
                 self.cancel(record.request.id, "error")
+                if record.open:  # the scheduler had let go of a sample and could not say so
+                    record.end("error", self.clock())
                 self._touch(record, touched)
-        self.scheduler.fail(step)
+        self._ahead = None
+        self.scheduler.abandon()
 
     # ---------------------------------------------------------------- small things
 

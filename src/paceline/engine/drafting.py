@@ -39,13 +39,11 @@ class Drafting:
                 by_drafter.setdefault(id(entry[0]), (entry[0], []))[1].append(seq)
         for drafter, seqs in by_drafter.values():
             try:
-                drafts = drafter.propose(seqs, self._budget)
+                for seq, draft in zip(seqs, drafter.propose(seqs, self._budget), strict=True):
+                    seq.draft = draft if draft is not None and len(draft) else None
             except Exception as problem:
                 for seq in seqs:
                     self._switch_off(seq, problem)
-                continue
-            for seq, draft in zip(seqs, drafts, strict=True):
-                seq.draft = draft if draft is not None and len(draft) else None
 
     def observe(self, seq: Sequence, observation: Observation) -> None:
         entry = self._drafters.get(seq)

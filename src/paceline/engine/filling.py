@@ -113,6 +113,10 @@ class StepFiller:
             self._preempted = []
         return groups, copies, preempted
 
+    def abandon(self) -> None:
+        """Forget the step being built, if fill() was broken off."""
+        self._groups, self._copies = [], []
+
     def join(self, seq: Sequence, allocation: Allocation, computed: int) -> None:
         """From now on the sequence runs, with `computed` tokens in the cache."""
         seq.allocation = allocation

@@ -150,6 +150,13 @@ class Record:
         self.fresh = False
         """Already in the list of what this step touched."""
 
+    def end(self, reason: str, now: float) -> None:
+        """Close whatever is still open, at once."""
+        for emitter in self.emitters:
+            emitter.finish(reason)
+        self.open = 0
+        self.metrics.finished = now
+
     def snapshot(self) -> RequestOutput:
         request = self.request
         return RequestOutput(

@@ -65,6 +65,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def queue_full(self) -> bool:
+        """Whether add() would raise QueueFullError now."""
+        return self.config.max_queue is not None and len(self._waiting) >= self.config.max_queue
+
+    @property
     def preemptions(self) -> int:
         """How often a running sequence lost its blocks, in all."""
         return self._filler.preemptions
@@ -92,7 +97,7 @@ class Scheduler:
         if prompt_len > self._capacity:
             raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
                                "prompt or give the engine more kv_blocks.", "prompt")
-        if config.max_queue is not None and len(self._waiting) >= config.max_queue:
+        if self.queue_full:
             raise QueueFullError(f"{len(self._waiting)} sequences are waiting and the limit is {config.max_queue}: try "
                                  "again later or raise max_queue.")
         sequences = []
@@ -190,11 +195,16 @@ class Scheduler:
         """
         if not self._flight or self._flight[0] is not step:
             raise ValueError("only the oldest uncommitted step can fail; those after it fail with it")
-        for dropped in self._flight:
-            for group in dropped.groups:
-                group.seq.in_flight -= 1
-                group.seq.in_flight_draft = False
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Like fail(), at any moment: also after schedule() or commit() themselves were broken off."""
         self._flight.clear()
+        self._filler.abandon()
+        for sequences in self._requests.values():
+            for seq in sequences:
+                seq.in_flight = 0
+                seq.in_flight_draft = False
         self._moves = []
         while self._running:
             self._filler.preempt(self._running[-1])

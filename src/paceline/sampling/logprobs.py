@@ -26,7 +26,8 @@ def token_logprobs(logits: Tensor, processed: Processed, rows: Sequence[int], to
     distribution is a point mass: 0 for its token.
     """
     index = torch.tensor(list(rows), dtype=torch.int64, device=logits.device)
-    found = _raw(logits[index].float(), list(tokens), np.array(list(tops), dtype=np.int64))
+    width = logits.shape[1]
+    found = _raw(logits[index].float(), list(tokens), np.array([min(top, width) for top in tops], dtype=np.int64))
     for score, row in zip(found, rows):
         score.processed = processed.logprob(row, score.token)
     return found
@@ -36,6 +37,7 @@ def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[To
     """Scores of targets[i] under raw logits [i] of [n, V], with the `top` best. No processor acts on a prompt:
     `processed` equals `raw`."""
     found: list[TokenLogprob] = []
+    top = min(top, logits.shape[1])
     for at in range(0, len(targets), _AT_ONCE):
         part = list(targets[at:at + _AT_ONCE])
         found += _raw(logits[at:at + len(part)].float(), part, np.full(len(part), top, dtype=np.int64))
@@ -43,9 +45,10 @@ def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[To
 
 
 def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
-    """Scores under the softmax of each row of x [n, V]; `processed` is filled in as if nothing had acted."""
+    """Scores under the softmax of each row of x [n, V]; `processed` is filled in as if nothing had acted. `tops` are
+    at most V."""
     x = x.contiguous()
-    rows, width = x.shape
+    rows = x.shape[0]
     best = row_max(x)
     if np.isnan(best).any():
         raise RequestError("The model produced NaN logits; check the weights and the data type it runs in.")
@@ -55,7 +58,7 @@ def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
     own = x.gather(1, at)
     rank = _rank(x, at, own)
     values = own[:, 0].cpu().numpy().astype(np.float64) - norm
-    best_of = _alternatives(x, best, norm, np.minimum(tops, width))
+    best_of = _alternatives(x, best, norm, tops)
     return [TokenLogprob(token, raw, raw, position, top)
             for token, raw, position, top in zip(tokens, values.tolist(), rank.tolist(), best_of)]
 
