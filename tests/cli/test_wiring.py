@@ -139,7 +139,7 @@ def benches(monkeypatch):
 
 def test_bench_prints_a_table(benches, capsys):
     assert main(["bench", "latency", "--no-peers", "--repeats", "1"]) == 0
-    assert benches["latency"] == ((None, 1, 128, False, False), {})
+    assert benches["latency"] == ((None, 1, 128, False, "auto"), {})
     out = capsys.readouterr().out
     assert "transformers" in out and "2.00x" in out
 
@@ -167,6 +167,6 @@ def test_the_names_the_bench_commands_rely_on_exist():
     from paceline.bench import latency, overhead, throughput
 
     assert list(inspect.signature(latency.run).parameters)[:5] == [
-        "model", "repeats", "new_tokens", "peers", "deterministic"]
+        "model", "repeats", "new_tokens", "peers", "kernels"]
     assert {"steps"} <= set(inspect.signature(overhead.run).parameters)
     assert list(inspect.signature(throughput.run).parameters)[:3] == ["model", "concurrency", "new_tokens"]

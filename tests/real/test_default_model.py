@@ -19,12 +19,13 @@ GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> LLM:
+    """As a user gets it: native kernels where they were built."""
     return LLM(str(default_model_path), max_model_len=1024)
 
 
-@pytest.fixture(scope="module")
-def exact(default_model_path: Path) -> LLM:
-    return LLM(str(default_model_path), max_model_len=512, deterministic=True)
+@pytest.fixture(scope="module", params=["auto", "reference"])
+def exact(request: pytest.FixtureRequest, default_model_path: Path) -> LLM:
+    return LLM(str(default_model_path), max_model_len=512, deterministic=True, kernels=request.param)
 
 
 def test_it_knows_the_capital_of_france(llm: LLM) -> None:
@@ -33,7 +34,8 @@ def test_it_knows_the_capital_of_france(llm: LLM) -> None:
     assert out.outputs[0].finish_reason == "stop"
 
 
-def test_greedy_tokens_equal_transformers(llm: LLM, default_model_path: Path) -> None:
+def test_greedy_tokens_in_floats_equal_transformers(default_model_path: Path) -> None:
+    llm = LLM(str(default_model_path), max_model_len=256, kernels="eager")
     peer = TransformersPeer(str(default_model_path))
     for text in ("The quick brown fox", "def fibonacci(n):\n", "In 1984, 2 + 2 ="):
         prompt = llm.engine.tokenizer.encode(text)  # type: ignore[union-attr]
@@ -60,6 +62,19 @@ def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: P
     out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=6, seed=5, trace=True))[0]
     path = tmp_path / "trace.json"
     path.write_text(out.trace.to_json())
-    assert json.loads(path.read_text())["kernels"] == "reference"
+    assert json.loads(path.read_text())["kernels"] == exact.engine.kernels.name
     report = replay(path, model=str(default_model_path))
     assert report.equal and report.same_model
+
+
+def test_native_kernels_stay_close_to_the_files_weights_in_floats(llm: LLM, default_model_path: Path) -> None:
+    if llm.engine.kernels.name != "native":
+        pytest.skip("the native kernels are not built here (no C++ compiler)")
+    text = ("It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in "
+            "want of a wife. However little known the feelings or views of such a man may be on his first entering a "
+            "neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is "
+            "considered the rightful property of some one or other of their daughters.")
+    score = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    floats = LLM(str(default_model_path), max_model_len=256, kernels="eager")
+    means = [sum(s.raw for s in model.generate([text], score)[0].prompt_logprobs[1:]) for model in (llm, floats)]
+    assert abs(means[0] - means[1]) / 80 < 0.03

@@ -40,8 +40,8 @@ def peer_decode_rate(peer: TransformersPeer, prompt: list[int], new_tokens: int)
 
 
 def run(model: str | None = None, repeats: int = 3, new_tokens: int = 128, peers: bool = True,
-        deterministic: bool = False) -> dict[str, Any]:
-    llm = LLM(model, enable_prefix_caching=False, deterministic=deterministic)
+        kernels: str = "auto") -> dict[str, Any]:
+    llm = LLM(model, enable_prefix_caching=False, kernels=kernels)
     vocab = llm.engine.model.config.vocab_size
     peer = TransformersPeer(model) if peers and has_transformers() else None
     lengths = {"decode": 64, "prefill_512": 512, "prefill_2048": 2048}
@@ -69,11 +69,11 @@ def main() -> None:
     parser.add_argument("--model", default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--kernels", default="auto", help="auto, native, eager or reference")
     json_argument(parser)
     arguments = parser.parse_args()
     emit(run(arguments.model, arguments.repeats, peers=not arguments.no_peers,
-             deterministic=arguments.deterministic), arguments.json)
+             kernels=arguments.kernels), arguments.json)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ def peer_rate(peer: TransformersPeer, prompts: list[list[int]], new_tokens: int)
 
 
 def run(model: str | None = None, concurrency: tuple[int, ...] = (1, 8, 32), new_tokens: int = 64,
-        prompt_tokens: int = 64, repeats: int = 2, peers: bool = True) -> dict[str, Any]:
-    llm = LLM(model, enable_prefix_caching=False)
+        prompt_tokens: int = 64, repeats: int = 2, peers: bool = True, kernels: str = "auto"
+        ) -> dict[str, Any]:
+    llm = LLM(model, enable_prefix_caching=False, kernels=kernels)
     vocab = llm.engine.model.config.vocab_size
     peer = TransformersPeer(model) if peers and has_transformers() else None
     best = {count: [0.0, 0.0] for count in concurrency}
@@ -55,11 +56,12 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--kernels", default="auto", help="auto, native, eager or reference")
     json_argument(parser)
     arguments = parser.parse_args()
     counts = tuple(int(part) for part in arguments.concurrency.split(","))
     emit(run(arguments.model, counts, arguments.new_tokens, repeats=arguments.repeats,
-             peers=not arguments.no_peers), arguments.json)
+             peers=not arguments.no_peers, kernels=arguments.kernels), arguments.json)
 
 
 if __name__ == "__main__":

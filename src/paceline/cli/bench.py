@@ -28,13 +28,13 @@ def latency(
     repeats: Repeats = 3,
     new_tokens: NewTokens = 128,
     peers: Peers = True,
-    deterministic: options.Deterministic = False,
+    kernels: options.KernelChoice = "auto",
 ) -> None:
     """Single stream: decode and prefill tokens a second."""
     _fetch(model)
     from paceline.bench.latency import run
 
-    _emit(run(model, repeats, new_tokens, peers, deterministic), json_file)
+    _emit(run(model, repeats, new_tokens, peers, kernels), json_file)
 
 
 @app.command("throughput")
@@ -45,13 +45,14 @@ def throughput(
     repeats: Repeats = 2,
     new_tokens: NewTokens = 64,
     peers: Peers = True,
+    kernels: options.KernelChoice = "auto",
 ) -> None:
     """Many at once: output tokens a second with 1, 8 and 32 requests."""
     counts = _counts(concurrency)
     _fetch(model)
     from paceline.bench.throughput import run
 
-    _emit(run(model, counts, new_tokens, repeats=repeats, peers=peers), json_file)
+    _emit(run(model, counts, new_tokens, repeats=repeats, peers=peers, kernels=kernels), json_file)
 
 
 @app.command("overhead")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.request import RequestOutput, SamplingParams
 
-BUILT_IN_QUESTION = "What is the capital of France?"
+BUILT_IN_QUESTION = "What is the capital of France? Answer in one sentence."
 HELP = """/help            this list
 /system TEXT     start over with this system prompt (without TEXT: none)
 /reset           forget the conversation

@@ -78,8 +78,8 @@ def examine() -> Report:
         cuda=cuda,
         kernels={
             "reference": "available: the oracle, plain torch, deterministic",
-            "eager": "available: torch operations, the default",
-            "native": "not in this version yet (C++ for CPUs)",
+            "eager": "available: torch operations, the default for models in floats",
+            "native": _native(),
             "triton": "not in this version yet (CUDA)",
         },
         packages={name: _version(name) for name in _OPTIONAL},
@@ -88,6 +88,15 @@ def examine() -> Report:
     )
     report.advice = advise(report, os.environ)
     return report
+
+
+def _native() -> str:
+    from paceline.kernels import cpu
+
+    module = cpu.load()
+    if module is None:
+        return f"not built, so quantised models run in torch, several times slower: {cpu.HOW_TO_BUILD}"
+    return f"available: C++ for quantised models on the CPU, the default for them ({module.available_kernels()[0]})"
 
 
 def advise(report: Report, environment: Any) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.config import EngineOptions
+from paceline.config import KERNELS, EngineOptions
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import RequestError
@@ -31,7 +31,8 @@ def replay(trace: Path | str, *, model: str | None = None,
         recorded = Trace.from_json(Path(trace).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise RequestError(f"The trace {trace} cannot be read ({problem}): check the path.", "trace") from problem
-    options = EngineOptions(model=model, deterministic=recorded.kernels == "reference")
+    kernels = recorded.kernels if recorded.kernels in KERNELS else "auto"
+    options = EngineOptions(model=model, kernels=kernels)
     return replay_on(build_engine(options, progress), recorded)
 
 
