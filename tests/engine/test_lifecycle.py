@@ -264,6 +264,15 @@ def test_higher_priority_goes_first() -> None:
     assert order == [high, low]
 
 
+def test_a_text_that_ends_inside_a_draft_counts_what_it_emitted() -> None:
+    llm = tiny_llm()
+    script = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    stop = SamplingParams(max_tokens=10, temperature=0.0, stop_token_ids=[script[3]])
+    out = llm.generate([PROMPT], stop, speculation={"method": "oracle", "tokens": script, "k": 8})[0]
+    assert out.outputs[0].token_ids == script[:script.index(script[3]) + 1]
+    assert out.speculation.emitted == len(out.outputs[0].token_ids) - out.speculation.provenance.count("plain")
+
+
 def test_speculation_statistics() -> None:
     llm = tiny_llm()
     script = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids

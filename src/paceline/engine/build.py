@@ -45,6 +45,9 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         shape = ModelConfig.from_dict(checkpoint.config)
         weights = Weights(checkpoint, dtype, device)
         length = options.max_model_len or shape.max_position_embeddings
+        if length > shape.max_position_embeddings:
+            log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
+                        length, shape.max_position_embeddings)
         native = wants_native(options, shape, checkpoint, device)
         model: CausalLM
         if native:
@@ -104,11 +107,14 @@ def choose_device(wish: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(wish)
-    except RuntimeError as problem:
+    except (RuntimeError, TypeError) as problem:
         raise ConfigError(f"Unknown device {wish!r}: use 'auto', 'cpu' or 'cuda'.") from problem
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' was asked for but this machine has no CUDA device that torch can use: "
                           "use device='cpu' or 'auto'; `paceline doctor` shows what is there.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={wish!r} was asked for but there are {torch.cuda.device_count()} CUDA devices: use "
+                          "'cuda:0' or 'auto'.")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"Device {wish!r} is not supported: use 'auto', 'cpu' or 'cuda'.")
     return device

@@ -246,7 +246,7 @@ class Engine:
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
         tokens, path = decision.tokens, decision.path
         if decision.draft is not None:
-            stats.record(max(decision.draft.depths()), len(path), len(decision.draft))
+            stats.record(max(decision.draft.depths()), len(path), len(decision.draft), len(tokens))
             self.metrics.drafted += len(decision.draft)
             self.metrics.accepted += len(path)
         if seq.sample == 0:

@@ -15,7 +15,7 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
-    """Tokens the cycles yielded: accepted drafts plus one each."""
+    """Tokens the cycles yielded: accepted drafts plus one each, except where the text ended inside a draft."""
     by_depth: list[int] = field(default_factory=list)
     """by_depth[d]: cycles in which the draft was accepted at depth d + 1."""
     tried_by_depth: list[int] = field(default_factory=list)
@@ -30,11 +30,12 @@ class SpeculationStats:
         """Tokens per cycle, the bonus token counted (plain decoding is 1.0)."""
         return self.emitted / self.cycles if self.cycles else 1.0
 
-    def record(self, depth: int, path: int, drafted: int) -> None:
+    def record(self, depth: int, path: int, drafted: int, emitted: int) -> None:
+        """One cycle: a draft so deep, accepted along a path of so many of its nodes."""
         self.cycles += 1
         self.drafted += drafted
         self.accepted += path
-        self.emitted += path + 1
+        self.emitted += emitted
         while len(self.by_depth) < depth:
             self.by_depth.append(0)
             self.tried_by_depth.append(0)
