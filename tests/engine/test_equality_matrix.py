@@ -73,7 +73,7 @@ def fast_cells() -> list[Cell]:
 
 
 def all_cells() -> list[Cell]:
-    """The whole product, for `make test-full`, on one model: the others differ in layers, which the fast cells cover."""
+    """The whole product, for `make test-full`, on one model; the fast cells cover the other models' layers."""
     cells = []
     for batch, chunk, warm, threads, preempt, ahead, (name, draft) in itertools.product(
             (1, 8, 32), (1, 7, 64, None), (False, True), (1, 2), (False, True), (False, True),
