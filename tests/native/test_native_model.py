@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from engine.test_equality_matrix import NEW, PROMPT, STYLES, Cell, fast_cells, params, run_cell
 from engine.tiny import BASE, SHAPES, RandomWeights, record, tiny_llm
-
 from paceline import SamplingParams
 from paceline.kernels import cpu
 from paceline.models.config import ModelConfig

@@ -1,0 +1,192 @@
+// Random shapes through every kernel and the whole decoder, with buffers of exactly the right size: run under
+// AddressSanitizer and UndefinedBehaviorSanitizer by tests/native/test_sanitizers.py. Exits 0 if nothing is wrong,
+// and checks on the way that a row's result does not depend on the rows and threads beside it.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../decoder.h"
+
+using namespace paceline;
+
+namespace {
+
+std::mt19937 luck(12345);
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(luck); }
+
+std::vector<float> floats(size_t count, float scale = 1.0f) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> out(count);
+    for (float& x : out) x = normal(luck);
+    return out;
+}
+
+void require(bool condition, const char* what) {
+    if (condition) return;
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+}
+
+std::shared_ptr<Matrix> matrix(int rows, int cols) {
+    const bool four = pick(0, 1);
+    auto out = std::make_shared<Matrix>(four ? Format::kQ4 : Format::kQ8, rows, cols);
+    if (four) {
+        const char* type = pick(0, 1) ? "Q4_0" : "Q4_1";
+        const size_t size = size_t(cols / kBlock) * (type[3] == '0' ? 18 : 20);
+        std::vector<uint8_t> raw(size_t(rows) * size);
+        for (size_t i = 0; i < raw.size(); i++) raw[i] = uint8_t(pick(0, 255));
+        for (int r = 0; r < rows; r++)  // finite scales and minima: a half of 0x2c.. is about 0.07
+            for (int b = 0; b < cols / kBlock; b++) {
+                uint8_t* block = raw.data() + size_t(r) * size + size_t(b) * (type[3] == '0' ? 18 : 20);
+                block[1] = 0x24;
+                if (type[3] == '1') block[3] = 0xa8;
+            }
+        out->take_blocks(raw.data(), size, type, 0, rows);
+    } else {
+        const auto values = floats(size_t(rows) * size_t(cols), 0.1f);
+        out->take_floats(values.data(), 0, rows);
+    }
+    return out;
+}
+
+void kernels(const Kernels& table) {
+    for (int round = 0; round < 60; round++) {
+        const int rows = pick(1, 9), groups = pick(1, 4), cols = kBlock * pick(1, 5), d = 16 * pick(1, 5);
+        const auto weights = matrix(groups * kLanes, cols);
+        const auto x = floats(size_t(rows * cols));
+        std::vector<int8_t> values(x.size());
+        std::vector<float> scales(x.size() / kBlock), sums(scales.size()), y(size_t(rows * groups * kLanes));
+        table.quantise(x.data(), rows * cols, values.data(), scales.data(), sums.data());
+        table.gemm(weights->view(), {values.data(), scales.data(), sums.data()}, rows, 0, groups, y.data(), groups * kLanes, false);
+        for (float v : y) require(std::isfinite(v), "a finite product");
+
+        const size_t across = size_t(cols);
+        std::vector<float> normed(across), ones(across, 1.0f), gated(across);
+        table.rms_norm(x.data(), ones.data(), 1e-5f, cols, normed.data());
+        table.silu_mul(x.data(), normed.data(), cols, gated.data());
+        auto head = floats(size_t(d));
+        const auto angles = floats(size_t(d));
+        table.rotate(head.data(), angles.data(), angles.data() + d / 2, d / 2);
+
+        for (Cache cache : {Cache::kF32, Cache::kF16, Cache::kI8}) {
+            const int count = pick(1, kTile), queries = pick(1, 16);
+            std::vector<uint8_t> keys(size_t(count * d) * cache_bytes(cache)), store(keys.size());
+            KeyTile tile;
+            tile.count = count;
+            for (int k = 0; k < count; k++) {
+                const auto vector = floats(size_t(d));
+                uint8_t* key = keys.data() + size_t(k * d) * cache_bytes(cache);
+                uint8_t* value = store.data() + size_t(k * d) * cache_bytes(cache);
+                tile.key_scale[k] = table.store(vector.data(), d, cache, key);
+                tile.value_scale[k] = table.store(vector.data(), d, cache, value);
+                tile.key[k] = key;
+                tile.value[k] = value;
+            }
+            const auto q = floats(size_t(queries * d));
+            const size_t asked = size_t(queries), wide = size_t(d);
+            std::vector<float> out(asked * wide), peak(asked), mass(asked), one(wide);
+            std::vector<const float*> from;
+            std::vector<float*> to;
+            std::vector<int> low, high;
+            for (int a = 0; a < queries; a++) {
+                from.push_back(q.data() + a * d);
+                to.push_back(out.data() + a * d);
+                low.push_back(pick(0, count));
+                high.push_back(pick(0, count));
+            }
+            table.attend(from.data(), queries, low.data(), high.data(), tile, cache, d, to.data(), peak.data(), mass.data());
+            for (int a = 0; a < queries; a++) {
+                float* target = one.data();
+                float its_peak, its_mass;
+                table.attend(&from[size_t(a)], 1, &low[size_t(a)], &high[size_t(a)], tile, cache, d, &target, &its_peak, &its_mass);
+                require(std::memcmp(&its_peak, &peak[size_t(a)], 4) == 0, "a query's peak is its own");
+                if (low[size_t(a)] < high[size_t(a)]) {
+                    require(std::memcmp(&its_mass, &mass[size_t(a)], 4) == 0, "a query's mass is its own");
+                    require(std::memcmp(target, to[size_t(a)], sizeof(float) * size_t(d)) == 0, "a query's sum is its own");
+                }
+            }
+        }
+    }
+}
+
+// A random decoder on random ragged steps with trees: the same step with 1 and 3 threads gives the same bits.
+void decoder(const Kernels* table) {
+    for (int round = 0; round < 12; round++) {
+        const int kv = pick(1, 2), share = pick(1, 3), d = 16 * pick(1, 2), block = pick(1, 9);
+        Shape shape{32 * pick(1, 3), kv * share * 2, kv * 2, d, 32 * pick(1, 3), 1e-5f};
+        const int width = shape.heads * d;
+        const Cache cache = pick(0, 1) ? Cache::kF32 : Cache::kF16;
+        if (width % kBlock) continue;
+        std::vector<Layer> layers(2);
+        for (Layer& layer : layers) {
+            layer.input_norm = layer.post_norm = std::vector<float>(size_t(shape.hidden), 1.0f);
+            layer.qkv = matrix(width + 2 * shape.kv_heads * d, shape.hidden);
+            layer.out = matrix(shape.hidden, width);
+            layer.gate_up = matrix(2 * shape.intermediate, shape.hidden);
+            layer.down = matrix(shape.hidden, shape.intermediate);
+        }
+        std::vector<int64_t> offsets{0}, starts, positions, parents, slots;
+        const int groups = pick(1, 4), per_group = 40;
+        std::vector<int64_t> tables;
+        for (int g = 0; g < groups; g++) {
+            const int rows = pick(1, 7), start = pick(0, 150);
+            starts.push_back(start);
+            for (int b = 0; b < per_group * 5; b++) tables.push_back(1 + g * per_group * 5 + b);
+            for (int r = 0; r < rows; r++) {
+                const int64_t parent = r == 0 ? -1 : pick(0, r - 1);
+                parents.push_back(parent);
+                positions.push_back(r == 0 ? start : positions[size_t(offsets.back() + parent)] + 1);
+                slots.push_back(tables[size_t(g * per_group * 5 + (start + r) / block)] * block + (start + r) % block);
+            }
+            offsets.push_back(offsets.back() + rows);
+        }
+        const int rows = int(offsets.back());
+        const size_t cached = size_t(1 + groups * per_group * 5) * size_t(block) * size_t(shape.kv_heads * d);
+        const auto hidden = floats(size_t(rows * shape.hidden));
+        std::vector<float> first;
+        for (int threads : {1, 3}) {
+            std::vector<std::vector<uint8_t>> planes(4, std::vector<uint8_t>(cached * cache_bytes(cache)));
+            auto own = layers;
+            for (size_t l = 0; l < 2; l++) {
+                own[l].keys = planes[2 * l].data();
+                own[l].values = planes[2 * l + 1].data();
+            }
+            std::vector<float> cos(size_t(200 * d / 2), 0.6f), sin(size_t(200 * d / 2), 0.8f);
+            Decoder model(shape, own, cos, sin, cache, table, threads);
+            StepView step;
+            step.rows = rows;
+            step.groups = groups;
+            step.block_size = block;
+            step.positions = positions.data();
+            step.offsets = offsets.data();
+            step.starts = starts.data();
+            step.parents = parents.data();
+            step.caches.push_back({tables.data(), per_group * 5, slots.data(), pick(0, 1) ? 0 : 17});
+            step.caches[0].window = round % 2 ? 17 : 0;
+            auto x = hidden;
+            model.run(step, 0, 2, x.data());
+            for (float v : x) require(std::isfinite(v), "finite hidden states");
+            if (first.empty()) first = x;
+            require(std::memcmp(first.data(), x.data(), sizeof(float) * x.size()) == 0, "threads change nothing");
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    int tables = 0;
+    for (const char* name : {"portable", "neon", "avx2"}) {
+        const Kernels* table = kernels_by_name(name);
+        if (table == nullptr) continue;
+        kernels(*table);
+        decoder(table);
+        tables++;
+    }
+    std::printf("%d tables, nothing wrong\n", tables);
+}

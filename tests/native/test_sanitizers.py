@@ -1,0 +1,44 @@
+"""The native code under AddressSanitizer and UndefinedBehaviorSanitizer: random shapes, exact buffers, 1 to 3 threads."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "native"
+FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+ISAS = {"aarch64": ("neon", ["-march=armv8.2-a+dotprod+fp16"]), "x86_64": ("avx2", ["-mavx2", "-mfma", "-mf16c"])}
+
+
+def compiler() -> str:
+    found = shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        pytest.skip("no C++ compiler here")
+    return found
+
+
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    cxx = compiler()
+    probe = subprocess.run([cxx, *FLAGS, "-x", "c++", "-", "-o", tmp_path / "probe"], input="int main() {}", text=True,
+                           capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("the compiler has no sanitizer runtime")
+    name, flags = ISAS.get(platform.machine(), ("portable", []))
+    tables = {"portable": [], name: flags}
+    objects = []
+    for isa, more in tables.items():
+        target = tmp_path / f"{isa}.o"
+        subprocess.run([cxx, *FLAGS, *more, f"-DPACELINE_ISA={isa}", f"-DPACELINE_TABLE={isa}_kernels", "-c",
+                        NATIVE / "kernels_impl.cpp", "-o", target], check=True)
+        objects.append(target)
+    defines = [] if name == "portable" else [f"-DPACELINE_HAS_{name.upper()}"]
+    sources = [NATIVE / f"{part}.cpp" for part in ("decoder", "packing", "pool", "dispatch", "tests/fuzz")]
+    program = tmp_path / "fuzz"
+    subprocess.run([cxx, *FLAGS, *defines, *sources, *objects, "-pthread", "-o", program], check=True)
+    run = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "nothing wrong" in run.stdout
