@@ -125,7 +125,7 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
     if options.quantization is not None:
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; leave it out "
-                          "(quantised GGUF files load, and run dequantised).")
+                          "(GGUF files that are quantised load as they are).")
     if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
                           "use 'auto', 'float32', 'float16' or 'bfloat16'.")

@@ -123,6 +123,7 @@ class EngineMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        out["finished"] = dict(self.finished)
         out["prefill_tokens_per_s"] = _rate(self.prefill_tokens, self.prefill_s)
         out["decode_tokens_per_s"] = _rate(self.decode_tokens, self.decode_s)
         return out
