@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -124,6 +125,18 @@ def test_a_step_computes_the_logits_of_every_row(monkeypatch):
     ours.step(prefix, tokens)
     assert seen[-1].logits.shape == (3, ours.vocab_size)
     assert torch.equal(seen[-1].logits, seen[1].logits), "the same step over and over"
+
+
+def test_what_others_use_of_the_machine_is_what_is_busy_beyond_oneself(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    hertz = os.sysconf("SC_CLK_TCK")
+    own = iter([10.0, 12.0])
+    monkeypatch.setattr(cpu.os, "times", lambda: os.times_result((next(own), 0.0, 0.0, 0.0, 0.0)))
+    stat.write_text(f"cpu {100 * hertz} 0 0 {50 * hertz} 0 0 0 0 0 0\ncpu0 1 2 3\n")
+    neighbours = cpu.Neighbours(stat)
+    stat.write_text(f"cpu {107 * hertz} 0 0 {53 * hertz} 0 0 0 0 0 0\n")
+    assert neighbours.share() == pytest.approx(0.5), "7 s busy of 10, 2 of them our own"
+    assert cpu.Neighbours(tmp_path / "nothing").share() is None
 
 
 def test_without_the_packages_the_peers_are_left_out_with_a_reason(monkeypatch, tmp_path):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +86,36 @@ class Paceline:
 
 
 def _ignore(_: Any) -> None: ...
+
+
+class Neighbours:
+    """How much of the machine other processes use meanwhile: engines whose threads wait for one another at every
+    layer lose far more than that share, so figures from a busy machine compare nothing."""
+
+    LIMIT = 0.05
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._begin = self._read()
+
+    def share(self) -> float | None:
+        """Of all cores, since this was made; None where the system does not tell."""
+        before, now = self._begin, self._read()
+        if before is None or now is None or now[1] <= before[1]:
+            return None
+        busy, total, own = (b - a for a, b in zip(before, now))
+        return min(1.0, max(0.0, (busy - own) / total))
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Seconds so far: all processes busy, all cores busy or not, this process."""
+        try:
+            ticks = [int(part) for part in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        own = os.times()
+        idle = ticks[3] + ticks[4]  # idle, and waiting for input
+        hertz = os.sysconf("SC_CLK_TCK")
+        return (sum(ticks) - idle) / hertz, sum(ticks) / hertz, own.user + own.system
 
 
 @dataclass(frozen=True)
@@ -180,9 +212,13 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
     others, missing = available(resolve(model), threads) if peers else ([], [])
     for line in missing:
         say(f"cpu: {line}")
+    neighbours = Neighbours()
     best = measure(chosen, [ours, *others], ours.vocab_size, repeats)
+    busy = neighbours.share()
+    if busy is not None and busy > Neighbours.LIMIT:
+        say(f"cpu: other processes used {busy:.0%} of the machine meanwhile: measure again when it is idle")
     return document(rows_of(chosen, best), model=model or "default", kernels=llm.engine.kernels.name, threads=threads,
-                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing)
+                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing, used_by_others=busy)
 
 
 def main() -> None:

@@ -61,12 +61,11 @@ _SIZES = ((32, "32"), (64, "64"), (128, "128"), (0, "row"))
 GATE = (
     *(Format(f"{weights}, float activations", weights=weights)
       for weights in ("int8_channel", "int8_block", "int4_block")),
-    *(Format(f"{weights}, int8 per {size}", weights=weights, activations=number)
-      for weights in ("file", "int8_channel", "int8_block", "int4_block") for number, size in _SIZES
-      if weights in ("file", "int8_channel") or number == 32),
+    *(Format(f"file, int8 per {size}", activations=number) for number, size in _SIZES),
+    *(Format(f"{weights}, int8 per {size}", weights=weights, activations=number) for weights, number, size in (
+        ("int8_channel", 32, "32"), ("int8_channel", 0, "row"), ("int8_block", 32, "32"), ("int4_block", 32, "32"))),
     *(Format(f"{weights}, int8 per {size}, float down", weights=weights, activations=number, float_down=True)
-      for weights, number, size in (("file", 32, "32"), ("file", 0, "row"), ("int8_channel", 32, "32"),
-                                    ("int8_channel", 0, "row"))),
+      for weights, number, size in (("file", 32, "32"), ("file", 0, "row"), ("int8_channel", 0, "row"))),
     Format("file, float activations, float16 cache", cache="float16"),
     Format("file, float activations, int8 cache", cache="int8"),
 )
@@ -167,10 +166,10 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
         for formats, some in ((engines, ids), ((ENGINES[0], *GATE) if len(short) > 1 else (), short)):
             baseline = 0.0
             for format in formats:
-                say(f"quality: {format.name}, {len(some)} tokens")
                 value = perplexity(scorer(format, checkpoint, min(window, len(some)), threads), some, window)
                 baseline = baseline or value
                 loss = 100 * (value / baseline - 1)
+                say(f"quality: {format.name}: {value:.4f} ({loss:+.2f} %) on {len(some)} tokens")
                 found.append((Row(format.name, "perplexity", value, higher_is_better=False,
                                   note=f"{loss:+.2f} % on {len(some)} tokens"), loss))
     result = document([row for row, _ in found], model=model or "default", tokens=len(ids), window=window,
