@@ -75,7 +75,7 @@ class Engine:
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab))
-        self._drafting = Drafting(speculations.MAX_NODES)
+        self._drafting = Drafting(speculations.MAX_NODES, self._vocab)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._ahead: Batch | None = None

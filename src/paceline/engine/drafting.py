@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from paceline.engine.sequence import Sequence
 from paceline.speculation.drafter import Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.tree import DraftTree
 
 log = logging.getLogger("paceline.speculation")
 
@@ -15,8 +16,9 @@ log = logging.getLogger("paceline.speculation")
 class Drafting:
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on."""
 
-    def __init__(self, node_budget: int) -> None:
+    def __init__(self, node_budget: int, vocab_size: int) -> None:
         self._budget = node_budget
+        self._vocab = vocab_size
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
         self.failures = 0
 
@@ -40,10 +42,18 @@ class Drafting:
         for drafter, seqs in by_drafter.values():
             try:
                 for seq, draft in zip(seqs, drafter.propose(seqs, self._budget), strict=True):
-                    seq.draft = draft if draft is not None and len(draft) else None
+                    seq.draft = self._checked(draft)
             except Exception as problem:
                 for seq in seqs:
                     self._switch_off(seq, problem)
+
+    def _checked(self, draft: DraftTree | None) -> DraftTree | None:
+        """A draft as it may enter a step: an id outside the vocabulary would break everybody in it."""
+        if draft is None or not len(draft):
+            return None
+        if min(draft.tokens) < 0 or max(draft.tokens) >= self._vocab:
+            raise ValueError(f"a drafted token lies outside the vocabulary of {self._vocab}")
+        return draft
 
     def observe(self, seq: Sequence, observation: Observation) -> None:
         entry = self._drafters.get(seq)
