@@ -1,4 +1,4 @@
-"""The native code under AddressSanitizer and UndefinedBehaviorSanitizer: random shapes, exact buffers, 1 to 3 threads."""
+"""The native code under AddressSanitizer and UBSan: random shapes, buffers of the exact size, 1 to 3 threads."""
 
 from __future__ import annotations
 
