@@ -55,7 +55,7 @@ class NativeDecoder:
         self._native = cpu.require()
         self.config = config
         self.cache_groups = cache_groups(config)
-        self._weights: WeightSource | None = weights
+        packer = _Packer(self._native, weights)
         hidden, d = config.hidden_size, config.head_dim
         factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
@@ -65,15 +65,14 @@ class NativeDecoder:
             kernels=kernels, threads=threads, cos=cos.numpy(), sin=sin.numpy())
         group_of = {layer: index for index, group in enumerate(self.cache_groups) for layer in group.layers}
         for layer in range(config.num_layers):
-            self._add_layer(layer, group_of[layer])
-        self._norm = self._vector("model.norm.weight", hidden)
-        self._embedding = self._matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
+            self._add_layer(packer, layer, group_of[layer])
+        self._norm = packer.vector("model.norm.weight", hidden)
+        self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
         self._head = self._embedding
         if not config.tie_word_embeddings:
-            self._head = self._matrix([("lm_head.weight", config.vocab_size)], hidden)
+            self._head = packer.matrix([("lm_head.weight", config.vocab_size)], hidden)
         self._windows = [group.window or 0 for group in self.cache_groups]
         self._bound: Any = None
-        self._weights = None
         self.instruction_set: str = self._model.kernels
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -122,9 +121,7 @@ class NativeDecoder:
             [np.ascontiguousarray(view.tables.numpy()) for view in layout.views],
             [view.slots.numpy() for view in layout.views], self._windows, first, last)
 
-    # ---------------------------------------------------------------- loading
-
-    def _add_layer(self, layer: int, group: int) -> None:
+    def _add_layer(self, packer: _Packer, layer: int, group: int) -> None:
         config, name = self.config, f"model.layers.{layer}."
         d, wide = config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
@@ -132,25 +129,31 @@ class NativeDecoder:
         heads = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)]
         bias = NOTHING
         if config.model_type == "qwen2":
-            bias = np.concatenate([self._vector(f"{attention}{part}.bias", rows) for part, rows in heads])
+            bias = np.concatenate([packer.vector(f"{attention}{part}.bias", rows) for part, rows in heads])
         normed = config.model_type == "qwen3"
         self._model.add_layer(
-            self._vector(name + "input_layernorm.weight", config.hidden_size),
-            self._vector(name + "post_attention_layernorm.weight", config.hidden_size),
-            self._matrix([(f"{attention}{part}.weight", rows) for part, rows in heads], config.hidden_size),
-            self._matrix([(attention + "o_proj.weight", config.hidden_size)], q),
-            self._matrix([(mlp + "gate_proj.weight", wide), (mlp + "up_proj.weight", wide)], config.hidden_size),
-            self._matrix([(mlp + "down_proj.weight", config.hidden_size)], wide),
-            group, bias, self._vector(attention + "q_norm.weight", d) if normed else NOTHING,
-            self._vector(attention + "k_norm.weight", d) if normed else NOTHING)
+            packer.vector(name + "input_layernorm.weight", config.hidden_size),
+            packer.vector(name + "post_attention_layernorm.weight", config.hidden_size),
+            packer.matrix([(f"{attention}{part}.weight", rows) for part, rows in heads], config.hidden_size),
+            packer.matrix([(attention + "o_proj.weight", config.hidden_size)], q),
+            packer.matrix([(mlp + "gate_proj.weight", wide), (mlp + "up_proj.weight", wide)], config.hidden_size),
+            packer.matrix([(mlp + "down_proj.weight", config.hidden_size)], wide),
+            group, bias, packer.vector(attention + "q_norm.weight", d) if normed else NOTHING,
+            packer.vector(attention + "k_norm.weight", d) if normed else NOTHING)
 
-    def _vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        assert self._weights is not None
+
+class _Packer:
+    """Takes a checkpoint's tensors and packs them for the native code."""
+
+    def __init__(self, native: Any, weights: WeightSource) -> None:
+        self._native = native
+        self._weights = weights
+
+    def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(self._weights.take(name, (size,)).float().numpy())
 
-    def _matrix(self, parts: Sequence[tuple[str, int]], cols: int) -> Any:
+    def matrix(self, parts: Sequence[tuple[str, int]], cols: int) -> Any:
         """Parts stacked by rows into one packed matrix, the last rows padded with zeros to a multiple of 8."""
-        assert self._weights is not None
         rows = sum(count for _, count in parts)
         packed = [self._blocks(name, count, cols) for name, count in parts]
         kinds = {blocks[0] for blocks in packed if blocks is not None}
@@ -173,5 +176,6 @@ class NativeDecoder:
         return matrix
 
     def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]] | None:
+        """As the file stores them; a source without blocks (weights made in memory) gives floats instead."""
         source = getattr(self._weights, "blocks", None)
         return None if source is None else source(name, (rows, cols))
