@@ -179,11 +179,12 @@ def measure(cases: Sequence[Case], contenders: Sequence[Contender], vocab_size: 
         for case in cases:
             if turn >= case.most_turns:
                 continue
-            say(f"cpu: {case.name}, run {turn + 1} of {min(repeats, case.most_turns)}")
             for who in contenders:
                 gc.collect()
                 time.sleep(REST_S)
                 figure = case.measure(who, vocab_size)
+                say(f"cpu: {case.name}, run {turn + 1} of {min(repeats, case.most_turns)}: {who.name} "
+                    f"{figure:.4g} {case.unit}")
                 so_far = best[case.name].get(who.name, figure)
                 best[case.name][who.name] = (max if case.higher_is_better else min)(so_far, figure)
     return best
