@@ -64,6 +64,14 @@ void kernels(const Kernels& table) {
         table.quantise(x.data(), rows * cols, values.data(), scales.data(), sums.data());
         table.gemm(weights->view(), {values.data(), scales.data(), sums.data()}, rows, 0, groups, y.data(), groups * kLanes, false);
         for (float v : y) require(std::isfinite(v), "a finite product");
+        std::vector<float> plain(y.size());
+        std::vector<int8_t> rounded(x.size());
+        const Kernels* portable = kernels_by_name("portable");
+        portable->quantise(x.data(), rows * cols, rounded.data(), scales.data(), sums.data());
+        require(rounded == values, "every table rounds alike");
+        portable->gemm(weights->view(), {values.data(), scales.data(), sums.data()}, rows, 0, groups, plain.data(), groups * kLanes, false);
+        for (size_t i = 0; i < y.size(); i++)
+            require(std::fabs(y[i] - plain[i]) <= 1e-4f + 1e-5f * std::fabs(plain[i]), "every table multiplies alike");
 
         const size_t across = size_t(cols);
         std::vector<float> normed(across), ones(across, 1.0f), gated(across);

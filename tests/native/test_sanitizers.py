@@ -42,3 +42,23 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     run = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     assert "nothing wrong" in run.stdout
+
+
+def test_the_other_instruction_set_runs_under_emulation(tmp_path: Path) -> None:
+    """AVX2 on an Arm machine, through a cross compiler and qemu-user, where both are installed."""
+    cxx, qemu = shutil.which("x86_64-linux-gnu-g++"), shutil.which("qemu-x86_64")
+    if platform.machine() != "aarch64" or cxx is None or qemu is None:
+        pytest.skip("needs an Arm machine with the packages g++-x86-64-linux-gnu and qemu-user")
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off"]
+    objects = []
+    for isa, more in {"portable": [], "avx2": ISAS["x86_64"][1]}.items():
+        objects.append(tmp_path / f"{isa}.o")
+        subprocess.run([cxx, *flags, *more, f"-DPACELINE_ISA={isa}", f"-DPACELINE_TABLE={isa}_kernels", "-c",
+                        NATIVE / "kernels_impl.cpp", "-o", objects[-1]], check=True)
+    sources = [NATIVE / f"{part}.cpp" for part in ("decoder", "packing", "pool", "dispatch", "tests/fuzz")]
+    program = tmp_path / "fuzz"
+    subprocess.run([cxx, *flags, "-DPACELINE_HAS_AVX2", *sources, *objects, "-pthread", "-o", program], check=True)
+    run = subprocess.run([qemu, "-cpu", "max", "-L", "/usr/x86_64-linux-gnu", program], capture_output=True, text=True,
+                         timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "2 tables, nothing wrong" in run.stdout
