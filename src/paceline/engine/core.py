@@ -35,7 +35,7 @@ from paceline.sampling.pipeline import Pipeline
 from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
-from paceline.speculation.drafter import Observation
+from paceline.speculation.drafter import DraftContext, Observation
 from paceline.speculation.stats import SpeculationStats
 
 log = logging.getLogger("paceline.engine")
@@ -75,7 +75,8 @@ class Engine:
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab))
-        self._drafting = Drafting(speculations.MAX_NODES, self._vocab)
+        self._drafting = Drafting(self._vocab)
+        self._draft_context = DraftContext(self._vocab)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._ahead: Batch | None = None
@@ -93,7 +94,7 @@ class Engine:
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
-        drafter = None if wish is None else speculations.build(wish, self._vocab)
+        drafter = None if wish is None else speculations.build(wish, self._draft_context)
 
         now = self.clock()
         room = self.config.max_model_len - len(ids)
@@ -251,7 +252,8 @@ class Engine:
             self.metrics.accepted += len(path)
         if seq.sample == 0:
             stats.provenance.extend(decision.origins)
-        self._drafting.observe(seq, Observation(tokens, [row - 1 for row in path]))
+        self._drafting.observe(seq, Observation(
+            tokens, [row - 1 for row in path], decision.draft, decision.chosen))
 
     def _close(self, seq: Sequence, reason: str) -> None:
         """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""

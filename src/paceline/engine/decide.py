@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,6 +31,8 @@ class Decision(GroupResult):
     draft: DraftTree | None = None
     origins: Seq[str] = PLAIN
     """Per token: plain, accepted, corrected or bonus."""
+    chosen: list[int] = field(default_factory=list)
+    """Of a drafted group: what the target draws after each of its rows."""
 
 
 class Decider:
@@ -135,8 +137,10 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
     draft: DraftTree = group.draft
     tokens = [group.seq.tokens[-1], *draft.tokens]
     parents = [-1, *(parent + 1 for parent in draft.parents)]
-    verdict = coupled(parents, tokens, chosen[first:first + len(tokens)])
-    return _emit_path(group.seq, verdict, first, draft, processed, scribe)
+    own = chosen[first:first + len(tokens)]
+    decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
+    decision.chosen = own
+    return decision
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from paceline.engine.sequence import Sequence
-from paceline.speculation.drafter import Drafter, Observation
+from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
 
@@ -16,8 +16,7 @@ log = logging.getLogger("paceline.speculation")
 class Drafting:
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on."""
 
-    def __init__(self, node_budget: int, vocab_size: int) -> None:
-        self._budget = node_budget
+    def __init__(self, vocab_size: int) -> None:
         self._vocab = vocab_size
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
         self.failures = 0
@@ -40,8 +39,9 @@ class Drafting:
             if entry is not None and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
                 by_drafter.setdefault(id(entry[0]), (entry[0], []))[1].append(seq)
         for drafter, seqs in by_drafter.values():
+            budgets = [Budget(seq.request.speculation.k, seq.request.speculation.nodes) for seq in seqs]
             try:
-                for seq, draft in zip(seqs, drafter.propose(seqs, self._budget), strict=True):
+                for seq, draft in zip(seqs, drafter.propose(seqs, budgets), strict=True):
                     seq.draft = self._checked(draft)
             except Exception as problem:
                 for seq in seqs:

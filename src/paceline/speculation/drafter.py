@@ -1,15 +1,15 @@
-"""The whole drafter interface: begin, propose, observe, release."""
+"""The whole drafter interface: begin, propose, observe, release. And what a drafter is built from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.speculation.tree import DraftTree
 
 
-class DraftedSequence(Protocol):
+class DraftedSequence(Hashable, Protocol):
     """What a drafter sees of a sequence. It must not change any of it."""
 
     tokens: list[int]
@@ -29,12 +29,25 @@ class Needs:
     """Runs on the host and needs the last token there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a drafter may propose for one sequence in one step: no deeper, no more nodes. Both at least 1."""
+
+    depth: int
+    nodes: int
+
+
 @dataclass(slots=True)
 class Observation:
-    """What came of a proposal: the tokens now committed and, of the draft's nodes, those accepted."""
+    """What came of a step: the tokens now committed and, of the draft's nodes, those accepted."""
 
     tokens: list[int]
     accepted: list[int] = field(default_factory=list)
+    draft: DraftTree | None = None
+    """The draft as it was verified; None: the step had none."""
+    chosen: list[int] = field(default_factory=list)
+    """What the target itself draws after the last committed token (chosen[0]) and after each node of the draft
+    (chosen[1 + node]), accepted or not: a window of probe nodes reads its harvest here. Coupled rule only."""
     hidden: dict[int, Any] = field(default_factory=dict)
 
 
@@ -45,11 +58,22 @@ class Drafter(Protocol):
     def begin(self, sequence: DraftedSequence) -> None:
         """A sequence starts; its prompt is in `tokens`."""
 
-    def propose(self, sequences: Sequence[DraftedSequence], budget: int) -> list[DraftTree | None]:
-        """At most `budget` nodes for each sequence, continuing its `tokens`; None: nothing to say."""
+    def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        """For each sequence a tree within its budget, continuing its `tokens`; None: nothing to say. Called with all
+        sequences that share this drafter object and are to be drafted now."""
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         """New tokens of the sequence are final (already in `tokens`)."""
 
     def release(self, sequence: DraftedSequence) -> None:
         """The sequence is gone; forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What the engine lends to the builders of drafters."""
+
+    vocab_size: int
+    shared: MutableMapping[str, Any] = field(default_factory=dict)
+    """What the drafters of all requests of an engine hold in common (a global suffix tree, an open datastore, a
+    loaded draft model), by a name its builder chooses. Lives as long as the engine."""

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import NotYetError, RequestError
-from paceline.speculation.drafter import Drafter
-from paceline.speculation.drafters.scripted import ScriptedDrafter
+from paceline.speculation.drafter import DraftContext, Drafter
+from paceline.speculation.drafters import scripted
+from paceline.speculation.options import MAX_NODES, Options
 
-MAX_NODES = 1024
 PLANNED_METHODS = ("auto", "ngram", "suffix", "lookahead", "rest", "draft", "skip", "exit", "precision", "specinfer",
                    "cascade", "merge", "eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
+RULES = ("coupled",)
 PLANNED_RULES = ("rejection", "multi-round", "without-replacement", "typical", "block")
+
+BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
+    "oracle": scripted.build,
+    "wrong": scripted.build,
+}
+"""One line a method. A builder reads its options, refuses what does not fit, and returns a drafter: a new one, or one
+that requests share (kept in context.shared), so that they are drafted together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +31,16 @@ class Speculation:
 
     method: str
     k: int = 5
+    """The deepest draft."""
     verify: str = "coupled"
     options: Mapping[str, Any] | None = None
+    nodes: int = 64
+    """The largest draft, in tokens; at least k."""
 
     def as_dict(self) -> dict[str, Any]:
         """What parse() reads."""
-        return {"method": self.method, "k": self.k, "verify": self.verify, **(self.options or {})}
+        return {"method": self.method, "k": self.k, "nodes": self.nodes, "verify": self.verify,
+                **(self.options or {})}
 
 
 def parse(raw: Any) -> Speculation | None:
@@ -42,46 +54,29 @@ def parse(raw: Any) -> Speculation | None:
                            f"got {raw!r}.", "speculation")
     options = dict(raw)
     method = options.pop("method")
-    k = options.pop("k", 5)
-    verify = options.pop("verify", "coupled")
-    if method in PLANNED_METHODS:
-        raise NotYetError(f"The drafter {method!r} is not in this version yet; available: "
-                          f"{', '.join(sorted(BUILDERS))}. Leave speculation out to decode plainly.")
     if method not in BUILDERS:
+        if method in PLANNED_METHODS:
+            raise NotYetError(f"The drafter {method!r} is not in this version yet; available: "
+                              f"{', '.join(sorted(BUILDERS))}. Leave speculation out to decode plainly.")
         near = difflib.get_close_matches(method, [*BUILDERS, *PLANNED_METHODS], 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RequestError(f"Unknown speculation method {method!r}.{hint}", "speculation")
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_NODES:
-        raise RequestError(f"speculation k must be a whole number from 1 to {MAX_NODES}, got {k!r}.", "speculation")
-    if verify in PLANNED_RULES:
-        raise NotYetError(f"verify={verify!r} is not in this version yet; use 'coupled', which is exact.")
-    if verify != "coupled":
-        raise RequestError(f"Unknown verification rule {verify!r}; use 'coupled'.", "speculation")
-    return Speculation(method, k, verify, options)
+    verify = options.pop("verify", "coupled")
+    if verify not in RULES:
+        if verify in PLANNED_RULES:
+            raise NotYetError(f"verify={verify!r} is not in this version yet; use 'coupled', which is exact.")
+        raise RequestError(f"Unknown verification rule {verify!r}; use one of {', '.join(RULES)}.", "speculation")
+    common = Options(method, options)
+    k = common.integer("k", 5, 1, MAX_NODES)
+    nodes = common.integer("nodes", max(64, k), k, MAX_NODES)
+    options.pop("k", None)
+    options.pop("nodes", None)
+    return Speculation(method, k, verify, options, nodes)
 
 
-def build(spec: Speculation, vocab_size: int) -> Drafter:
+def build(spec: Speculation, context: DraftContext) -> Drafter:
     """The drafter of one request."""
-    return BUILDERS[spec.method](spec, vocab_size)
-
-
-def _scripted(spec: Speculation, vocab_size: int) -> Drafter:
-    options = dict(spec.options or {})
-    script = options.pop("tokens", None)
-    branches = options.pop("branches", 1)
-    if options:
-        raise RequestError(f"Unknown speculation option {min(options)!r} for {spec.method!r}; "
-                           "known: k, verify, tokens, branches.", "speculation")
-    if not isinstance(script, list | tuple) or not all(
-            isinstance(t, int) and not isinstance(t, bool) and 0 <= t < vocab_size for t in script):
-        raise RequestError(f"speculation method {spec.method!r} needs 'tokens': the output's token ids, each below "
-                           f"{vocab_size}.", "speculation")
-    most = min(vocab_size // 2, MAX_NODES)
-    if isinstance(branches, bool) or not isinstance(branches, int) or not 1 <= branches <= most:
-        raise RequestError(f"speculation branches must be a whole number from 1 to {most}, got {branches!r}.",
-                           "speculation")
-    shift = branches if spec.method == "wrong" else 0
-    return ScriptedDrafter(spec.method, script, vocab_size, k=spec.k, branches=branches, shift=shift)
-
-
-BUILDERS: Mapping[str, Callable[[Speculation, int], Drafter]] = {"oracle": _scripted, "wrong": _scripted}
+    options = Options(spec.method, spec.options or {})
+    drafter = BUILDERS[spec.method](spec.method, options, context)
+    options.finish()
+    return drafter

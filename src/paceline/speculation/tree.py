@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -11,13 +13,16 @@ class DraftTree:
     """Proposed continuations of one sequence, parents before children.
 
     parents[i] is the index of node i's parent, or -1 if it follows the last committed token.
-    `q`, when the drafter sampled, holds what it sampled from, node by node; None for deterministic drafts.
+    `q`, when the drafter sampled, holds what it sampled from: q[i] is the whole distribution [V] (float64, after
+    every sampling control) that node i was drawn from, one array shared by the siblings of a draw; None for
+    deterministic drafts. `sources[i]` names the drafter of node i where several contributed.
     """
 
     tokens: list[int]
     parents: list[int]
     drafter: str = ""
-    q: Any = None
+    q: list[NDArray[np.float64]] | None = None
+    sources: list[str] | None = None
 
     @classmethod
     def chain(cls, tokens: list[int], drafter: str = "") -> DraftTree:
@@ -41,7 +46,12 @@ class DraftTree:
         if nodes >= len(self.tokens):
             return self
         q = None if self.q is None else self.q[:nodes]
-        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.drafter, q)
+        sources = None if self.sources is None else self.sources[:nodes]
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.drafter, q, sources)
+
+    def source(self, node: int) -> str:
+        """The drafter that proposed a node."""
+        return self.drafter if self.sources is None else self.sources[node]
 
     def depths(self) -> list[int]:
         """Depth of each node; 1 for the children of the last committed token."""
