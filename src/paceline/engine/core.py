@@ -35,7 +35,7 @@ from paceline.sampling.pipeline import Pipeline
 from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
-from paceline.speculation.drafter import DraftContext, Observation
+from paceline.speculation.drafter import DraftContext, Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
 
 log = logging.getLogger("paceline.engine")
@@ -76,7 +76,7 @@ class Engine:
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab))
         self._drafting = Drafting(self._vocab)
-        self._draft_context = DraftContext(self._vocab)
+        self._draft_context = DraftContext(self._vocab, build=self._part)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._ahead: Batch | None = None
@@ -310,6 +310,14 @@ class Engine:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")
         return self.tokenizer.encode(self.chat.render(messages, **template), add_special=False)
+
+    def _part(self, wish: Any) -> Drafter:
+        """A drafter for drafters that are made of others (DraftContext.build)."""
+        parsed = speculations.parse(wish)
+        if parsed is None:
+            raise RequestError("A drafter made of others needs a method's name or a dict for each, got None.",
+                               "speculation")
+        return speculations.build(parsed, self._draft_context)
 
     def _text_stream(self) -> Any:
         return None if self.tokenizer is None else self.tokenizer.detokenizer()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from paceline.errors import RequestError
 from paceline.speculation.tree import DraftTree
 
 
@@ -27,14 +28,22 @@ class Needs:
     """Drafts are sampled (trees carry q); otherwise they are deterministic."""
     host: bool = True
     """Runs on the host and needs the last token there."""
+    probes: bool = False
+    """Its trees hold nodes that are there to be observed, not to be accepted: take or leave them whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a drafter may propose for one sequence in one step: no deeper, no more nodes. Both at least 1."""
+    """How much a drafter may propose for one sequence in one step: no deeper, no more nodes. Both at least 1.
+
+    `price` and `pace` say what it costs, in tokens, for drafters that weigh it themselves; 0 while unknown. A node is
+    worth proposing if it is accepted with a probability above `price`; a second spent drafting costs `pace` tokens.
+    """
 
     depth: int
     nodes: int
+    price: float = 0.0
+    pace: float = 0.0
 
 
 @dataclass(slots=True)
@@ -69,6 +78,10 @@ class Drafter(Protocol):
         """The sequence is gone; forget it."""
 
 
+def _no_build(wish: Any) -> Drafter:
+    raise RequestError("Drafters made of other drafters can only be built by an engine.", "speculation")
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What the engine lends to the builders of drafters."""
@@ -77,3 +90,5 @@ class DraftContext:
     shared: MutableMapping[str, Any] = field(default_factory=dict)
     """What the drafters of all requests of an engine hold in common (a global suffix tree, an open datastore, a
     loaded draft model), by a name its builder chooses. Lives as long as the engine."""
+    build: Callable[[Any], Drafter] = _no_build
+    """Makes the drafter of a sub-wish (a method's name or a dict with a "method"), for drafters made of others."""

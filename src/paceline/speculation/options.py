@@ -16,7 +16,7 @@ class Options:
     def __init__(self, method: str, raw: Mapping[str, Any]) -> None:
         self.method = method
         self._left = dict(raw)
-        self._known: list[str] = ["k", "verify", "nodes"]
+        self._known: list[str] = ["k", "verify", "nodes", "adaptive"]
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         value = self.take(name, default)
@@ -31,6 +31,12 @@ class Options:
             raise RequestError(f"speculation {name} must be a number from {low} to {high}, got {value!r}.",
                                "speculation")
         return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise RequestError(f"speculation {name} must be True or False, got {value!r}.", "speculation")
+        return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
         value = self.take(name, default)

@@ -24,6 +24,9 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
 """One line a method. A builder reads its options, refuses what does not fit, and returns a drafter: a new one, or one
 that requests share (kept in context.shared), so that they are drafted together."""
 
+SCRIPTED = ("oracle", "wrong")
+"""Methods that prove something and therefore do what they are told unless asked to adapt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -36,11 +39,13 @@ class Speculation:
     options: Mapping[str, Any] | None = None
     nodes: int = 64
     """The largest draft, in tokens; at least k."""
+    adaptive: bool = True
+    """Depth and size follow what pays for the request, up to k and nodes; False: always k."""
 
     def as_dict(self) -> dict[str, Any]:
         """What parse() reads."""
         return {"method": self.method, "k": self.k, "nodes": self.nodes, "verify": self.verify,
-                **(self.options or {})}
+                "adaptive": self.adaptive, **(self.options or {})}
 
 
 def parse(raw: Any) -> Speculation | None:
@@ -67,11 +72,12 @@ def parse(raw: Any) -> Speculation | None:
             raise NotYetError(f"verify={verify!r} is not in this version yet; use 'coupled', which is exact.")
         raise RequestError(f"Unknown verification rule {verify!r}; use one of {', '.join(RULES)}.", "speculation")
     common = Options(method, options)
-    k = common.integer("k", 5, 1, MAX_NODES)
+    adaptive = common.flag("adaptive", method not in SCRIPTED)
+    k = common.integer("k", 12 if adaptive else 5, 1, MAX_NODES)
     nodes = common.integer("nodes", max(64, k), k, MAX_NODES)
-    options.pop("k", None)
-    options.pop("nodes", None)
-    return Speculation(method, k, verify, options, nodes)
+    for name in ("adaptive", "k", "nodes"):
+        options.pop(name, None)
+    return Speculation(method, k, verify, options, nodes, adaptive)
 
 
 def build(spec: Speculation, context: DraftContext) -> Drafter:

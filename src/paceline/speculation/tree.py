@@ -15,7 +15,9 @@ class DraftTree:
     parents[i] is the index of node i's parent, or -1 if it follows the last committed token.
     `q`, when the drafter sampled, holds what it sampled from: q[i] is the whole distribution [V] (float64, after
     every sampling control) that node i was drawn from, one array shared by the siblings of a draw; None for
-    deterministic drafts. `sources[i]` names the drafter of node i where several contributed.
+    deterministic drafts. `sources[i]` names the drafter of node i where several contributed. `scores[i]`, where the
+    drafter has an opinion, is how likely it thinks node i is accepted given that its parent is (0..1): the engine
+    learns how far to trust it and cuts off what will not pay.
     """
 
     tokens: list[int]
@@ -23,16 +25,19 @@ class DraftTree:
     drafter: str = ""
     q: list[NDArray[np.float64]] | None = None
     sources: list[str] | None = None
+    scores: list[float] | None = None
 
     @classmethod
-    def chain(cls, tokens: list[int], drafter: str = "") -> DraftTree:
-        return cls(list(tokens), list(range(-1, len(tokens) - 1)), drafter)
+    def chain(cls, tokens: list[int], drafter: str = "", scores: list[float] | None = None) -> DraftTree:
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), drafter, scores=scores)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError("a draft tree needs one parent per token")
         if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
             raise ValueError("a draft tree's parents must come before their children")
+        if self.scores is not None and len(self.scores) != len(self.tokens):
+            raise ValueError("a draft tree with scores needs one per token")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,7 +52,8 @@ class DraftTree:
             return self
         q = None if self.q is None else self.q[:nodes]
         sources = None if self.sources is None else self.sources[:nodes]
-        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.drafter, q, sources)
+        scores = None if self.scores is None else self.scores[:nodes]
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.drafter, q, sources, scores)
 
     def source(self, node: int) -> str:
         """The drafter that proposed a node."""
