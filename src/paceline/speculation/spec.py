@@ -11,11 +11,11 @@ from paceline.errors import NotYetError, RequestError
 from paceline.speculation.drafter import DraftContext, Drafter
 from paceline.speculation.drafters import scripted
 from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.verify import RULES
 
 PLANNED_METHODS = ("auto", "ngram", "suffix", "lookahead", "rest", "draft", "skip", "exit", "precision", "specinfer",
                    "cascade", "merge", "eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
-RULES = ("coupled",)
-PLANNED_RULES = ("rejection", "multi-round", "without-replacement", "typical", "block")
+PLANNED_RULES = ("block",)
 
 BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "oracle": scripted.build,

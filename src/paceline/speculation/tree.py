@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,16 +15,17 @@ class DraftTree:
 
     parents[i] is the index of node i's parent, or -1 if it follows the last committed token.
     `q`, when the drafter sampled, holds what it sampled from: q[i] is the whole distribution [V] (float64, after
-    every sampling control) that node i was drawn from, one array shared by the siblings of a draw; None for
-    deterministic drafts. `sources[i]` names the drafter of node i where several contributed. `scores[i]`, where the
-    drafter has an opinion, is how likely it thinks node i is accepted given that its parent is (0..1): the engine
-    learns how far to trust it and cuts off what will not pay.
+    every sampling control) that node i was drawn from, one array shared by the siblings of a draw, which stand in the
+    order in which they were drawn; None for deterministic drafts, all of them or node by node. `sources[i]` names the
+    drafter of node i where several contributed. `scores[i]`, where the drafter has an opinion, is how likely it
+    thinks node i is accepted given that its parent is (0..1): the engine learns how far to trust it and cuts off what
+    will not pay.
     """
 
     tokens: list[int]
     parents: list[int]
     drafter: str = ""
-    q: list[NDArray[np.float64]] | None = None
+    q: Sequence[NDArray[np.float64] | None] | None = None
     sources: list[str] | None = None
     scores: list[float] | None = None
 

@@ -1,37 +1,78 @@
-"""Verification rules: from what the target chose at every row of a draft to the tokens that stand."""
+"""Verification rules by name: from what the target says at every row of a draft to the tokens that stand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.speculation.rules.coupled import coupled
+from paceline.speculation.rules.sampled import multi_round, rejection, without_replacement
+from paceline.speculation.rules.typical import typical
+from paceline.speculation.rules.verdict import Draws, Probs, Target, Verdict, Verify, children_of
+from paceline.speculation.tree import DraftTree
 
-@dataclass(slots=True)
-class Verdict:
-    """tokens: what is emitted, in order: the accepted drafts, then one more (correction or bonus).
-    rows: the row each of those tokens was drawn at. path: the accepted rows, ascending, row 0 excluded."""
-
-    tokens: list[int]
-    rows: list[int]
-    path: list[int]
+__all__ = ["RULES", "Draws", "Probs", "Rule", "Target", "Verdict", "Verify", "check", "coupled", "multi_round",
+           "rejection", "rule_for", "typical", "without_replacement"]
 
 
-def coupled(parents: Sequence[int], tokens: Sequence[int], chosen: Sequence[int]) -> Verdict:
-    """The coupled (Gumbel) rule: descend while the target's own choice is among the children.
+def _coupled(tree: DraftTree, p: Target, draws: Draws) -> Verdict:
+    chosen = [draws.target(row) for row in range(len(tree) + 1)]
+    return coupled([-1, *(parent + 1 for parent in tree.parents)], [-1, *tree.tokens], chosen)
 
-    Row 0 is the last committed token; rows 1.. are the draft (`tokens[row]`, `parents[row]`). `chosen[row]` is what
-    the target draws after that row: a function of (model, prompt, parameters, seed) alone, so whatever the draft
-    was, the emitted tokens are those of plain decoding.
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule and what can be said of it."""
+
+    name: str
+    verify: Verify
+    reads_q: bool = False
+    """Needs the q that sampled drafts were drawn from, and believes it."""
+    lossy: bool = False
+    """The text follows another law than the target's."""
+
+
+RULES: Mapping[str, Rule] = {rule.name: rule for rule in (
+    Rule("coupled", _coupled),
+    Rule("rejection", rejection, reads_q=True),
+    Rule("multi-round", multi_round, reads_q=True),
+    Rule("without-replacement", without_replacement, reads_q=True),
+    Rule("typical", typical, lossy=True),
+)}
+
+
+def rule_for(verify: str, samples: bool) -> Rule:
+    """The rule that carries out `verify` for a drafter that samples its drafts or does not.
+
+    For deterministic drafts the exact rules accept the same drafts with the same probability; the coupled one then
+    stands for all of them, so that the text is also the one of plain decoding.
     """
-    children: dict[tuple[int, int], int] = {}
-    for row in range(1, len(tokens)):
-        # Siblings with equal tokens lead to equal continuations; the first one wins.
-        children.setdefault((parents[row], tokens[row]), row)
-    verdict = Verdict([chosen[0]], [0], [])
-    at = children.get((0, chosen[0]))
-    while at is not None:
-        verdict.path.append(at)
-        verdict.rows.append(at)
-        verdict.tokens.append(chosen[at])
-        at = children.get((at, chosen[at]))
-    return verdict
+    rule = RULES[verify]
+    return rule if samples or not rule.reads_q else RULES["coupled"]
+
+
+def check(rule: Rule, tree: DraftTree, vocab_size: int) -> None:
+    """Raise a ValueError that says why `rule` cannot verify `tree`: what it takes on trust would bend the text."""
+    if not rule.reads_q or tree.q is None:
+        return
+    if len(tree.q) != len(tree):
+        raise ValueError(f"a sampled draft needs a q for each of its {len(tree)} tokens, got {len(tree.q)}")
+    seen: set[int] = set()
+    for token, q in zip(tree.tokens, tree.q):
+        if q is None:
+            continue
+        if id(q) not in seen:
+            seen.add(id(q))
+            # The negated form catches NaN as well.
+            if q.shape != (vocab_size,) or not (q.min() >= 0.0 and abs(q.sum() - 1.0) < 1e-6):
+                raise ValueError(f"a draft's q must be {vocab_size} probabilities that sum to 1")
+        if not q[token] > 0.0:
+            raise ValueError(f"token {token} was drafted from a q that gives it no probability")
+    for rows in children_of(tree).values():
+        draws = [(id(q), tree.tokens[row - 1]) for row in rows if (q := tree.q[row - 1]) is not None]
+        if rule.name == "rejection" and len(draws) > 1:
+            raise ValueError("verify='rejection' takes chains of sampled drafts: use 'multi-round' for branches drawn "
+                             "independently, 'without-replacement' for distinct ones, or 'coupled'")
+        if rule.name == "without-replacement" and len(set(draws)) < len(draws):
+            raise ValueError("verify='without-replacement' takes distinct siblings, and one was drawn twice from the "
+                             "same q: use 'multi-round'")
