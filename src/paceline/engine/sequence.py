@@ -76,6 +76,10 @@ class Sequence:
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
 
+    @property
+    def cache_salt(self) -> str:
+        return self.request.params.cache_salt
+
     def __repr__(self) -> str:
         return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "
                 f"{self.status.value})")

@@ -1,0 +1,110 @@
+"""SuffixLibrary: what an engine's requests read and wrote, as suffix trees, in bounded memory.
+
+A suffix tree cannot forget a single text. So the library is a row of trees: texts go to the newest one, and when the
+whole holds too much, the oldest tree is dropped. Requests with different salts never share a tree: what one of them
+wrote must not show in how another one is drafted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.speculation.suffix_tree import SuffixTree, Text
+
+_TREES = 4
+"""A full library holds about this many trees, so it forgets a quarter at a time."""
+
+
+class _Shelf:
+    """A tree and the salt it is for."""
+
+    __slots__ = ("salt", "tree")
+
+    def __init__(self, salt: str, depth: int) -> None:
+        self.salt = salt
+        self.tree = SuffixTree(depth)
+
+
+class Volume:
+    """A text on its way into the library."""
+
+    __slots__ = ("_shelf", "_text", "salt")
+
+    def __init__(self, salt: str) -> None:
+        self.salt = salt
+        self._shelf: _Shelf | None = None
+        self._text = Text()
+
+    def write(self, shelf: _Shelf, tokens: list[int]) -> None:
+        if shelf is not self._shelf:  # the old tree is full or gone; the text goes on as a new one
+            self._shelf = shelf
+            self._text = Text()
+        shelf.tree.extend(self._text, tokens)
+
+    def tear(self) -> None:
+        """Some tokens were lost: what comes next does not follow what was written last."""
+        self._shelf = None
+
+
+class SuffixLibrary:
+    """`add` only takes note; `work` does the sorting in, a little at a time, so that no request waits for the long
+    prompt of another. First in, first out, by the creation of trees; `capacity` bounds tokens over all salts."""
+
+    def __init__(self, capacity: int, depth: int = 64) -> None:
+        self.capacity = capacity
+        self._depth = depth
+        self._shelves: deque[_Shelf] = deque()
+        self._of: dict[str, list[_Shelf]] = {}
+        """Of a salt, oldest first; the last one is written to."""
+        self._pending: deque[tuple[Volume, list[int]]] = deque()
+        self._waiting = 0
+        self.tokens = 0
+        """Held now, without what waits to be sorted in."""
+
+    def trees(self, salt: str) -> list[SuffixTree]:
+        """What requests of this salt may look at, the newest first."""
+        return [shelf.tree for shelf in reversed(self._of.get(salt, ()))]
+
+    def add(self, volume: Volume, tokens: list[int]) -> None:
+        """Take note of a text's next tokens. What waits is bounded like what is held: the oldest is forgotten."""
+        if not tokens:
+            return
+        self._pending.append((volume, tokens))
+        self._waiting += len(tokens)
+        while self._waiting > self.capacity:
+            lost, missing = self._pending.popleft()
+            lost.tear()
+            self._waiting -= len(missing)
+
+    def work(self, most: int) -> None:
+        """Sort in up to `most` tokens."""
+        while most > 0 and self._pending:
+            volume, tokens = self._pending[0]
+            shelf = self._open_shelf(volume.salt)
+            count = min(most, len(tokens), max(1, self.capacity // _TREES - shelf.tree.tokens))
+            volume.write(shelf, tokens[:count])
+            most -= count
+            self._waiting -= count
+            self.tokens += count
+            if count == len(tokens):
+                self._pending.popleft()
+            else:
+                self._pending[0] = (volume, tokens[count:])
+            self._forget()
+
+    def _open_shelf(self, salt: str) -> _Shelf:
+        shelves = self._of.setdefault(salt, [])
+        if not shelves or shelves[-1].tree.tokens >= self.capacity // _TREES:
+            shelf = _Shelf(salt, self._depth)
+            shelves.append(shelf)
+            self._shelves.append(shelf)
+        return shelves[-1]
+
+    def _forget(self) -> None:
+        while self.tokens > self.capacity:
+            shelf = self._shelves.popleft()
+            self.tokens -= shelf.tree.tokens
+            left = self._of[shelf.salt]
+            left.remove(shelf)
+            if not left:
+                del self._of[shelf.salt]
