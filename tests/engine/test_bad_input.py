@@ -133,13 +133,13 @@ def test_unknown_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wish", "error"), [
-    ("eagle3", NotYetError), ("ngram", NotYetError), ("auto", NotYetError), ("teleport", RequestError),
+    ("eagle3", NotYetError), ("auto", NotYetError), ("teleport", RequestError),
     (5, RequestError),
     ({"k": 3}, RequestError), ({"method": "oracle", "tokens": [1], "k": 0}, RequestError),
     ({"method": "oracle", "tokens": [1], "k": 10**9}, RequestError), ({"method": "oracle"}, RequestError),
     ({"method": "oracle", "tokens": [VOCAB]}, RequestError),
     ({"method": "oracle", "tokens": [1], "x": 1}, RequestError),
-    ({"method": "oracle", "tokens": [1], "verify": "rejection"}, NotYetError),
+    ({"method": "oracle", "tokens": [1], "verify": "block"}, NotYetError),
     ({"method": "oracle", "tokens": [1], "verify": "guess"}, RequestError),
     ({"method": "wrong", "tokens": [1], "branches": 0}, RequestError),
 ])

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.engine.draws import KeyedDraws
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import StepLogits
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RequestError
 from paceline.request import TokenLogprob
 from paceline.sampling.logprobs import prompt_logprobs, token_logprobs
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
+from paceline.sampling.state import SampleState
 from paceline.sampling.trace import Trace, TraceToken
+from paceline.speculation.stats import Provenance
 from paceline.speculation.tree import DraftTree
-from paceline.speculation.verify import Verdict, coupled
+from paceline.speculation.verify import RULES, Probs, Verdict, coupled
 
-PLAIN = ("plain",)
+PLAIN = Provenance("plain")
 
 
 @dataclass(slots=True)
@@ -29,10 +32,11 @@ class Decision(GroupResult):
     siblings: Seq[Decision] = ()
     error: PacelineError | None = None
     draft: DraftTree | None = None
-    origins: Seq[str] = PLAIN
-    """Per token: plain, accepted, corrected or bonus."""
+    origins: Seq[Provenance] = (PLAIN,)
+    """Where each token came from."""
     chosen: list[int] = field(default_factory=list)
-    """Of a drafted group: what the target draws after each of its rows."""
+    """Of a group drafted under the coupled rule: what the target draws after each of its rows. Under the others it
+    stays unsaid: a drafter that knew these draws could bend the text by what it does or does not propose."""
 
 
 class Decider:
@@ -43,7 +47,7 @@ class Decider:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
         draws: list[int | Decision] = []
         """Per group: its first row of the pipeline, or what is decided without one."""
-        rows: list[SampleRow] = []
+        rows = _Rows()
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
             seq = group.seq
@@ -55,13 +59,13 @@ class Decider:
             last = first + len(group.tokens) - group.logits_from - 1
             if group.draft is None:
                 position = group.start + len(group.tokens)
-                rows.append(SampleRow(seq.state, position))
+                rows.add(seq.state, position)
                 wanted.append(last)
                 for sibling in group.siblings:
-                    rows.append(SampleRow(sibling.state, position))
+                    rows.add(sibling.state, position)
                     wanted.append(last)
             else:
-                rows.extend(_draft_rows(group))
+                rows.add_draft(group)
                 wanted.extend(range(last - len(group.draft), last + 1))
         if not rows:
             return [draw for draw in draws if isinstance(draw, Decision)]
@@ -69,6 +73,7 @@ class Decider:
         if wanted != list(range(logits.shape[0])):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
         processed = self._pipeline.process(logits, rows)
+        processed.errors.update(rows.errors)
         chosen = self._pipeline.choose(processed)
         scribe = _Scribe(logits, processed)
         decisions = [_settle(group, draw, chosen, processed, scribe) if isinstance(draw, int) else draw
@@ -114,17 +119,41 @@ def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Rec
     scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
 
 
-def _draft_rows(group: RowGroup) -> list[SampleRow]:
-    """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
-    state, draft = group.seq.state, group.draft
-    base = group.start + len(group.tokens) - len(draft)
-    rows = [SampleRow(state, base)]
-    paths: list[list[int]] = []
-    for token, parent in zip(draft.tokens, draft.parents):
-        path = [*paths[parent], token] if parent >= 0 else [token]
-        paths.append(path)
-        rows.append(SampleRow(state, base + len(path), path))
-    return rows
+class _Rows(list[SampleRow]):
+    """The rows of a step that are drawn from, plain and drafted alike, each with what its grammar says there."""
+
+    __slots__ = ("errors",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[int, RequestError] = {}
+        """Rows whose grammar failed. It matters where the text comes to them, and there only."""
+
+    def add(self, state: SampleState, position: int, path: Seq[int] = ()) -> None:
+        mask = None
+        if state.grammar is not None:
+            try:
+                mask = state.grammar.mask(path)
+            except Exception as problem:
+                self.errors[len(self)] = problem if isinstance(problem, RequestError) else RequestError(
+                    f"The grammar failed at position {position} ({type(problem).__name__}: {problem}); simplify it.")
+        self.append(SampleRow(state, position, path, mask))
+
+    def add_draft(self, group: RowGroup) -> None:
+        """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
+        state, draft = group.seq.state, group.draft
+        base = _first_drafted(group)
+        self.add(state, base)
+        paths: list[list[int]] = []
+        for token, parent in zip(draft.tokens, draft.parents):
+            path = [*paths[parent], token] if parent >= 0 else [token]
+            paths.append(path)
+            self.add(state, base + len(path), path)
+
+
+def _first_drafted(group: RowGroup) -> int:
+    """Absolute position of the first token a group's draft is about: where its drafting cycle started."""
+    return group.start + len(group.tokens) - len(group.draft)
 
 
 def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
@@ -135,16 +164,30 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
                                  for row, sibling in enumerate(group.siblings, first + 1)]
         return decision
     draft: DraftTree = group.draft
-    tokens = [group.seq.tokens[-1], *draft.tokens]
-    parents = [-1, *(parent + 1 for parent in draft.parents)]
-    own = chosen[first:first + len(tokens)]
-    decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
-    decision.chosen = own
-    return decision
+    own = chosen[first:first + len(draft) + 1]
+    rule = group.seq.record.speculation.rule
+    if rule == "coupled":
+        tokens = [group.seq.tokens[-1], *draft.tokens]
+        parents = [-1, *(parent + 1 for parent in draft.parents)]
+        decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
+        decision.chosen = own
+        return decision
+    return _emit_path(group.seq, _verdict(rule, group, first, own, processed), first, draft, processed, scribe)
+
+
+def _verdict(rule: str, group: RowGroup, first: int, chosen: list[int], processed: Processed) -> Verdict:
+    """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
+
+    def target(row: int) -> Probs | None:
+        at = first + row
+        return None if at in processed.errors or at in processed.stopped else processed.probs(at)
+
+    draws = KeyedDraws(group.seq.seed, _first_drafted(group), lambda row: processed.rows[first + row].position, chosen)
+    return RULES[rule].verify(group.draft, target, draws)
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
-              origin: str = "plain", draft: DraftTree | None = None) -> Decision:
+              origin: Provenance = PLAIN) -> Decision:
     """Hand one token to the sequence's text; the steady state of plain decoding, so kept lean."""
     if processed.errors and row in processed.errors:
         return Decision([], finish="error", error=processed.errors[row])
@@ -152,7 +195,7 @@ def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe:
         return Decision([], finish="stop")
     emitter: Emitter = seq.emitter
     if emitter.scored:
-        scribe.note(seq, row, token, origin, draft)
+        scribe.note(seq, row, token, origin)
     try:
         return Decision([token], (), emitter.push(token))
     except PacelineError as problem:
@@ -163,10 +206,10 @@ def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, pr
                scribe: _Scribe) -> Decision:
     """Hand a verdict's tokens to the sequence's text one by one, until it ends."""
     decision = Decision([], draft=draft)
-    origins: list[str] = []
+    origins: list[Provenance] = []
     for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
         origins.append(_origin(index, verdict, draft))
-        one = _emit_one(seq, token, first + row, processed, scribe, origins[-1], draft)
+        one = _emit_one(seq, token, first + row, processed, scribe, origins[-1])
         decision.tokens += one.tokens
         decision.finish, decision.error = one.finish, one.error
         if one.finish is not None:
@@ -176,11 +219,10 @@ def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, pr
     return decision
 
 
-def _origin(index: int, verdict: Verdict, draft: DraftTree) -> str:
+def _origin(index: int, verdict: Verdict, draft: DraftTree) -> Provenance:
     if index < len(verdict.path):
-        return "accepted"
-    is_leaf = verdict.rows[index] - 1 not in draft.parents
-    return "bonus" if is_leaf and index else "corrected"
+        return Provenance("accepted", draft.source(verdict.path[index] - 1))
+    return Provenance("bonus" if verdict.bonus else "corrected")
 
 
 class _Scribe:
@@ -189,10 +231,10 @@ class _Scribe:
     def __init__(self, logits: torch.Tensor, processed: Processed) -> None:
         self._logits = logits
         self._processed = processed
-        self._notes: list[tuple[Sequence, int, int, str, DraftTree | None]] = []
+        self._notes: list[tuple[Sequence, int, int, Provenance]] = []
 
-    def note(self, seq: Sequence, row: int, token: int, origin: str, draft: DraftTree | None) -> None:
-        self._notes.append((seq, row, token, origin, draft))
+    def note(self, seq: Sequence, row: int, token: int, origin: Provenance) -> None:
+        self._notes.append((seq, row, token, origin))
 
     def write(self) -> None:
         if not self._notes:
@@ -200,18 +242,16 @@ class _Scribe:
         tops = [seq.request.params.logprobs or 0 for seq, *_ in self._notes]
         scores = token_logprobs(self._logits, self._processed, [row for _, row, *_ in self._notes],
                                 [token for _, _, token, *_ in self._notes], tops)
-        for (seq, row, token, origin, draft), score in zip(self._notes, scores):
+        for (seq, row, token, origin), score in zip(self._notes, scores):
             emitter: Emitter = seq.emitter
             if emitter.logprobs is not None:
                 emitter.logprobs.append(score)
             trace = seq.record.trace
             if trace is not None and seq.sample == 0:
-                self._trace(trace, row, token, score, origin, draft)
+                self._trace(trace, row, token, score, origin)
 
-    def _trace(self, trace: Trace, row: int, token: int, score: TokenLogprob, origin: str,
-               draft: DraftTree | None) -> None:
-        drafter = draft.drafter if draft is not None and origin == "accepted" else None
+    def _trace(self, trace: Trace, row: int, token: int, score: TokenLogprob, origin: Provenance) -> None:
         trace.tokens.append(TraceToken(
             token=token, position=self._processed.rows[row].position, raw_logprob=score.raw,
             processed_logprob=score.processed, support=self._processed.support_size(row),
-            processors=self._processed.processors(row), drafter=drafter, outcome=origin))
+            processors=self._processed.processors(row), drafter=origin.drafter, outcome=origin.outcome))

@@ -119,10 +119,21 @@ def sample_seed(seed: int, index: int) -> int:
 
 def scalar_bits(seed: int, position: int, index: int, purpose: int, *, cycle: int, level: int = 0) -> int:
     """The bits of a draw that belongs to no token: the `index`-th of its purpose at this position."""
-    return int(token_bits(seed, position, index, purpose=purpose, level=level, cycle=cycle)[0])
+    # The generator in plain integers: for a single draw arrays would cost ten times as much.
+    x, y = (index >> 2, purpose | level << 8), (position, cycle)
+    low, high = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        a, b = x[0] * 0xD2511F53, x[1] * 0xCD9E8D57
+        x, y = ((b >> 32) ^ y[0] ^ low, (a >> 32) ^ y[1] ^ high), (b & 0xFFFFFFFF, a & 0xFFFFFFFF)
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return (x[0], y[0], x[1], y[1])[index & 3]
 
 
 def accept_draw(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
     """The uniform of an accept test. Accept iff it is < p/q: strict, so that p = 0 never passes."""
-    return float(uniform(np.array([scalar_bits(seed, position, index, ACCEPT, cycle=cycle, level=level)],
-                                  dtype=np.uint32))[0])
+    return (scalar_bits(seed, position, index, ACCEPT, cycle=cycle, level=level) >> 8) * 2.0**-24
+
+
+def residual_draw(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
+    """The uniform, strictly between 0 and 1, that picks a token from what a rejection left."""
+    return (scalar_bits(seed, position, index, RESIDUAL, cycle=cycle, level=level) + 0.5) * 2.0**-32

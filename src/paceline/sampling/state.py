@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,13 +128,26 @@ class BadWords:
                               if len(start) <= len(text) and text[len(text) - len(start):] == start]
 
 
+class Grammar(Protocol):
+    """What may come next by a structure the text has to have. One object a sequence."""
+
+    def mask(self, path: Sequence[int]) -> Any:
+        """[V] booleans (torch or numpy), True where a token may follow the committed output and then `path`; None:
+        any may. Draft tokens make up `path`, so it may be one the structure forbids: the answer must be what it would
+        be had these tokens been committed."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Committed output tokens, in order."""
+
+
 class SampleState:
     """One sequence's sampling parameters, seed and running counts. The pipeline reads it; `append` on commit.
 
     Nothing is tracked that the parameters do not use, so a plain request costs an addition a token.
     """
 
-    __slots__ = ("allowed", "bad_words", "bias_ids", "bias_values", "counts", "early_stops", "frequency", "is_greedy",
+    __slots__ = ("allowed", "bad_words", "bias_ids", "bias_values", "counts", "early_stops", "frequency",
+                 "grammar", "is_greedy",
                  "min_tokens", "needs_processors", "ngrams", "output_len", "params", "presence", "repetition",
                  "seed", "temperature", "top_k", "tracks", "truncates", "vocab_size")
 
@@ -176,12 +190,16 @@ class SampleState:
         """What min_tokens keeps out until there are that many output tokens."""
         self.min_tokens = params.min_tokens if self.early_stops else 0
 
+        self.grammar: Grammar | None = None
+        """Set by whoever admits the request, where it asks for a structure."""
         self.tracks = self.counts is not None or self.bad_words is not None or self.ngrams is not None
         self.needs_processors = (self.tracks or bool(bias) or self.allowed is not None or self.min_tokens > 0)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Committed output tokens, in order."""
         self.output_len += len(tokens)
+        if self.grammar is not None:
+            self.grammar.append(tokens)
         if not self.tracks:
             return
         for keeper in (self.counts, self.bad_words, self.ngrams):

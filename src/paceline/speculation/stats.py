@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from paceline.speculation.verify import RULES
+
+
+class Provenance(NamedTuple):
+    """Where a token came from: "plain", "accepted", "corrected" or "bonus", and of an accepted one the drafter."""
+
+    outcome: str
+    drafter: str | None = None
+
+    def __str__(self) -> str:
+        return self.outcome if self.drafter is None else f"{self.outcome} ({self.drafter})"
 
 
 @dataclass(slots=True)
@@ -11,6 +23,10 @@ class SpeculationStats:
     """Counts of one request. A cycle is one verification pass with a draft."""
 
     method: str
+    verify: str = "coupled"
+    """The verification rule asked for."""
+    rule: str = "coupled"
+    """The one that carries it out (verify.rule_for)."""
     cycles: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -20,15 +36,49 @@ class SpeculationStats:
     """by_depth[d]: cycles in which the draft was accepted at depth d + 1."""
     tried_by_depth: list[int] = field(default_factory=list)
     """tried_by_depth[d]: cycles whose draft reached depth d + 1."""
-    provenance: list[str] = field(default_factory=list)
-    """Per output token of sample 0: "accepted", "corrected", "bonus" or "plain"."""
+    provenance: list[Provenance] = field(default_factory=list)
+    """Per output token of sample 0."""
+    plain: int = 0
+    """Tokens of steps without a draft, one each; the first token, which comes with the prompt, is not among them."""
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    """Seconds of its decode steps spent drafting, in the model and sampling: shares by rows where steps were shared."""
+    spent_s: float = 0.0
+    """All of their time, the engine's bookkeeping included."""
+    plain_s: float = 0.0
+    """What plain decoding would have taken for the same tokens, by the measured step cost."""
     failure: str | None = None
     """Why the drafter was switched off for this request, if it was."""
+
+    @property
+    def lossy(self) -> bool:
+        """The rule was asked to let drafts bend the text: it does not follow the target's law."""
+        return RULES[self.rule].lossy
 
     @property
     def mean_accepted_length(self) -> float:
         """Tokens per cycle, the bonus token counted (plain decoding is 1.0)."""
         return self.emitted / self.cycles if self.cycles else 1.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The same over all decode steps, those without a draft counted as one token each."""
+        steps = self.cycles + self.plain
+        return (self.emitted + self.plain) / steps if steps else 1.0
+
+    @property
+    def net_speed(self) -> float | None:
+        """How many times as fast as plain decoding, by the engine's own estimate; None: nothing was measured."""
+        return self.plain_s / self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
+
+    def spend(self, draft: float, verify: float, sample: float, whole: float, plain: float) -> None:
+        """Seconds of one decode step, and what plain decoding would have taken for its tokens."""
+        self.draft_s += draft
+        self.verify_s += verify
+        self.sample_s += sample
+        self.spent_s += whole
+        self.plain_s += plain
 
     def record(self, depth: int, path: int, drafted: int, emitted: int) -> None:
         """One cycle: a draft so deep, accepted along a path of so many of its nodes."""
@@ -45,7 +95,10 @@ class SpeculationStats:
             self.by_depth[level] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        return {"method": self.method, "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
-                "mean_accepted_length": self.mean_accepted_length,
+        return {"method": self.method, "verify": self.verify, "lossy": self.lossy,
+                "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
+                "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
+                "tokens_per_step": self.tokens_per_step,
                 "acceptance_by_position": [a / t for a, t in zip(self.by_depth, self.tried_by_depth)],
-                "failure": self.failure}
+                "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
+                "net_speed": self.net_speed, "failure": self.failure}
