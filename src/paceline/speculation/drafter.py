@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
 from paceline.speculation.tree import DraftTree
+
+if TYPE_CHECKING:
+    from paceline.speculation.models import DraftModels
 
 
 class DraftedSequence(Hashable, Protocol):
@@ -16,6 +19,10 @@ class DraftedSequence(Hashable, Protocol):
     tokens: list[int]
     prompt_len: int
     seed: int
+
+    @property
+    def cache_salt(self) -> str:
+        """Sequences with different salts must not learn from one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,10 @@ def _no_build(wish: Any) -> Drafter:
     raise RequestError("Drafters made of other drafters can only be built by an engine.", "speculation")
 
 
+def _no_fingerprint() -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What the engine lends to the builders of drafters."""
@@ -92,3 +103,7 @@ class DraftContext:
     loaded draft model), by a name its builder chooses. Lives as long as the engine."""
     build: Callable[[Any], Drafter] = _no_build
     """Makes the drafter of a sub-wish (a method's name or a dict with a "method"), for drafters made of others."""
+    models: DraftModels | None = None
+    """The models that drafters can run."""
+    fingerprint: Callable[[], str | None] = _no_fingerprint
+    """Of the target's tokenizer (Tokenizer.fingerprint); None: it has none."""
