@@ -35,8 +35,10 @@ from paceline.sampling.pipeline import Pipeline
 from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
+from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.verify import rule_for
 
 log = logging.getLogger("paceline.engine")
 
@@ -75,8 +77,9 @@ class Engine:
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab))
-        self._drafting = Drafting(self._vocab)
-        self._draft_context = DraftContext(self._vocab, build=self._part)
+        self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
+        self._draft_context = DraftContext(
+            self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._ahead: Batch | None = None
@@ -115,7 +118,8 @@ class Engine:
         self._records[request_id] = record
         self.metrics.requests += 1
         if drafter is not None and wish is not None:
-            record.speculation = SpeculationStats(wish.method)
+            rule = rule_for(wish.verify, drafter.needs.samples)
+            record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
             for seq in sequences:
                 self._drafting.begin(seq, drafter, record.speculation)
         return request_id
@@ -138,6 +142,7 @@ class Engine:
         usage = self.cache.usage()
         return self.metrics.as_dict() | {
             "preemptions": self.scheduler.preemptions, "drafter_failures": self._drafting.failures,
+            "speculation": {name: total.as_dict() for name, total in self._drafting.totals.items()},
             "running": len(self.scheduler.running), "waiting": self.scheduler.queue_length,
             "cache_blocks": usage.total, "cache_blocks_used": usage.used, "cache_blocks_cached": usage.cached,
             "cache_use": usage.used / usage.total, "cache_evictions": usage.evictions,
@@ -180,8 +185,12 @@ class Engine:
             if not isinstance(problem, Exception):
                 raise  # Ctrl-C is the caller's; the engine is fit for the next call
             return touched
-        self.metrics.account(batch.layout.rows, prompt_rows, tokens, StepTimes(
-            planned - begun, ran - planned, decided - ran, self.clock() - decided))
+        draft = self._drafting.seconds
+        ahead = draft if self._ahead is not None else 0.0  # drafted while this step was being decided
+        times = StepTimes(planned - begun - draft + ahead, ran - planned, decided - ran - ahead,
+                          self.clock() - decided, draft)
+        self.metrics.account(batch.layout.rows, prompt_rows, tokens, times)
+        self._drafting.account(step, decisions, batch.layout.rows, prompt_rows, times)
         return self._clear(touched)
 
     def _plan(self) -> Batch | None:
@@ -247,7 +256,6 @@ class Engine:
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
         tokens, path = decision.tokens, decision.path
         if decision.draft is not None:
-            stats.record(max(decision.draft.depths()), len(path), len(decision.draft), len(tokens))
             self.metrics.drafted += len(decision.draft)
             self.metrics.accepted += len(path)
         if seq.sample == 0:

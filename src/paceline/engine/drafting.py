@@ -3,68 +3,159 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
+from paceline.engine.decide import Decision
+from paceline.engine.metrics import StepTimes
 from paceline.engine.sequence import Sequence
+from paceline.engine.step import Step
+from paceline.speculation.control import Controller
 from paceline.speculation.drafter import Budget, Drafter, Observation
+from paceline.speculation.spec import Speculation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
+from paceline.speculation.verify import RULES, check
 
 log = logging.getLogger("paceline.speculation")
 
 
 class Drafting:
-    """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on."""
+    """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab = vocab_size
-        self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+    A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
+    it and to the statistics.
+    """
+
+    def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+        self.controller = controller
         self.failures = 0
+        self.totals: dict[str, SpeculationStats] = {}
+        """By method, over all requests."""
+        self._vocab = vocab_size
+        self._clock = clock
+        self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+        self._seconds: dict[Sequence, float] = {}
+        """What drafting took for each sequence since the last account."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
+        wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
+        self.controller.begin(seq, drafter, wish)
         seq.wait_for_commit = drafter.needs.host
         try:
             drafter.begin(seq)
         except Exception as problem:
             self._switch_off(seq, problem)
 
-    def propose(self, running: Iterable[Sequence]) -> None:
+    def propose(self, running: SequenceOf[Sequence]) -> None:
         """Give every caught-up sequence with a drafter its draft for the next step."""
         if not self._drafters:
             return
-        by_drafter: dict[int, tuple[Drafter, list[Sequence]]] = {}
+        by_drafter: dict[int, tuple[Drafter, list[Sequence], list[Budget]]] = {}
+        rows = len(running)
         for seq in running:
             entry = self._drafters.get(seq)
             if entry is not None and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
-                by_drafter.setdefault(id(entry[0]), (entry[0], []))[1].append(seq)
-        for drafter, seqs in by_drafter.values():
-            budgets = [Budget(seq.request.speculation.k, seq.request.speculation.nodes) for seq in seqs]
+                budget = self._budget(seq, len(running), rows)
+                if budget is not None:
+                    _, seqs, budgets = by_drafter.setdefault(id(entry[0]), (entry[0], [], []))
+                    seqs.append(seq)
+                    budgets.append(budget)
+                    rows += min(budget.depth, budget.nodes)
+        rows = len(running)
+        for drafter, seqs, budgets in by_drafter.values():
+            begun = self._clock()
             try:
-                for seq, draft in zip(seqs, drafter.propose(seqs, budgets), strict=True):
-                    seq.draft = self._checked(draft)
+                drafts = list(zip(seqs, drafter.propose(seqs, budgets), strict=True))
             except Exception as problem:
                 for seq in seqs:
                     self._switch_off(seq, problem)
+                continue
+            share = (self._clock() - begun) / len(seqs)
+            for (seq, draft), budget in zip(drafts, budgets):
+                self._seconds[seq] = self._seconds.get(seq, 0.0) + share
+                try:
+                    checked = self._checked(draft, self._drafters[seq][1])
+                except Exception as problem:
+                    self._switch_off(seq, problem)
+                    continue
+                self.controller.drafted(seq, budget.depth, share)
+                seq.draft = self.controller.choose(seq, checked, len(running), rows)
+                rows += 0 if seq.draft is None else len(seq.draft)
 
-    def _checked(self, draft: DraftTree | None) -> DraftTree | None:
-        """A draft as it may enter a step: an id outside the vocabulary would break everybody in it."""
+    def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
+        """The controller's, less what could not be emitted any more."""
+        left = seq.limit - len(seq.tokens) - 1
+        budget = self.controller.budget(seq, running, rows) if left > 0 else None
+        return budget if budget is None or budget.depth <= left else replace(budget, depth=left)
+
+    def _checked(self, draft: DraftTree | None, stats: SpeculationStats) -> DraftTree | None:
+        """A draft as it may enter a step: an id outside the vocabulary would break everybody in it, one that the
+        request's rule cannot verify would bend its text."""
         if draft is None or not len(draft):
             return None
         if min(draft.tokens) < 0 or max(draft.tokens) >= self._vocab:
             raise ValueError(f"a drafted token lies outside the vocabulary of {self._vocab}")
+        check(RULES[stats.rule], draft, self._vocab)
         return draft
 
     def observe(self, seq: Sequence, observation: Observation) -> None:
+        """New tokens of a sequence are final: count them, and let controller and drafter learn from them."""
         entry = self._drafters.get(seq)
+        self._count(seq, observation)
         if entry is None:
             return
+        self.controller.learn(seq, observation)
         try:
             entry[0].observe(seq, observation)
         except Exception as problem:
             self._switch_off(seq, problem)
 
+    def _count(self, seq: Sequence, observation: Observation) -> None:
+        stats: SpeculationStats = seq.record.speculation
+        draft, emitted = observation.draft, len(observation.tokens)
+        for one in (stats, self._total(stats)):
+            if draft is not None:
+                one.record(max(draft.depths()), len(observation.accepted), len(draft), emitted)
+            elif seq.output_len > emitted:  # the first token comes with the prompt, drafter or not
+                one.plain += emitted
+
+    def _total(self, stats: SpeculationStats) -> SpeculationStats:
+        total = self.totals.get(stats.method)
+        if total is None:
+            total = self.totals[stats.method] = SpeculationStats(stats.method)
+        return total
+
+    def account(self, step: Step, decisions: SequenceOf[Decision], rows: int, prompt_rows: int,
+                times: StepTimes) -> None:
+        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows)."""
+        seconds, self._seconds = self._seconds, {}
+        if prompt_rows:
+            return
+        whole = sum(times) - times.draft
+        self.controller.stepped(rows, whole)
+        running = len(step.groups)
+        for group, decision in zip(step.groups, decisions):
+            stats: SpeculationStats | None = group.seq.record.speculation
+            if stats is None or not decision.tokens:
+                continue
+            share = len(group.tokens) / rows
+            draft = seconds.get(group.seq, 0.0)
+            plain = len(decision.tokens) * self.controller.plain_cost(running)
+            for one in (stats, self._total(stats)):
+                one.spend(draft, times.forward * share, times.sample * share, whole * share + draft, plain)
+            self.controller.spent(group.seq, len(decision.tokens), whole * share + draft, plain)
+
+    @property
+    def seconds(self) -> float:
+        """Spent drafting since the last account."""
+        return sum(self._seconds.values()) if self._seconds else 0.0
+
     def release(self, seq: Sequence) -> None:
+        self.controller.release(seq)
         entry = self._drafters.pop(seq, None)
         if entry is not None:
             try:
@@ -74,6 +165,7 @@ class Drafting:
 
     def _switch_off(self, seq: Sequence, problem: Exception) -> None:
         drafter, stats = self._drafters.pop(seq)
+        self.controller.release(seq)
         seq.draft = None
         seq.wait_for_commit = False
         self._report(seq, drafter, stats, problem)

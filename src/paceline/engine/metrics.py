@@ -77,6 +77,7 @@ class StepTimes(NamedTuple):
     forward: float
     sample: float
     commit: float
+    draft: float = 0.0
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class EngineMetrics:
     forward_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+    draft_s: float = 0.0
     prefill_s: float = 0.0
     """Time of steps that held prompt tokens."""
     decode_s: float = 0.0
@@ -114,6 +116,7 @@ class EngineMetrics:
         self.forward_s += times.forward
         self.sample_s += times.sample
         self.commit_s += times.commit
+        self.draft_s += times.draft
         if prompt_rows:
             self.prefill_tokens += prompt_rows
             self.prefill_s += sum(times)

@@ -1,0 +1,126 @@
+"""What is known of a drafter's luck: acceptance by place in the draft, and how far its own scores can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import log2
+
+from paceline.speculation.tree import DraftTree
+
+MEMORY = 0.93
+"""Of one request: what a cycle still weighs after the next, so that about 14 cycles count."""
+LONG_MEMORY = 0.99
+"""Of all requests of an engine together."""
+FIRST_GUESS = 0.6
+"""Acceptance of a drafter of which nothing is known: sanguine, so that it is tried."""
+PRIOR_WEIGHT = 2.0
+"""Cycles the guess is worth."""
+BEST = 0.995
+BINS = 12
+
+
+class Places:
+    """Acceptance by place. In chains the place is the depth and the rate that of the token once those before it are
+    accepted; in trees the place is the node's index, which is what trimming cuts at, and the rate its own. Each place
+    starts from the same place of `wider` (all requests together) and from its neighbour before it."""
+
+    __slots__ = ("_hits", "_memory", "_tries", "_wider")
+
+    def __init__(self, wider: Places | None = None) -> None:
+        self._wider = wider
+        self._memory = LONG_MEMORY if wider is None else MEMORY
+        self._hits: list[float] = []
+        self._tries: list[float] = []
+
+    def learn(self, place: int, accepted: bool) -> None:
+        while len(self._tries) <= place:
+            self._hits.append(0.0)
+            self._tries.append(0.0)
+        self._hits[place] = self._memory * self._hits[place] + accepted
+        self._tries[place] = self._memory * self._tries[place] + 1.0
+        if self._wider is not None:
+            self._wider.learn(place, accepted)
+
+    def rates(self, count: int) -> list[float]:
+        """Of the first `count` places."""
+        wider = self._wider.rates(count) if self._wider is not None else None
+        rates: list[float] = []
+        before = FIRST_GUESS
+        for place in range(count):
+            guess = before
+            if wider is not None:
+                guess = wider[place] if place == 0 else 0.5 * (wider[place] + before)
+            if place < len(self._tries):
+                before = (self._hits[place] + PRIOR_WEIGHT * guess) / (self._tries[place] + PRIOR_WEIGHT)
+            else:
+                before = guess
+            before = min(before, BEST)
+            rates.append(before)
+        return rates
+
+
+class Trust:
+    """From a drafter's score to the acceptance that scores like it met with: counts by steps of the score, those of
+    one request on top of those of all."""
+
+    __slots__ = ("_hits", "_memory", "_tries", "_wider")
+
+    def __init__(self, wider: Trust | None = None) -> None:
+        self._wider = wider
+        self._memory = LONG_MEMORY if wider is None else MEMORY
+        self._hits = [0.0] * BINS
+        self._tries = [0.0] * BINS
+
+    def learn(self, score: float, accepted: bool) -> None:
+        place = _bin(score)
+        self._hits[place] = self._memory * self._hits[place] + accepted
+        self._tries[place] = self._memory * self._tries[place] + 1.0
+        if self._wider is not None:
+            self._wider.learn(score, accepted)
+
+    def rate(self, score: float) -> float:
+        place = _bin(score)
+        guess = min(max(score, 0.0), 1.0) if self._wider is None else self._wider.rate(score)
+        weight = 2.0 * PRIOR_WEIGHT
+        return min(BEST, (self._hits[place] + weight * guess) / (self._tries[place] + weight))
+
+
+def _bin(score: float) -> int:
+    """Finer towards 1, where a tenth is the difference between two tokens and ten."""
+    return min(BINS - 1, int(-2.0 * log2(max(1.0 - score, 1e-9)))) if score > 0.0 else 0
+
+
+def survival(parents: Sequence[int], rates: Iterable[float]) -> list[float]:
+    """Probability that each node is accepted, from the probability that it is once its parent is."""
+    out: list[float] = []
+    for parent, rate in zip(parents, rates):
+        out.append(rate if parent < 0 else rate * out[parent])
+    return out
+
+
+def outcomes(draft: DraftTree, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+    """(node, accepted) for every node of a draft about which the text that came instead says something: the children
+    of the nodes on its path. True to coupled verification and to deterministic drafts, sent or not."""
+    found: list[tuple[int, bool]] = []
+    if draft.is_chain:
+        for node, token in enumerate(tokens[:len(draft)]):
+            hit = draft.tokens[node] == token
+            found.append((node, hit))
+            if not hit:
+                break
+        return found
+    at = -1
+    for token in tokens:
+        below = [node for node, parent in enumerate(draft.parents) if parent == at]
+        found += [(node, draft.tokens[node] == token) for node in below]
+        following = [node for node in below if draft.tokens[node] == token]
+        if not following:
+            break
+        at = following[0]
+    return found
+
+
+def verdicts(draft: DraftTree, accepted: Sequence[int]) -> list[tuple[int, bool]]:
+    """The same for a draft that was verified by another rule, from its accepted nodes."""
+    path = {-1, *accepted}
+    return [(node, node in path) for node, parent in enumerate(draft.parents) if parent in path]

@@ -1,0 +1,258 @@
+"""Control: how much to draft for each sequence, now. More where it pays, nothing where it does not.
+
+Nothing here can change a text: under coupled verification every draft gives the same tokens, and under the rejection
+rules only what is decided before drafting (the depth) is decided here; drafts that were sampled are never cut by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
+from paceline.speculation.costs import CostCurve
+from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
+from paceline.speculation.spec import Speculation
+from paceline.speculation.tree import DraftTree
+
+SHORTEST_PAUSE = 16
+LONGEST_PAUSE = 256
+"""Tokens between two tries of a drafter that does not pay."""
+TRIES = 2
+PROBE_TRIES = 16
+"""First cycles of a request whatever the forecast; more for drafters that have a window to fill."""
+SPEED_MEMORY = 0.97
+LEAST_WIN = 0.02
+"""Tokens a draft must be expected to win to be sent."""
+CHEAP = 0.01
+"""Share of a step that drafting may take unasked; a dearer drafter is paused when it brings less than it takes."""
+JUDGED_AFTER = 16
+NEGLIGIBLE = 1e-4
+
+
+def step_prior(rows: int) -> float:
+    """What a step of so many rows costs relative to one row, before anything was measured."""
+    return 1.0 + 0.15 * (rows - 1)
+
+
+class Controller(Protocol):
+    """Who decides how much is drafted. The engine asks and reports in the order of these methods; a load-aware one
+    takes the seat of AdaptiveController by implementing them."""
+
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation) -> None:
+        """A sequence with a drafter starts."""
+
+    def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
+        """How much may be drafted for it in the next step; None: nothing. The step holds a row for each of `running`
+        sequences and `rows` rows in all: drafts of other sequences are counted as far as they are decided."""
+
+    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
+        """Its drafter was asked for so deep a draft, and this was the sequence's share of the time."""
+
+    def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
+        """What of a proposal is sent to the target; at most its beginning."""
+
+    def learn(self, sequence: Hashable, observation: Observation) -> None:
+        """What came of it, or came without it."""
+
+    def spent(self, sequence: Hashable, tokens: int, seconds: float, plain_seconds: float) -> None:
+        """A step gave the sequence so many tokens for so many seconds (drafting included), which plain decoding
+        would have made in `plain_seconds`."""
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """A step without prompt rows took so long, drafting not counted."""
+
+    def plain_cost(self, rows: int) -> float:
+        """Seconds of one token of plain decoding in a step of so many rows; 0 while nothing is measured."""
+
+    def release(self, sequence: Hashable) -> None:
+        """The sequence is gone."""
+
+
+class _Method:
+    """What all requests that use a method taught."""
+
+    __slots__ = ("chain", "cost", "tree", "trust")
+
+    def __init__(self) -> None:
+        self.chain, self.tree, self.trust = Places(), Places(), Trust()
+        self.cost = CostCurve(float)
+
+
+class _State:
+    """One sequence."""
+
+    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "pause", "plain", "proposal", "scored",
+                 "spent", "tree", "tries", "trust", "wait", "wish", "worth")
+
+    def __init__(self, wish: Speculation, needs: Needs, method: _Method) -> None:
+        self.wish, self.needs, self.method = wish, needs, method
+        self.chain, self.tree, self.trust = Places(method.chain), Places(method.tree), Trust(method.trust)
+        self.branching = self.scored = False
+        self.nodes = 0
+        """Of the last proposal."""
+        self.proposal: DraftTree | None = None
+        """The last one, whole, until what came instead is known."""
+        self.wait, self.pause = 0, SHORTEST_PAUSE
+        self.tries = PROBE_TRIES if needs.probes else TRIES
+        self.plain = self.spent = 0.0
+        self.worth = 0.0
+        """Seconds a scored proposal is expected to save, on average."""
+        self.asked = 0
+
+    @property
+    def speed(self) -> float:
+        """Lately, against plain decoding; at least 1, since plain decoding is always open."""
+        return min(4.0, max(1.0, self.plain / self.spent)) if self.spent > 0.0 else 1.0
+
+
+class AdaptiveController:
+    """Depth and size by goodput: expected tokens of a step over its expected time, searched over every size.
+
+    Acceptance comes from the request's own history, which starts from that of its method in this engine and forgets
+    within some 20 cycles; time from the measured curves. Drafters that score their tokens are asked every time and
+    their drafts cut where the next token would cost more than it brings at the request's present speed.
+    """
+
+    def __init__(self) -> None:
+        self.step_cost = CostCurve(step_prior)
+        self._methods: dict[str, _Method] = {}
+        self._states: dict[Hashable, _State] = {}
+
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation) -> None:
+        method = self._methods.setdefault(drafter.name, _Method())
+        self._states[sequence] = _State(wish, drafter.needs, method)
+
+    def release(self, sequence: Hashable) -> None:
+        self._states.pop(sequence, None)
+
+    def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
+        state = self._states[sequence]
+        wish = state.wish
+        if not wish.adaptive:
+            return Budget(wish.k, wish.nodes)
+        if state.wait > 0 or not self.step_cost.knows(running):
+            return None  # what a plain step takes is what everything else is weighed against: measure that first
+        pace = self._pace(state, running, rows)
+        price = pace * (self.step_cost(rows + 1) - self.step_cost(rows))
+        if state.scored:
+            if self._too_dear(state, rows):
+                self._step_back(state)
+                return None
+            return Budget(wish.k, wish.nodes, price, pace)
+        size, pays = self._best_size(state, running, rows)
+        if pays:
+            state.pause = SHORTEST_PAUSE
+        elif state.tries > 0:
+            state.tries -= 1
+        else:
+            self._step_back(state)
+            return None
+        if state.needs.probes:
+            return Budget(wish.k, wish.nodes, price, pace)
+        return Budget(wish.k, size, price, pace) if state.branching else Budget(size, wish.nodes, price, pace)
+
+    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
+        self._states[sequence].method.cost.observe(depth, seconds)
+
+    def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
+        state = self._states[sequence]
+        state.asked += 1
+        state.proposal = draft
+        if draft is None:
+            state.worth *= SPEED_MEMORY
+            return None
+        state.branching = state.branching or not draft.is_chain
+        state.nodes = len(draft)
+        state.scored = draft.scores is not None
+        by_value = draft.q is None or state.wish.verify == "coupled"
+        if draft.scores is None or not by_value or not state.wish.adaptive or state.needs.probes:
+            return draft
+        rates = [state.trust.rate(score) for score in draft.scores]
+        pace, cost = self._pace(state, running, rows), self.step_cost
+        start, gained, best, nodes = cost(rows), 0.0, 0.0, 0
+        for index, chance in enumerate(survival(draft.parents, rates)):
+            gained += chance
+            win = gained - pace * (cost(rows + index + 1) - start)
+            if win > best:
+                best, nodes = win, index + 1
+        state.worth += (1.0 - SPEED_MEMORY) * (best / pace - state.worth)
+        return draft.trimmed(nodes) if best > LEAST_WIN else None
+
+    def learn(self, sequence: Hashable, observation: Observation) -> None:
+        state = self._states.get(sequence)
+        if state is None:
+            return
+        state.wait -= len(observation.tokens)
+        proposal, sent = state.proposal, observation.draft
+        state.proposal = None
+        if proposal is None or not observation.tokens:
+            return
+        if sent is None or state.wish.verify == "coupled":
+            found = outcomes(proposal, observation.tokens)
+        else:
+            proposal, found = sent, verdicts(sent, observation.accepted)
+        if proposal.scores is not None:
+            for node, hit in found:
+                state.trust.learn(proposal.scores[node], hit)
+        elif not state.branching:
+            for node, hit in found:
+                state.chain.learn(node, hit)
+        elif sent is not None:
+            path = set(observation.accepted)
+            for node in range(len(sent)):
+                state.tree.learn(node, node in path)
+
+    def spent(self, sequence: Hashable, tokens: int, seconds: float, plain_seconds: float) -> None:
+        state = self._states.get(sequence)
+        if state is not None:
+            state.spent = SPEED_MEMORY * state.spent + seconds
+            state.plain = SPEED_MEMORY * state.plain + plain_seconds
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        self.step_cost.observe(rows, seconds)
+
+    def plain_cost(self, rows: int) -> float:
+        return self.step_cost(rows) / rows if self.step_cost.measured else 0.0
+
+    def _pace(self, state: _State, running: int, rows: int) -> float:
+        """Tokens a second, of all sequences together, at the speed reached so far."""
+        return state.speed * running / self.step_cost(rows)
+
+    def _best_size(self, state: _State, running: int, rows: int) -> tuple[int, bool]:
+        """The size (depth of a chain, nodes of a tree) with the best goodput of all, and whether that beats none."""
+        wish, cost = state.wish, self.step_cost
+        most = wish.k
+        if state.needs.probes:
+            most = state.nodes or wish.nodes
+        elif state.branching:
+            most = min(wish.nodes, max(4, 2 * state.nodes))
+        draft_cost = state.method.cost if state.method.cost.measured else None
+        places = state.tree if state.branching else state.chain
+        none = running / cost(rows)
+        best, size, alive, gained = 0.0, 1, 1.0, float(running)
+        for count, rate in enumerate(places.rates(most), 1):
+            alive = rate if state.branching else alive * rate
+            gained += alive
+            if state.needs.probes and count < most:
+                continue
+            depth = wish.k if state.branching else count
+            goodput = gained / (cost(rows + count) + (draft_cost(depth) if draft_cost is not None else 0.0))
+            if goodput > best:
+                best, size = goodput, count
+            if alive < NEGLIGIBLE and not state.needs.probes:
+                break
+        return size, best > none
+
+    def _too_dear(self, state: _State, rows: int) -> bool:
+        if state.asked < JUDGED_AFTER or not state.method.cost.measured:
+            return False
+        seconds = state.method.cost(state.wish.k)
+        return seconds > CHEAP * self.step_cost(rows) and seconds > state.worth
+
+    def _step_back(self, state: _State) -> None:
+        """Leave the drafter alone for a while, longer each time, and give it one more try then."""
+        state.wait = state.pause
+        state.pause = min(LONGEST_PAUSE, 2 * state.pause)
+        state.tries = 1
+        state.asked = JUDGED_AFTER // 2

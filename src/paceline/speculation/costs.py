@@ -1,0 +1,101 @@
+"""CostCurve: what a step of so many rows (or a draft so deep) takes, measured as the engine goes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from statistics import median
+
+FIRST = 5
+"""Samples of a count whose median counts; from then on a moving average."""
+WEIGHT = 0.1
+TRUSTED = 2
+"""Samples from which on a count is known."""
+STALE_AFTER = 1000
+"""Observations after which a count that was not seen again is forgotten: the machine may have changed."""
+REFRESH_EVERY = 16
+
+
+class _Point:
+    __slots__ = ("first", "last_seen", "value")
+
+    def __init__(self, seconds: float) -> None:
+        self.first = [seconds]
+        self.value = seconds
+        self.last_seen = 0
+
+
+class CostCurve:
+    """Seconds by count. `prior` gives the shape (any unit) where nothing was measured.
+
+    Every exact count has its own average. Between measured counts the curve is a straight line, outside it follows
+    the prior's shape; and since more rows never take less time, a count costs at most what a larger one does. One
+    slow sample (another process, a cold page) moves little: averages start as medians and large values are clipped.
+    """
+
+    def __init__(self, prior: Callable[[int], float]) -> None:
+        self._prior = prior
+        self._points: dict[int, _Point] = {}
+        self._counts: list[int] = []
+        self._values: list[float] = []
+        self._answers: dict[int, float] = {}
+        self._seen = 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether answers are seconds; before, they are in the prior's unit."""
+        return bool(self._points)
+
+    def knows(self, count: int) -> bool:
+        """Whether this count, or one within a fifth of it, was measured lately and more than once."""
+        for near in range(-(-count * 4 // 5), count * 5 // 4 + 1):
+            point = self._points.get(near)
+            if point is not None and len(point.first) >= TRUSTED:
+                return True
+        return False
+
+    def observe(self, count: int, seconds: float) -> None:
+        self._seen += 1
+        point = self._points.get(count)
+        if point is None:
+            self._points[count] = point = _Point(seconds)
+        elif len(point.first) < FIRST:
+            point.first.append(seconds)
+            point.value = median(point.first)
+        else:
+            point.value += WEIGHT * (min(seconds, 2.0 * point.value) - point.value)
+        point.last_seen = self._seen
+        if len(point.first) < FIRST or self._seen % REFRESH_EVERY == 0:
+            self._refresh()
+
+    def __call__(self, count: int) -> float:
+        answer = self._answers.get(count)
+        if answer is None:
+            answer = self._answers[count] = self._estimate(count)
+        return answer
+
+    def _refresh(self) -> None:
+        """Take up what was observed: drop what is stale, make the values rise with the counts."""
+        oldest = self._seen - STALE_AFTER
+        if any(point.last_seen < oldest for point in self._points.values()):
+            self._points = {count: point for count, point in self._points.items() if point.last_seen >= oldest}
+        self._counts = sorted(self._points)
+        self._values = [self._points[count].value for count in self._counts]
+        for index in range(len(self._values) - 2, -1, -1):
+            self._values[index] = min(self._values[index], self._values[index + 1])
+        self._answers.clear()
+
+    def _estimate(self, count: int) -> float:
+        counts, values, prior = self._counts, self._values, self._prior
+        if not counts:
+            return prior(count)
+        place = bisect_left(counts, count)
+        if place == len(counts):
+            return values[-1] * prior(count) / prior(counts[-1])
+        if counts[place] == count:
+            return values[place]
+        if place == 0:
+            return values[0] * prior(count) / prior(counts[0])
+        low, high = counts[place - 1], counts[place]
+        share = (count - low) / (high - low)
+        return values[place - 1] + share * (values[place] - values[place - 1])
