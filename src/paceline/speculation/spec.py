@@ -9,15 +9,16 @@ from typing import Any
 
 from paceline.errors import NotYetError, RequestError
 from paceline.speculation.drafter import DraftContext, Drafter
-from paceline.speculation.drafters import ngram, scripted, suffix
+from paceline.speculation.drafters import auto, ngram, scripted, suffix
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.verify import RULES
 
-PLANNED_METHODS = ("auto", "lookahead", "rest", "draft", "skip", "exit", "precision", "specinfer",
+PLANNED_METHODS = ("lookahead", "rest", "draft", "skip", "exit", "precision", "specinfer",
                    "cascade", "merge", "eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
 PLANNED_RULES = ("block",)
 
 BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
+    "auto": auto.build,
     "ngram": ngram.build,
     "suffix": suffix.build,
     "oracle": scripted.build,

@@ -1,0 +1,198 @@
+"""auto: whichever of several drafters promises most for this request now, or none.
+
+Every candidate that costs next to nothing is asked at every step, and the text that comes, drafted or not, shows how
+much its scores are worth. Candidates without scores (models) are forecast from their own history and asked only where
+they are expected to win more than they cost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from paceline.errors import RequestError
+from paceline.speculation.acceptance import Places, Trust, outcomes, survival
+from paceline.speculation.costs import CostCurve
+from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.options import Options
+from paceline.speculation.tree import DraftTree
+
+log = logging.getLogger("paceline.speculation")
+
+Result = TypeVar("Result")
+
+DEFAULT = ("ngram", "suffix")
+SHORTEST_PAUSE = 16
+LONGEST_PAUSE = 256
+
+
+class Reputation:
+    """What all requests of an engine taught about one candidate."""
+
+    def __init__(self) -> None:
+        self.trust = Trust()
+        self.places = Places()
+        self.cost = CostCurve(float)
+        self.scored = True
+        """Whether its drafts carry scores, as far as is known; without them it is only asked when it should pay."""
+
+
+class _Candidate(NamedTuple):
+    drafter: Drafter
+    known: Reputation
+
+
+class _Record:
+    """What one sequence taught about one candidate."""
+
+    __slots__ = ("pause", "places", "proposal", "trust", "wait")
+
+    def __init__(self, candidate: _Candidate) -> None:
+        self.trust = Trust(candidate.known.trust)
+        self.places = Places(candidate.known.places)
+        self.proposal: DraftTree | None = None
+        self.wait, self.pause = 0, SHORTEST_PAUSE
+
+
+class AutoDrafter:
+    """Passes on the best proposal of its candidates, with scores as trustworthy as it can make them.
+
+    A candidate that raises is dropped for all sequences of this object; the others go on.
+    """
+
+    def __init__(self, name: str, drafters: Sequence[tuple[Drafter, Reputation]],
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self.name = name
+        needs = [drafter.needs for drafter, _ in drafters]
+        self.needs = Needs(tuple(sorted({tap for one in needs for tap in one.taps})),
+                           samples=any(one.samples for one in needs))
+        self._candidates = [_Candidate(drafter, known) for drafter, known in drafters]
+        self._records: dict[DraftedSequence, list[_Record]] = {}
+        self._clock = clock
+
+    def begin(self, sequence: DraftedSequence) -> None:
+        for candidate in list(self._candidates):
+            self._try(candidate, candidate.drafter.begin, sequence)
+        self._records[sequence] = [_Record(candidate) for candidate in self._candidates]
+
+    def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        return [self._best(sequence, budget) for sequence, budget in zip(sequences, budgets)]
+
+    def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
+        for candidate, record in self._pairs(sequence):
+            proposal, record.proposal = record.proposal, None
+            record.wait -= len(observation.tokens)
+            if proposal is not None:
+                _teach(record, proposal, observation.tokens)
+            own = observation if _is_part(observation.draft, proposal) else Observation(
+                observation.tokens, hidden=observation.hidden)
+            self._try(candidate, candidate.drafter.observe, sequence, own)
+
+    def release(self, sequence: DraftedSequence) -> None:
+        for candidate, _ in self._pairs(sequence):
+            self._try(candidate, candidate.drafter.release, sequence)
+        self._records.pop(sequence, None)
+
+    def _pairs(self, sequence: DraftedSequence) -> list[tuple[_Candidate, _Record]]:
+        return list(zip(self._candidates, self._records.get(sequence, ())))
+
+    def _best(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
+        """The proposal with the largest expected win: accepted tokens less the price of its nodes. Candidates with
+        scores come first; one without must be expected to beat what they found."""
+        best: DraftTree | None = None
+        most = 0.0
+        for candidate, record in sorted(self._pairs(sequence), key=lambda pair: not pair[0].known.scored):
+            asked = budget
+            if not candidate.known.scored:
+                depth, forecast = _forecast(candidate.known, record, budget)
+                if forecast <= most:
+                    continue
+                asked = Budget(depth, budget.nodes, budget.price, budget.pace)
+            draft = record.proposal = self._ask(candidate, sequence, asked)
+            if draft is None:
+                continue
+            # What was sampled must not be chosen by its value: such a draft counts by its drafter's history alone.
+            scores = draft.scores if draft.q is None else None
+            candidate.known.scored = scores is not None
+            rates = (record.places.rates(max(draft.depths())) if scores is None
+                     else [record.trust.rate(score) for score in scores])
+            if scores is None:
+                rates = [rates[depth - 1] for depth in draft.depths()]
+            win = _win(survival(draft.parents, rates), budget.price)
+            if best is None or win > most:
+                best, most = DraftTree(draft.tokens, draft.parents, draft.drafter, draft.q, draft.sources, rates), win
+        return best
+
+    def _ask(self, candidate: _Candidate, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
+        begun = self._clock()
+        found = self._try(candidate, candidate.drafter.propose, [sequence], [budget])
+        candidate.known.cost.observe(budget.depth, self._clock() - begun)
+        return found[0] if found else None
+
+    def _try(self, candidate: _Candidate, action: Callable[..., Result], *given: Any) -> Result | None:
+        """Have a candidate do something; one that fails is left out from then on."""
+        try:
+            return action(*given)
+        except Exception as problem:
+            place = self._candidates.index(candidate)
+            del self._candidates[place]
+            for records in self._records.values():
+                del records[place:place + 1]
+            if not self._candidates:
+                raise  # nobody is left: the engine switches this drafter off and says so
+            log.warning("auto goes on without %s: %s: %s", candidate.drafter.name, type(problem).__name__, problem)
+            return None
+
+
+def _win(chances: Sequence[float], price: float) -> float:
+    """The best that any beginning of a draft promises: accepted tokens less their price."""
+    total = best = 0.0
+    for chance in chances:
+        total += chance - price
+        best = max(best, total)
+    return best
+
+
+def _forecast(known: Reputation, record: _Record, budget: Budget) -> tuple[int, float]:
+    """Depth and expected win of a candidate that says nothing of its chances; its own time counts. Where it should not
+    pay it is left alone for a while and then tried once."""
+    best, depth, alive, total = 0.0, 0, 1.0, 0.0
+    for count, rate in enumerate(record.places.rates(budget.depth), 1):
+        alive *= rate
+        total += alive - budget.price
+        win = total - budget.pace * (known.cost(count) if known.cost.measured else 0.0)
+        if win > best:
+            best, depth = win, count
+    if depth:
+        record.pause = SHORTEST_PAUSE
+        return depth, best
+    if record.wait <= 0:
+        record.wait, record.pause = record.pause, min(LONGEST_PAUSE, 2 * record.pause)
+        return 1, 0.01  # a try, unless something better is at hand
+    return 1, 0.0
+
+
+def _teach(record: _Record, proposal: DraftTree, tokens: Sequence[int]) -> None:
+    for node, hit in outcomes(proposal, tokens):
+        if proposal.scores is not None:
+            record.trust.learn(proposal.scores[node], hit)
+        elif proposal.is_chain:
+            record.places.learn(node, hit)
+
+
+def _is_part(sent: DraftTree | None, proposal: DraftTree | None) -> bool:
+    """Whether the draft that was verified is (the beginning of) this proposal."""
+    return (sent is not None and proposal is not None and sent.drafter == proposal.drafter
+            and sent.tokens == proposal.tokens[:len(sent)] and sent.parents == proposal.parents[:len(sent)])
+
+
+def build(method: str, options: Options, context: DraftContext) -> Drafter:
+    """Option "drafters": the candidates, each a method's name or a dict; by default those that need no model."""
+    wishes = options.take("drafters", None)
+    if wishes is not None and (not isinstance(wishes, list | tuple) or not wishes):
+        raise RequestError(f"speculation drafters must be a list of methods, got {wishes!r}.", "speculation")
+    parts = [(context.build(wish), context.shared.setdefault(f"auto: {wish!r}", Reputation()))
+             for wish in wishes or DEFAULT]
+    return AutoDrafter(method, parts)
