@@ -28,13 +28,15 @@ class Rule:
     verify: Verify
     reads_q: bool = False
     """Needs the q that sampled drafts were drawn from, and believes it."""
+    chains_only: bool = False
+    """Takes one sampled draft of a token, no branches."""
     lossy: bool = False
     """The text follows another law than the target's."""
 
 
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (
     Rule("coupled", _coupled),
-    Rule("rejection", rejection, reads_q=True),
+    Rule("rejection", rejection, reads_q=True, chains_only=True),
     Rule("multi-round", multi_round, reads_q=True),
     Rule("without-replacement", without_replacement, reads_q=True),
     Rule("typical", typical, lossy=True),
@@ -68,11 +70,8 @@ def check(rule: Rule, tree: DraftTree, vocab_size: int) -> None:
                 raise ValueError(f"a draft's q must be {vocab_size} probabilities that sum to 1")
         if not q[token] > 0.0:
             raise ValueError(f"token {token} was drafted from a q that gives it no probability")
-    for rows in children_of(tree).values():
-        draws = [(id(q), tree.tokens[row - 1]) for row in rows if (q := tree.q[row - 1]) is not None]
-        if rule.name == "rejection" and len(draws) > 1:
-            raise ValueError("verify='rejection' takes chains of sampled drafts: use 'multi-round' for branches drawn "
-                             "independently, 'without-replacement' for distinct ones, or 'coupled'")
-        if rule.name == "without-replacement" and len(set(draws)) < len(draws):
-            raise ValueError("verify='without-replacement' takes distinct siblings, and one was drawn twice from the "
-                             "same q: use 'multi-round'")
+    if rule.chains_only:
+        for rows in children_of(tree).values():
+            if sum(tree.q[row - 1] is not None for row in rows) > 1:
+                raise ValueError(f"verify={rule.name!r} takes chains of sampled drafts: use 'multi-round' for branches "
+                                 "drawn independently, 'without-replacement' for distinct ones, or 'coupled'")

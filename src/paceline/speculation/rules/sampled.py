@@ -6,8 +6,9 @@ were drawn. A rejected one leaves norm((p - q)+) to the others, and to the resid
 
 - rejection (Leviathan 2023, Chen 2023): at most one sampled child a row.
 - multi-round (SpecInfer): children drawn independently, each from its q; a token drawn twice is tested twice.
-- without-replacement (RSD, Sequoia): children that share a q array were drawn from it one after the other; after a
-  rejection the q of those left is what remained without the rejected token.
+- without-replacement (RSD, Sequoia): siblings that share a q array were drawn from it one after the other; after a
+  rejection the q of those left is what remained without the rejected token. (Siblings that were drawn independently
+  are exact too: one that repeats a rejected token is passed over, the others have this q. They are accepted less.)
 
 Whether a child is there may depend on the children before it and on those further up, never on its own value.
 """
@@ -59,15 +60,16 @@ def _token_after(tree: DraftTree, row: int, candidates: list[int], p: Target, dr
     left = p(row)
     if left is None:
         return draws.target(row), None
-    reduced: dict[int, Probs] = {}
-    """By the array a draw began with, what is left of it."""
+    reduced: dict[tuple[int, int], Probs] = {}
+    """By draw (the parent, and the array it began with), what is left of it."""
     for index, candidate in enumerate(candidates):
         token = tree.tokens[candidate - 1]
         declared = _q(tree, candidate)
-        q = None if declared is None else reduced.get(id(declared), declared)
+        draw = (tree.parents[candidate - 1], id(declared))
+        q = None if declared is None else reduced.get(draw, declared)
         chance = 1.0 if q is None else float(q[token])
         if chance <= 0.0:
-            continue  # not a draw from this q: it says nothing, and changes nothing
+            continue  # drawn before, or never from this q: it says nothing, and changes nothing
         # Strict: u may be 0, and a token the target rules out must not pass.
         if draws.accept(row, index) < float(left[token]) / chance:
             return token, candidate
@@ -76,7 +78,7 @@ def _token_after(tree: DraftTree, row: int, candidates: list[int], p: Target, dr
             continue
         left = _normed(np.maximum(left - q, 0.0), left)
         if reduce_q:
-            reduced[id(declared)] = _normed(_zeroed(q, token), q)
+            reduced[draw] = _normed(_zeroed(q, token), q)
     return draws.residual(row, left), None
 
 
