@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +15,12 @@ import torch
 from paceline import config as configs
 from paceline.config import EngineOptions, Facts
 from paceline.engine.core import Engine
+from paceline.engine.draft_models import LoadedModel
 from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
 from paceline.kernels.cpu import load as native_library
+from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
 from paceline.models.interface import CausalLM
@@ -42,27 +47,63 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         if tokenizer is not None:
             check_vocabulary(checkpoint, tokenizer.vocab_size)
-        shape = ModelConfig.from_dict(checkpoint.config)
-        weights = Weights(checkpoint, dtype, device)
-        length = options.max_model_len or shape.max_position_embeddings
-        if length > shape.max_position_embeddings:
-            log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
-                        length, shape.max_position_embeddings)
-        native = wants_native(options, shape, checkpoint, device)
-        model: CausalLM
-        if native:
-            kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
-            threads = options.threads or torch.get_num_threads()
-            model = NativeDecoder(shape, weights, length, threads=threads, kv_dtype=kv_dtype)
-        else:
-            model = build(shape, weights, length)
-        unused = weights.unused()
-        if unused:
-            log.warning("%d tensors of %s are not used, among them %s", len(unused), path, unused[0])
+        model = build_model(options, checkpoint, device, dtype, options.max_model_len)
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
-    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos, chat=chat)
+    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos, chat=chat,
+                      source=ModelFiles(options, path, device, dtype))
+
+
+def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
+                length: int | None) -> CausalLM:
+    """The checkpoint's model for positions below `length` (None: what it was made for)."""
+    shape = ModelConfig.from_dict(checkpoint.config)
+    weights = Weights(checkpoint, dtype, device)
+    length = length or shape.max_position_embeddings
+    if length > shape.max_position_embeddings:
+        log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
+                    length, shape.max_position_embeddings)
+    model: CausalLM
+    if wants_native(options, shape, checkpoint, device):
+        kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
+        model = NativeDecoder(shape, weights, length, threads=native_threads(options), kv_dtype=kv_dtype)
+    else:
+        model = build(shape, weights, length)
+    unused = weights.unused()
+    if unused:
+        log.warning("%d tensors of %s are not used, among them %s", len(unused), checkpoint.path, unused[0])
+    return model
+
+
+class ModelFiles:
+    """Further models for a running engine, opened with the options it was built with (engine.draft_models)."""
+
+    def __init__(self, options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """`path`: of the engine's own model."""
+        self._options = options
+        self._path = path
+        self._device = device
+        self._dtype = dtype
+        self.threads = native_threads(options)
+
+    def load(self, name: str, max_model_len: int) -> LoadedModel:
+        options = self._options
+        if options.kernels == "native":  # asked for the target; this one is run by what suits it
+            options = replace(options, kernels="auto")
+        with open_checkpoint(resolve(name)) as checkpoint:
+            tokenizer = Tokenizer.from_checkpoint(checkpoint)
+            if tokenizer is not None:
+                check_vocabulary(checkpoint, tokenizer.vocab_size)
+            made_for = ModelConfig.from_dict(checkpoint.config).max_position_embeddings
+            model = build_model(options, checkpoint, self._device, self._dtype, min(max_model_len, made_for))
+        kv_dtype = self._dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
+        return LoadedModel(model, tokenizer, kernels_for(model, options, self._device), kv_dtype)
+
+    @contextmanager
+    def weights(self) -> Iterator[Weights]:
+        with open_checkpoint(self._path) as checkpoint:
+            yield Weights(checkpoint, self._dtype, self._device)
 
 
 def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, *, device: torch.device,
@@ -76,10 +117,17 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)
-    kernels = NativeKernels() if isinstance(model, NativeDecoder) else select(
+    return Engine(model, tokenizer, config, kernels_for(model, options, device), device=device, kv_dtype=kv_dtype,
+                  revision=revision, eos_ids=eos_ids, speculation=options.speculation, **more)
+
+
+def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -> Kernels:
+    return NativeKernels() if isinstance(model, NativeDecoder) else select(
         deterministic=options.deterministic or options.kernels == "reference", device=device)
-    return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
-                  eos_ids=eos_ids, speculation=options.speculation, **more)
+
+
+def native_threads(options: EngineOptions) -> int:
+    return options.threads or torch.get_num_threads()
 
 
 def wants_native(options: EngineOptions, shape: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> bool:

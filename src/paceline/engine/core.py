@@ -17,6 +17,7 @@ from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
+from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.outputs import Emitter, Record
@@ -53,6 +54,7 @@ class Engine:
     def __init__(self, model: CausalLM, tokenizer: Tokenizer | None, config: EngineConfig, kernels: Kernels, *,
                  device: torch.device, kv_dtype: torch.dtype = torch.float32, revision: str = "",
                  eos_ids: frozenset[int] = frozenset(), chat: ChatTemplate | None = None, speculation: Any = None,
+                 source: ModelSource | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -78,8 +80,11 @@ class Engine:
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab))
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
+        self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), self.runner, self.cache,
+                                              self.scheduler, config, device, source)
         self._draft_context = DraftContext(
-            self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None)
+            self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
+            models=self.draft_models)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._ahead: Batch | None = None

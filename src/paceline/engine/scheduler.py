@@ -151,6 +151,11 @@ class Scheduler:
         self._flight.append(step)
         return step
 
+    def take_moves(self) -> list[SlotMove]:
+        """The moves that would travel with the next step, for whoever reads the cache before it: carry them out now."""
+        moves, self._moves = self._moves, []
+        return moves
+
     def commit(self, step: Step, results: Results[GroupResult]) -> None:
         """Take back what the oldest uncommitted step yielded, one result a group.
 

@@ -31,6 +31,14 @@ class Block:
         x = x + self.attention(self.attention_norm(x, kernels), context, cos, sin)
         return x + self.mlp(self.mlp_norm(x, kernels), kernels)
 
+    def reduced(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor, attention: bool,
+                mlp: bool) -> torch.Tensor:
+        """The same with a part, or both, left out."""
+        kernels = context.kernels
+        if attention:
+            x = x + self.attention(self.attention_norm(x, kernels), context, cos, sin)
+        return x + self.mlp(self.mlp_norm(x, kernels), kernels) if mlp else x
+
 
 class Decoder(ABC):
     """Implements CausalLM. An architecture says what its attention and its feed-forward are made of."""
@@ -80,7 +88,12 @@ class Decoder(ABC):
         for index in range(first, end):
             if index in taps:
                 context.tapped[index] = hidden
-            hidden = self.blocks[index](hidden, context, cos, sin)
+            block = self.blocks[index]
+            if context.skip:
+                hidden = block.reduced(hidden, context, cos, sin, (index, "attn") not in context.skip,
+                                       (index, "mlp") not in context.skip)
+            else:
+                hidden = block(hidden, context, cos, sin)
         if end == len(self.blocks) and end in taps:
             context.tapped[end] = hidden
         return hidden

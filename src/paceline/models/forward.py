@@ -19,6 +19,9 @@ class Forward:
 
     Taps: `tapped[i]` becomes the residual stream [N, h] that enters layer i, for i = number of layers the one that
     leaves the last layer, before the final norm.
+
+    Skips: the sublayers in `skip`, (layer, "attn") or (layer, "mlp"), are passed by; a skipped attention stores
+    neither keys nor values.
     """
 
     kernels: Kernels
@@ -28,6 +31,7 @@ class Forward:
     groups: Sequence[CacheGroup]
     taps: frozenset[int] = frozenset()
     tapped: dict[int, torch.Tensor] = field(default_factory=dict)
+    skip: frozenset[tuple[int, str]] = frozenset()
     _views: dict[int, GroupView] = field(init=False)
 
     def __post_init__(self) -> None:

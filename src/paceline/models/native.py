@@ -56,6 +56,8 @@ class NativeDecoder:
         self.config = config
         self.cache_groups = cache_groups(config)
         packer = _Packer(self._native, weights)
+        self.bits = 8
+        """Bits of a weight: 4 where every matrix of the layers is in 4-bit blocks."""
         hidden, d = config.hidden_size, config.head_dim
         factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
@@ -66,6 +68,8 @@ class NativeDecoder:
         group_of = {layer: index for index, group in enumerate(self.cache_groups) for layer in group.layers}
         for layer in range(config.num_layers):
             self._add_layer(packer, layer, group_of[layer])
+        if packer.bits == {4}:
+            self.bits = 4
         self._norm = packer.vector("model.norm.weight", hidden)
         self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
         self._head = self._embedding
@@ -83,10 +87,14 @@ class NativeDecoder:
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
         end = self.config.num_layers if last is None else last
         out = hidden.clone()
-        stops = sorted(tap for tap in context.taps if first <= tap < end)
+        skipped = _whole_layers(context.skip)
+        # One native call runs a range of layers: cut where a tap looks in, and around what is skipped.
+        stops = {tap for tap in context.taps if first <= tap < end}
+        stops |= {edge for layer in skipped for edge in (layer, layer + 1) if first <= edge < end}
         at = first
-        for stop in [*stops, end]:
-            self._run(out, context, at, stop)
+        for stop in [*sorted(stops), end]:
+            if at < stop and at not in skipped:
+                self._run(out, context, at, stop)
             if stop in context.taps and (stop < end or end == self.config.num_layers):
                 context.tapped[stop] = out.clone()
             at = stop
@@ -99,7 +107,7 @@ class NativeDecoder:
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         hidden = self.embed(token_ids)
-        if context.taps:
+        if context.taps or context.skip:
             return self.layers(hidden, context)
         self._run(hidden, context, 0, self.config.num_layers)
         return hidden
@@ -142,12 +150,22 @@ class NativeDecoder:
             packer.vector(attention + "k_norm.weight", d) if normed else NOTHING)
 
 
+def _whole_layers(skip: frozenset[tuple[int, str]]) -> frozenset[int]:
+    """The layers of which both sublayers are skipped; native code knows no other kind."""
+    layers = frozenset(layer for layer, part in skip if part == "attn")
+    if layers != frozenset(layer for layer, part in skip if part == "mlp"):
+        raise ConfigError("The native decoder skips whole layers only: name both 'attn' and 'mlp' of each.")
+    return layers
+
+
 class _Packer:
     """Takes a checkpoint's tensors and packs them for the native code."""
 
     def __init__(self, native: Any, weights: WeightSource) -> None:
         self._native = native
         self._weights = weights
+        self.bits: set[int] = set()
+        """Of the matrices packed so far."""
 
     def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(self._weights.take(name, (size,)).float().numpy())
@@ -160,12 +178,14 @@ class _Packer:
         aligned = all(count % 8 == 0 for _, count in parts)
         if aligned and None not in packed and (kinds <= FOUR_BITS or kinds <= EIGHT_BITS):
             matrix = self._native.Matrix("q4" if kinds <= FOUR_BITS else "q8", rows, cols)
+            self.bits.add(4 if kinds <= FOUR_BITS else 8)
             first = 0
             for blocks, (_, count) in zip(packed, parts):
                 if blocks is not None:
                     matrix.take_blocks(np.ascontiguousarray(blocks[1]), blocks[0], first)
                 first += count
             return matrix
+        self.bits.add(8)
         whole = np.zeros((-(-rows // 8) * 8, cols), dtype=np.float32)
         first = 0
         for name, count in parts:

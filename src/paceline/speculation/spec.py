@@ -9,18 +9,40 @@ from typing import Any
 
 from paceline.errors import NotYetError, RequestError
 from paceline.speculation.drafter import DraftContext, Drafter
-from paceline.speculation.drafters import auto, ngram, scripted, suffix
+from paceline.speculation.drafters import (
+    auto,
+    cascade,
+    draft,
+    exit,
+    lookahead,
+    merge,
+    ngram,
+    precision,
+    rest,
+    scripted,
+    skip,
+    specinfer,
+    suffix,
+)
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.verify import RULES
 
-PLANNED_METHODS = ("lookahead", "rest", "draft", "skip", "exit", "precision", "specinfer",
-                   "cascade", "merge", "eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
+PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
 PLANNED_RULES = ("block",)
 
 BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "auto": auto.build,
     "ngram": ngram.build,
     "suffix": suffix.build,
+    "lookahead": lookahead.build,
+    "rest": rest.build,
+    "specinfer": specinfer.build,
+    "merge": merge.build,
+    "draft": draft.build,
+    "skip": skip.build,
+    "exit": exit.build,
+    "precision": precision.build,
+    "cascade": cascade.build,
     "oracle": scripted.build,
     "wrong": scripted.build,
 }

@@ -1,0 +1,174 @@
+"""ModelDrafter: what every drafter that runs a model does, whatever the model: grow a tree level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import RequestError
+from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Needs, Observation
+from paceline.speculation.models import SAMPLED_RULES, Ask, DraftModel, DraftModels, Draw, rule_of
+from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """How wide a draft is at each depth. `everywhere`: every node goes on (a full tree); else the first of each
+    level's siblings alone does, and the others are leaves beside the chain."""
+
+    widths: tuple[int, ...] = (1,)
+    """Children of a node at depth 0, 1, ...; the last stands for all that follow unless the tree is full, where one
+    child each follows."""
+    everywhere: bool = False
+
+    def width(self, depth: int) -> int:
+        if depth < len(self.widths):
+            return self.widths[depth]
+        return 1 if self.everywhere else self.widths[-1]
+
+    @property
+    def is_chain(self) -> bool:
+        return all(width == 1 for width in self.widths)
+
+    @classmethod
+    def read(cls, options: Options) -> Branching:
+        """Option "branches": a number (siblings at every depth) or a list (children of every node, by depth)."""
+        raw: Any = options.take("branches", 1)
+        widths = raw if isinstance(raw, list | tuple) else [raw]
+        if not widths or not all(isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_NODES
+                                 for width in widths):
+            raise RequestError(f"speculation branches must be a whole number from 1 to {MAX_NODES} or a list of such "
+                               f"numbers, one a depth, got {raw!r}.", "speculation")
+        return cls(tuple(widths), everywhere=isinstance(raw, list | tuple))
+
+
+CHAIN = Branching()
+
+
+class Growth:
+    """One sequence's tree while it grows. Nodes that go on are read by the model; leaves never are."""
+
+    def __init__(self, sequence: DraftedSequence, budget: Budget, depth: int, branching: Branching,
+                 min_confidence: float) -> None:
+        self.sequence = sequence
+        self._depth = min(budget.depth, depth)
+        self._nodes = budget.nodes
+        self._branching = branching
+        self._min_confidence = min_confidence
+        self._level = 0
+        self._frontier = [-1] if self._depth else []
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._q: list[NDArray[np.float64] | None] = []
+        self._scores: list[float] = []
+        self._read: dict[int, int] = {-1: -1}
+        """Nodes that the model reads, and their places among those."""
+
+    def ask(self) -> Ask | None:
+        """The next question to the model; None: grown."""
+        left = self._nodes - len(self._tokens)
+        if not self._frontier or left < 1 or self._level >= self._depth:
+            return None
+        for node in self._frontier:
+            self._read.setdefault(node, len(self._read) - 1)
+        # Which nodes get how many children is settled before their values are drawn: rules that read q need that.
+        counts: list[int] = []
+        for _ in self._frontier:
+            counts.append(min(self._branching.width(self._level), left))
+            left -= counts[-1]
+        asked = [(node, count) for node, count in zip(self._frontier, counts) if count]
+        self._frontier = [node for node, _ in asked]
+        nodes = [node for node in self._read if node >= 0]
+        return Ask(self.sequence, [self._tokens[node] for node in nodes],
+                   [self._read[self._parents[node]] for node in nodes],
+                   [self._read[node] for node in self._frontier], [count for _, count in asked])
+
+    def take(self, draws: Sequence[Draw]) -> None:
+        """The answer, one Draw per node of the last question."""
+        grown: list[int] = []
+        for node, draw in zip(self._frontier, draws):
+            for place, token in enumerate(draw.tokens):
+                confidence = 1.0 if draw.confidences is None else draw.confidences[place]
+                if (place == 0 or self._branching.everywhere) and confidence >= self._min_confidence:
+                    grown.append(len(self._tokens))
+                self._tokens.append(token)
+                self._parents.append(node)
+                self._q.append(draw.q)
+                if draw.confidences is not None:
+                    self._scores.append(confidence)
+        self._frontier = grown
+        self._level += 1
+
+    def tree(self, drafter: str) -> DraftTree | None:
+        if not self._tokens:
+            return None
+        sampled = any(q is not None for q in self._q)
+        scored = len(self._scores) == len(self._tokens)
+        return DraftTree(self._tokens, self._parents, drafter, q=self._q if sampled else None,
+                         scores=self._scores if scored else None)
+
+
+class ModelDrafter:
+    """A drafter around a DraftModel. One object serves every request with the same options, so that a step's drafts
+    are drawn together."""
+
+    needs = Needs(samples=True)
+
+    def __init__(self, name: str, model: DraftModel, branching: Branching = CHAIN,
+                 min_confidence: float = 0.0) -> None:
+        self.name = name
+        self.model = model
+        self._branching = branching
+        self._min_confidence = min_confidence
+
+    def begin(self, sequence: DraftedSequence) -> None:
+        pass
+
+    def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        growths = [Growth(sequence, budget, depth, self._shape(sequence), self._min_confidence)
+                   for sequence, budget, depth in zip(sequences, budgets, self.model.open(sequences))]
+        while True:
+            asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
+            if not asked:
+                return [growth.tree(self.name) for growth in growths]
+            for (growth, _), draws in zip(asked, self.model.draw([ask for _, ask in asked]), strict=True):
+                growth.take(draws)
+
+    def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
+        pass
+
+    def release(self, sequence: DraftedSequence) -> None:
+        self.model.release(sequence)
+
+    def _shape(self, sequence: DraftedSequence) -> Branching:
+        # The chain rule looks at one child of a node; further ones would only cost rows.
+        return CHAIN if rule_of(sequence) == "rejection" else self._branching
+
+
+def models_of(context: DraftContext, method: str) -> DraftModels:
+    if context.models is None:
+        raise RequestError(f"speculation method {method!r} runs a model, and there is none in this context.",
+                           "speculation")
+    return context.models
+
+
+def shared_drafter(method: str, options: Options, context: DraftContext, model: DraftModel,
+                   key: tuple[Any, ...]) -> ModelDrafter:
+    """The one drafter of all requests that ask for this model in this way. Reads the options that all have."""
+    branching = Branching.read(options)
+    confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
+    name = f"{method} {key} {branching} {confidence}"
+    drafter = context.shared.get(name)
+    if drafter is None:
+        drafter = context.shared[name] = ModelDrafter(method, model, branching, confidence)
+    if not isinstance(drafter, ModelDrafter):
+        raise TypeError(f"what is shared as {name!r} is not a drafter")
+    return drafter
+
+
+__all__ = ["CHAIN", "SAMPLED_RULES", "Branching", "Growth", "ModelDrafter", "models_of", "shared_drafter"]
