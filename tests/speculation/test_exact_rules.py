@@ -145,18 +145,18 @@ def test_several_cycles_in_a_row(pair: str) -> None:
     """Not by induction but in one enumeration: cycle after cycle until three tokens are out."""
     p, q = ADVERSARIES[pair](3)
 
+    def cycle(fork: Fork, text: tuple[int, ...]) -> tuple[int, ...]:
+        tree = sampled([1])(fork, lambda context: q((*text, *context)))
+
+        def after(row: int) -> np.ndarray:
+            return p((*text, *tree.path(row - 1)))
+
+        return (*text, *RULES["rejection"].verify(tree, after, ForkDraws(fork, after)).tokens)
+
     def run(fork: Fork) -> tuple[int, ...]:
         text: tuple[int, ...] = ()
         while len(text) < 3:
-            def behind(t: Table, start: tuple[int, ...] = text) -> Table:
-                return lambda context: t((*start, *context))
-
-            tree = sampled([1])(fork, behind(q))
-
-            def after(row: int, tree: DraftTree = tree, p: Table = behind(p)) -> np.ndarray:
-                return p(tuple(tree.path(row - 1)))
-
-            text += tuple(RULES["rejection"].verify(tree, after, ForkDraws(fork, after)).tokens)
+            text = cycle(fork, text)
         return text[:3]
 
     assert deviation(law(run), p, 3) < TINY
