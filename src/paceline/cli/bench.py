@@ -102,6 +102,47 @@ def quality(
     _emit(run(text, model, tokens, gate_windows=gate_windows), json_file)
 
 
+@app.command("spec")
+def spec(
+    dataset: Annotated[str, typer.Option(help="Questions: a JSON object a line with question_id, category, turns.")],
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    methods: Annotated[str, typer.Option(help="all, names separated by commas, or JSON objects.")] = "all",
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="METHOD.KEY=VALUE", help="A method's option; repeatable.")
+    ] = None,
+    per_category: Annotated[int, typer.Option(min=0, help="Questions of each category; 0: all of them.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions in all, at most.")] = None,
+    categories: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    check: Annotated[bool, typer.Option("--check", help="Stop where tokens differ from plain decoding.")] = False,
+    chart: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw the speed-ups.")] = None,
+    kernels: options.KernelChoice = "auto",
+) -> None:
+    """Speculation by Spec-Bench's protocol: every method beside plain decoding, speed-up and accepted tokens."""
+    from paceline.bench.questions import choose, read_questions
+    from paceline.bench.spec import Difference, contenders, finish, run
+
+    choose(read_questions(dataset), per_category or None, limit, categories)
+    contenders(methods, option or ())
+    if chart is not None:
+        from paceline.bench.spec_chart import ready
+
+        ready(chart)
+    _fetch(model)
+    try:
+        result = run(dataset, model, methods, option or (), per_category or None, limit, categories, max_tokens,
+                     temperature, check=check, kernels=kernels)
+    except Difference as difference:
+        typer.echo(f"error: {difference}", err=True)
+        raise typer.Exit(1) from None
+    try:
+        finish(result, json_file, chart)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
+
+
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
