@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -66,7 +67,12 @@ class EngineDraftModels:
         self._device = device
         self._vocab = target.model.config.vocab_size
         self.source = source
-        self._made: dict[tuple[object, ...], DraftModel] = {}
+        self._loaded: dict[str, tuple[DraftModel, int | None]] = {}
+        """By name, with the cache size that was asked for."""
+        self._rounded: dict[int, DraftModel] = {}
+        """By bits."""
+        self._shorter: WeakValueDictionary[object, TargetCacheModel] = WeakValueDictionary()
+        """Cheap to make, and there is no end of them: kept while a drafter has them."""
         self._in_memory: dict[str, LoadedModel] = {}
 
     @property
@@ -78,7 +84,13 @@ class EngineDraftModels:
         self._in_memory[name] = model
 
     def load(self, model: str, cache_tokens: int | None = None) -> DraftModel:
-        return self._once(("load", model, cache_tokens), lambda: self._own(model, cache_tokens))
+        if model not in self._loaded:
+            self._loaded[model] = (self._own(model, cache_tokens), cache_tokens)
+        found, tokens = self._loaded[model]
+        if cache_tokens is not None and cache_tokens != tokens:
+            raise RequestError(f"The draft model {model!r} is in use with cache_tokens={tokens}: leave cache_tokens "
+                               "out, or say the same.", "speculation")
+        return found
 
     def skipping(self, sublayers: frozenset[Sublayer]) -> DraftModel:
         if isinstance(self._target.model, NativeDecoder):
@@ -87,10 +99,10 @@ class EngineDraftModels:
                 raise RequestError(
                     f"speculation skip names one half of layer {min(halves)}, and the native kernels skip whole layers "
                     f"only: write {min(halves)} instead, or run with kernels='eager' or 'reference'.", "speculation")
-        return self._once(("skip", sublayers), lambda: self._reduced(ShorterModel(self._target.model, skip=sublayers)))
+        return self._short(sublayers, lambda: ShorterModel(self._target.model, skip=sublayers))
 
     def exiting(self, layers: int) -> DraftModel:
-        return self._once(("exit", layers), lambda: self._reduced(ShorterModel(self._target.model, layers)))
+        return self._short(layers, lambda: ShorterModel(self._target.model, layers))
 
     def rounded(self, bits: int | None) -> DraftModel:
         target = self._target
@@ -100,18 +112,21 @@ class EngineDraftModels:
                 f"The model runs in {own} bits already, so there is nothing to draft with in {bits or 'fewer'} bits: "
                 "use another speculation method" + (" or fewer bits." if own > 4 else "."), "speculation")
         chosen = bits if bits is not None else 8 if own > 8 else 4
-        return self._once(("bits", chosen), lambda: self._rounded(chosen))
+        if chosen not in self._rounded:
+            self._rounded[chosen] = self._in_bits(chosen)
+        return self._rounded[chosen]
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], DraftModel]) -> DraftModel:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def _short(self, key: object, make: Callable[[], CausalLM]) -> DraftModel:
+        found = self._shorter.get(key)
+        if found is None:
+            found = self._shorter[key] = self._reduced(make())
+        return found
 
     def _reduced(self, model: CausalLM, kernels: Kernels | None = None) -> TargetCacheModel:
         runner = Runner(model, kernels or self._target.kernels, self._runner.storage, self._cache.tables, self._device)
         return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len)
 
-    def _rounded(self, bits: int) -> DraftModel:
+    def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config
         if self.source is None:
             raise RequestError("speculation method 'precision' needs the model's weights once more, and this engine "

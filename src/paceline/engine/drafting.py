@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import replace
 
 from paceline.engine.decide import Decision
@@ -169,6 +170,8 @@ class Drafting:
         seq.draft = None
         seq.wait_for_commit = False
         self._report(seq, drafter, stats, problem)
+        with suppress(Exception):  # it has failed already; what it holds of the sequence is to be given back
+            drafter.release(seq)
 
     def _report(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats, problem: Exception) -> None:
         self.failures += 1

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Needs, Observation
-from paceline.speculation.models import SAMPLED_RULES, Ask, DraftModel, DraftModels, Draw, rule_of
+from paceline.speculation.models import Ask, DraftModel, DraftModels, Draw, rule_of
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.tree import DraftTree
+
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Growth:
     def __init__(self, sequence: DraftedSequence, budget: Budget, depth: int, branching: Branching,
                  min_confidence: float) -> None:
         self.sequence = sequence
+        self.budget = budget
         self._depth = min(budget.depth, depth)
         self._nodes = budget.nodes
         self._branching = branching
@@ -66,6 +71,8 @@ class Growth:
         self._parents: list[int] = []
         self._q: list[NDArray[np.float64] | None] = []
         self._scores: list[float] = []
+        self._chances: list[float] = []
+        """Of each node: how likely the model thinks that all down to it comes true."""
         self._read: dict[int, int] = {-1: -1}
         """Nodes that the model reads, and their places among those."""
 
@@ -88,14 +95,19 @@ class Growth:
                    [self._read[self._parents[node]] for node in nodes],
                    [self._read[node] for node in self._frontier], [count for _, count in asked])
 
-    def take(self, draws: Sequence[Draw]) -> None:
-        """The answer, one Draw per node of the last question."""
+    def take(self, draws: Sequence[Draw], least: float) -> None:
+        """The answer, one Draw per node of the last question. A node goes on if its chance is at least `least`, where
+        the rule allows to look."""
         grown: list[int] = []
         for node, draw in zip(self._frontier, draws):
+            above = 1.0 if node < 0 else self._chances[node]
             for place, token in enumerate(draw.tokens):
                 confidence = 1.0 if draw.confidences is None else draw.confidences[place]
-                if (place == 0 or self._branching.everywhere) and confidence >= self._min_confidence:
+                chance = above * confidence
+                likely = draw.confidences is None or (confidence >= self._min_confidence and chance >= least)
+                if likely and (place == 0 or self._branching.everywhere):
                     grown.append(len(self._tokens))
+                self._chances.append(chance)
                 self._tokens.append(token)
                 self._parents.append(node)
                 self._q.append(draw.q)
@@ -119,12 +131,13 @@ class ModelDrafter:
 
     needs = Needs(samples=True)
 
-    def __init__(self, name: str, model: DraftModel, branching: Branching = CHAIN,
-                 min_confidence: float = 0.0) -> None:
+    def __init__(self, name: str, model: DraftModel, branching: Branching = CHAIN, min_confidence: float = 0.0,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         self.name = name
         self.model = model
         self._branching = branching
         self._min_confidence = min_confidence
+        self._clock = clock
 
     def begin(self, sequence: DraftedSequence) -> None:
         pass
@@ -136,8 +149,13 @@ class ModelDrafter:
             asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
             if not asked:
                 return [growth.tree(self.name) for growth in growths]
-            for (growth, _), draws in zip(asked, self.model.draw([ask for _, ask in asked]), strict=True):
-                growth.take(draws)
+            begun = self._clock()
+            answers = self.model.draw([ask for _, ask in asked])
+            share = (self._clock() - begun) / len(asked)
+            for (growth, _), draws in zip(asked, answers, strict=True):
+                # One level more costs a row of the target's step and as much time as this one: a node has to be
+                # that likely to be reached.
+                growth.take(draws, growth.budget.price + share * growth.budget.pace)
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         pass
@@ -162,13 +180,14 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
     """The one drafter of all requests that ask for this model in this way. Reads the options that all have."""
     branching = Branching.read(options)
     confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
-    name = f"{method} {key} {branching} {confidence}"
-    drafter = context.shared.get(name)
-    if drafter is None:
-        drafter = context.shared[name] = ModelDrafter(method, model, branching, confidence)
-    if not isinstance(drafter, ModelDrafter):
-        raise TypeError(f"what is shared as {name!r} is not a drafter")
-    return drafter
+    return shared_by(context, f"{method} {key} {branching} {confidence}",
+                     lambda: ModelDrafter(method, model, branching, confidence))
 
 
-__all__ = ["CHAIN", "SAMPLED_RULES", "Branching", "Growth", "ModelDrafter", "models_of", "shared_drafter"]
+def shared_by(context: DraftContext, name: str, make: Callable[[], D]) -> D:
+    """The object of this name that some request holds, or a new one; it goes when the last of them does."""
+    holders: WeakValueDictionary[str, D] = context.shared.setdefault("model drafters", WeakValueDictionary())
+    found = holders.get(name)
+    if found is None:
+        found = holders[name] = make()
+    return found

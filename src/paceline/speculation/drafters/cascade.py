@@ -7,7 +7,8 @@ distribution is the true q, whatever the small drafter guessed; only the number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.model_drafter import shared_by
 from paceline.speculation.models import Ask, Continued, DraftModel, Draw
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.tree import DraftTree
@@ -25,12 +27,14 @@ class CascadeDrafter:
 
     needs = Needs(samples=True)
 
-    def __init__(self, small: Drafter, middle: Drafter, model: DraftModel, small_k: int) -> None:
+    def __init__(self, small: Drafter, middle: Drafter, model: DraftModel, small_k: int,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         self.name = "cascade"
         self._small = small
         self._middle = middle
         self._model = model
-        self._small_budget = Budget(small_k, small_k)
+        self._small_k = small_k
+        self._clock = clock
         self._chains: dict[DraftedSequence, _Chain] = {}
 
     def begin(self, sequence: DraftedSequence) -> None:
@@ -40,17 +44,26 @@ class CascadeDrafter:
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         chains = [self._chains[sequence] for sequence in sequences]
         for chain, budget, room in zip(chains, budgets, self._model.open(sequences)):
-            chain.restart(min(budget.depth, budget.nodes, room))
+            chain.restart(budget, room)
         while True:
             growing = [chain for chain in chains if chain.left]
             if not growing:
                 return [chain.tree(self.name) for chain in chains]
-            # What the middle model reads in a pass is worth it only as far as the chain may still grow.
-            guesses = self._small.propose([chain.view for chain in growing], [
-                Budget(min(self._small_budget.depth, chain.left), self._small_budget.nodes) for chain in growing])
-            asks = [chain.ask(guess) for chain, guess in zip(growing, guesses)]
-            for chain, guess, draws in zip(growing, guesses, self._model.draw(asks)):
-                chain.take(guess, draws)
+            begun = self._clock()
+            self._guess(growing)
+            answers = self._model.draw([chain.ask() for chain in growing])
+            share = (self._clock() - begun) / len(growing)
+            for chain, draws in zip(growing, answers, strict=True):
+                chain.take(draws, share)
+
+    def _guess(self, chains: Sequence[_Chain]) -> None:
+        # Of a guess that is right to the end the chain gets one token more than it is deep.
+        longer = [chain for chain in chains if chain.left > 1]
+        if longer:
+            guesses = self._small.propose([chain.view for chain in longer], [
+                Budget(min(self._small_k, chain.left - 1), self._small_k) for chain in longer])
+            for chain, guess in zip(longer, guesses, strict=True):
+                chain.guess = guess
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         chain = self._chains[sequence]
@@ -73,25 +86,34 @@ class _Chain:
         self.view = Continued(sequence)
         self.left = 0
         """How much deeper the draft may get."""
+        self.guess: DraftTree | None = None
+        """The small drafter's, of this round."""
+        self._budget = Budget(1, 1)
+        self._chance = 1.0
+        """How likely the middle model thinks that all so far comes true."""
         self._q: list[NDArray[np.float64] | None] = []
         self._scores: list[float] = []
 
-    def restart(self, depth: int) -> None:
+    def restart(self, budget: Budget, room: int) -> None:
         self.view.restart()
-        self.left = depth
+        self.left = min(budget.depth, budget.nodes, room)
+        self._budget = budget
+        self._chance = 1.0
         self._q, self._scores = [], []
 
-    def ask(self, guess: DraftTree | None) -> Ask:
-        tokens, parents = ([], []) if guess is None else (guess.tokens, guess.parents)
+    def ask(self) -> Ask:
+        tokens, parents = ([], []) if self.guess is None else (self.guess.tokens, self.guess.parents)
         nodes = list(range(-1, len(tokens)))
         return Ask(self.view, tokens, parents, nodes, [1] * len(nodes))
 
-    def take(self, guess: DraftTree | None, draws: Sequence[Draw]) -> None:
-        """Follow the middle model's own tokens down the guess; the first that is not in it is the last of the round."""
+    def take(self, draws: Sequence[Draw], seconds: float) -> None:
+        """Follow the middle model's own tokens down the guess; the first that is not in it is the last of the round,
+        which took so many seconds."""
         children: dict[tuple[int, int], int] = {}
-        if guess is not None:
-            for child, parent_and_token in enumerate(zip(guess.parents, guess.tokens)):
+        if self.guess is not None:
+            for child, parent_and_token in enumerate(zip(self.guess.parents, self.guess.tokens)):
                 children.setdefault(parent_and_token, child)
+            self.guess = None
         drawn: list[int] = []
         node: int | None = -1
         while node is not None and len(drawn) < self.left:
@@ -101,10 +123,14 @@ class _Chain:
                 break
             drawn.append(draw.tokens[0])
             self._q.append(draw.q)
-            self._scores += [] if draw.confidences is None else draw.confidences[:1]
+            if draw.confidences is not None:
+                self._scores.append(draw.confidences[0])
+                self._chance *= draw.confidences[0]
             node = children.get((node, draw.tokens[0]))
         self.left -= len(drawn)
         self.view.extend(drawn)
+        if self._scores and self._chance < self._budget.price + seconds * self._budget.pace:
+            self.left = 0  # another round costs more than it is likely to bring
 
     def tree(self, name: str) -> DraftTree | None:
         tokens = self.view.path
@@ -121,18 +147,20 @@ class _Chain:
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
     """Options: "drafter" (the small one: any method, or a dict with its options), "by" (the middle one: a drafter that
     runs a model), "small_k" (how deep the small one guesses in a round)."""
-    small = _nested(options, "drafter", context)
-    middle = _nested(options, "by", context)
-    model = getattr(middle, "model", None)
-    if model is None:
-        raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
-                           f"{middle.name!r} runs none: use draft, skip, exit or precision.", "speculation")
-    return CascadeDrafter(small, middle, model, options.integer("small_k", 4, 1, MAX_NODES))
+    wishes: list[Any] = []
+    for name in ("drafter", "by"):
+        wishes.append(options.take(name, None))
+        if wishes[-1] is None:
+            raise RequestError(f"speculation method 'cascade' needs {name!r}: a method's name, or a dict with its "
+                               "options.", "speculation")
+    small_k = options.integer("small_k", 4, 1, MAX_NODES)
 
+    def make() -> CascadeDrafter:
+        small, middle = (context.build(wish) for wish in wishes)
+        model = getattr(middle, "model", None)
+        if model is None:
+            raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
+                               f"{middle.name!r} runs none: use draft, skip, exit or precision.", "speculation")
+        return CascadeDrafter(small, middle, model, small_k)
 
-def _nested(options: Options, name: str, context: DraftContext) -> Drafter:
-    wish: Any = options.take(name, None)
-    if wish is None:
-        raise RequestError(f"speculation method 'cascade' needs {name!r}: a method's name, or a dict with its options.",
-                           "speculation")
-    return context.build(wish)
+    return shared_by(context, f"{method} {wishes} {small_k}", make)
