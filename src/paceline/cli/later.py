@@ -17,9 +17,4 @@ def plan() -> None:
     raise NotYetError("`paceline plan` is not in this version yet; `paceline doctor` says what this machine can do.")
 
 
-def train() -> None:
-    """Training of drafters (not in this version yet)."""
-    raise NotYetError("`paceline train` is not in this version yet.")
-
-
-COMMANDS: dict[str, Callable[[], None]] = {"serve": serve, "plan": plan, "train": train}
+COMMANDS: dict[str, Callable[[], None]] = {"serve": serve, "plan": plan}

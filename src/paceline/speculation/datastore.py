@@ -88,6 +88,15 @@ class Header:
         return header
 
 
+def is_datastore(path: Path) -> bool:
+    """Whether a file begins like one; says nothing of the rest."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def write_datastore(path: Path, texts: Iterable[Sequence[int]], vocab_size: int, fingerprint: str = "",
                     progress: Progress | None = None) -> Header:
     """Write the datastore of some tokenised texts; whole or not at all."""

@@ -43,6 +43,8 @@ class Continuation:
     """How often each token followed its parent's path."""
     continued: list[int]
     """How often anything followed that path; counts / continued is the token's probability."""
+    contexts: list[int]
+    """How many tokens that path has, the string before it included."""
 
 
 class SuffixTree:
@@ -175,17 +177,21 @@ class SuffixTree:
     def match(self, tokens: Sequence[int], longest: int) -> tuple[int, int]:
         """(state, length) of the longest suffix of `tokens`, of at most `longest` tokens, that occurs here and was
         continued. Length 0: none."""
-        length, link = self._length, self._link
+        length, link, inline, children, more = self._length, self._link, self._token, self._child, self._more
+        nothing: dict[int, int] = {}
         state = size = 0
         for token in tokens[max(len(tokens) - longest, 0):]:
-            child = self._next(state, token)
-            while child == _NONE and state:
+            while True:
+                # _next(), written out: this loop is most of what a proposal costs
+                child = children[state] if inline[state] == token else more.get(state, nothing).get(token, _NONE)
+                if child != _NONE:
+                    state = child
+                    size += 1
+                    break
+                if not state:
+                    break
                 state = link[state]
                 size = length[state]
-                child = self._next(state, token)
-            if child != _NONE:
-                state = child
-                size += 1
         return self._continuable(state, size)
 
     def match_end(self, text: Text, longest: int) -> tuple[int, int]:
@@ -208,50 +214,63 @@ class SuffixTree:
                 return 0
         return self._count[state]
 
-    def chain(self, state: int, size: int, least: float) -> Continuation:
-        """The most frequent continuation of a state, token by token, up to `size` tokens and while the probability of
-        the whole path is at least `least`."""
-        found = Continuation([], [], [], [])
+    def chain(self, state: int, matched: int, size: int, least: float) -> Continuation:
+        """The most frequent continuation of the suffix of `matched` tokens in a state, token by token, up to `size`
+        tokens and while the probability of the whole path is at least `least`."""
+        found = Continuation([], [], [], [], [])
         path = 1.0
-        while len(found.tokens) < size and self._continued[state]:
-            path *= self._best_count[state] / self._continued[state]
-            if path < least:
+        while len(found.tokens) < size:
+            state, matched = self._going_on(state, matched)
+            continued = self._continued[state]
+            path *= self._best_count[state] / continued if continued else 0.0
+            if not continued or path < least:
                 break
             token = self._best[state]
             found.parents.append(len(found.tokens) - 1)
             found.tokens.append(token)
             found.counts.append(self._best_count[state])
-            found.continued.append(self._continued[state])
+            found.continued.append(continued)
+            found.contexts.append(matched)
             state = self._next(state, token)
+            matched += 1
         return found
 
-    def branches(self, state: int, size: int, depth: int, least: float) -> Continuation:
-        """The `size` most probable continuations of a state, of up to `depth` tokens, each with a path probability of
-        at least `least`; the most probable first."""
-        found = Continuation([], [], [], [])
+    def branches(self, state: int, matched: int, size: int, depth: int, least: float) -> Continuation:
+        """The `size` most probable continuations of the suffix of `matched` tokens in a state, of up to `depth`
+        tokens, each with a path probability of at least `least`; the most probable first."""
+        found = Continuation([], [], [], [], [])
         # -probability, then order: ties go to the one found first.
-        queue: list[tuple[float, int, int, int, int, int, int]] = []
+        queue: list[tuple[float, int, int, int, int, int, int, int]] = []
         order = 0
 
-        def offer(parent: int, at: int, path: float, level: int) -> None:
+        def offer(parent: int, at: int, context: int, path: float, level: int) -> None:
             nonlocal order
-            continued = self._continued[at]
+            at, context = self._going_on(at, context)
             for token, count in self._successors(at):
-                chance = path * count / continued
+                chance = path * count / self._continued[at]
                 if chance >= least:
-                    heapq.heappush(queue, (-chance, order, parent, token, at, count, level))
+                    heapq.heappush(queue, (-chance, order, parent, token, at, context, count, level))
                     order += 1
 
-        offer(_NONE, state, 1.0, 1)
+        offer(_NONE, state, matched, 1.0, 1)
         while queue and len(found.tokens) < size:
-            path, _, parent, token, at, count, level = heapq.heappop(queue)
+            path, _, parent, token, at, context, count, level = heapq.heappop(queue)
             found.tokens.append(token)
             found.parents.append(parent)
             found.counts.append(count)
             found.continued.append(self._continued[at])
+            found.contexts.append(context)
             if level < depth:
-                offer(len(found.tokens) - 1, self._next(at, token), -path, level + 1)
+                offer(len(found.tokens) - 1, self._next(at, token), context + 1, -path, level + 1)
         return found
+
+    def _going_on(self, state: int, matched: int) -> tuple[int, int]:
+        """A path that ran into the end of its text goes on from a shorter suffix, of at least half its length, that
+        was continued elsewhere: a text that repeats itself meets its own end after each repetition."""
+        while not self._continued[state] and self._length[self._link[state]] * 2 >= matched > 1:
+            state = self._link[state]
+            matched = self._length[state]
+        return state, matched
 
     def _successors(self, state: int) -> Iterator[tuple[int, int]]:
         """(token, how often it followed); the most frequent first, the others in no particular order."""

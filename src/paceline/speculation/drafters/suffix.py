@@ -7,7 +7,6 @@ library of what all requests read and wrote. The longer it is, the more is draft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
 from paceline.speculation.options import MAX_NODES, Options
@@ -87,48 +86,43 @@ class SuffixDrafter:
 
     def _draft(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         history = self._histories[sequence]
-        own = (history.tree, *history.tree.match_end(history.text, self._longest))
-        end = sequence.tokens[-self._longest:]
-        shared = () if self._library is None else (
-            (tree, *tree.match(end, self._longest)) for tree in self._library.trees(sequence.cache_salt))
-        best: DraftTree | None = None
-        most = 0.0
-        for tree, state, matched in chain((own,), shared):
-            found = self._continue(tree, state, matched, budget) if matched else None
-            if found is None or not found.tokens:
-                continue
-            draft = DraftTree(found.tokens, found.parents, self.name, scores=_scores(found, matched))
-            expected = _expected(draft)
-            if expected > most:
-                best, most = draft, expected
+        found = self._continue(history.tree, *history.tree.match_end(history.text, self._longest), budget)
+        scores, expected = _weighed(found)
+        if self._library is not None:
+            other = self._continue(*self._look_up(sequence), budget)
+            other_scores, other_expected = _weighed(other)
+            if other_expected > expected:
+                found, scores = other, other_scores
+        return DraftTree(found.tokens, found.parents, self.name, scores=scores) if found.tokens else None
+
+    def _look_up(self, sequence: DraftedSequence) -> tuple[SuffixTree, int, int]:
+        """(tree, state, length) of the longest match in the library; of equally long ones the newest."""
+        best = (self._histories[sequence].tree, 0, 0)
+        if self._library is not None:
+            end = sequence.tokens[-self._longest:]
+            for tree in self._library.trees(sequence.cache_salt):
+                state, matched = tree.match(end, self._longest)
+                if matched > best[2]:
+                    best = (tree, state, matched)
         return best
 
-    def _continue(self, tree: SuffixTree, state: int, matched: int, budget: Budget) -> Continuation | None:
-        size = int(self._factor * matched + self._offset)
+    def _continue(self, tree: SuffixTree, state: int, matched: int, budget: Budget) -> Continuation:
+        size = min(int(self._factor * matched + self._offset), budget.nodes) if matched else 0
         depth = min(budget.depth, self._depth - matched)
-        if size < 1 or depth < 1:
-            return None
         if self._tree:
-            return tree.branches(state, min(size, budget.nodes), depth, self._min_prob)
-        return tree.chain(state, min(size, budget.nodes, depth), self._min_prob)
+            return tree.branches(state, matched, size, depth, self._min_prob)
+        return tree.chain(state, matched, min(size, depth), self._min_prob)
 
 
-def _scores(found: Continuation, matched: int) -> list[float]:
-    """Counted probabilities, less what is in doubt where little was counted after a short match."""
-    lengths: list[int] = []
+def _weighed(found: Continuation) -> tuple[list[float], float]:
+    """The score of each node, its counted probability less what is in doubt where little was counted after a short
+    match; and the tokens expected to be accepted: the sum of the chances that the whole path to a node is right."""
     scores: list[float] = []
-    for parent, count, continued in zip(found.parents, found.counts, found.continued):
-        lengths.append(matched if parent < 0 else lengths[parent] + 1)
-        scores.append(count / (continued + _DOUBT / lengths[-1]))
-    return scores
-
-
-def _expected(draft: DraftTree) -> float:
-    """Expected accepted tokens: the sum over all nodes of the probability that the whole path to it is right."""
     paths: list[float] = []
-    for parent, score in zip(draft.parents, draft.scores or ()):
-        paths.append(score if parent < 0 else paths[parent] * score)
-    return sum(paths)
+    for parent, count, continued, context in zip(found.parents, found.counts, found.continued, found.contexts):
+        scores.append(count / (continued + _DOUBT / context))
+        paths.append(scores[-1] if parent < 0 else paths[parent] * scores[-1])
+    return scores, sum(paths)
 
 
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
