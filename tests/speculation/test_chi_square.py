@@ -29,19 +29,14 @@ class Noise:
                                 for d in range(depth)], 1).astype(np.float64)
         self.residual = np.stack([(self._bits(START + d, 0, RESIDUAL) + 0.5) * 2.0**-32 for d in range(depth)], 1)
 
-    def _bits(self, position: int, index: int, purpose: int, part: slice = slice(None)) -> np.ndarray:
-        seeds = self.seeds[part]
-        return token_bits(seeds, position, np.full(len(seeds), index), purpose=purpose,
+    def _bits(self, position: int, index: int, purpose: int) -> np.ndarray:
+        return token_bits(self.seeds, position, np.full(len(self.seeds), index), purpose=purpose,
                           cycle=0 if purpose == TARGET else START)
 
-    def best(self, probs: np.ndarray, count: int, purpose: int) -> np.ndarray:
-        """[seeds, count] Gumbel-top-k at the first position."""
-        found = []
-        for begin in range(0, len(self.seeds), 10_000):
-            part = slice(begin, begin + 10_000)
-            noise = np.stack([gumbel(self._bits(START, token, purpose, part)) for token in range(len(probs))], 1)
-            found.append(np.argsort(-(np.log(probs).astype(np.float32) + noise), axis=1)[:, :count])
-        return np.concatenate(found)
+    def target(self, probs: np.ndarray) -> np.ndarray:
+        """The target's own token at the first position."""
+        noise = np.stack([gumbel(self._bits(START, token, TARGET)) for token in range(len(probs))], 1)
+        return (np.log(probs).astype(np.float32) + noise).argmax(1)
 
     def draft_uniform(self, depth: int, index: int) -> np.ndarray:
         return (self._bits(START + depth, index, PRIVATE_DRAFT) + 0.5) * 2.0**-32
@@ -109,10 +104,12 @@ def test_a_chain_of_two(size: int, count: int) -> None:
 def test_two_siblings(rule: str, size: int, count: int) -> None:
     p, q = distributions(size, 1, 3, 0.5)[0], distributions(size, 1, 4, 1.0)[0]
     noise = Noise(count, 1, 2)
-    if rule == "multi-round":
-        drafts = np.stack([inverses(noise.draft_uniform(0, i), q) for i in range(2)], 1)
-    else:
-        drafts = noise.best(q, 2, PRIVATE_DRAFT)
+    u = noise.draft_uniform(0, 1)
+    drafts = np.stack([inverses(noise.draft_uniform(0, 0), q), inverses(u, q)], 1)
+    if rule == "without-replacement":
+        for token in range(size):
+            same = drafts[:, 0] == token
+            drafts[same, 1] = inverses(u[same], np.where(np.arange(size) == token, 0.0, q))
     draws = Draws(noise, [0, 1, 1], np.zeros((count, 2), dtype=np.int64))
     verify = RULES[rule].verify
     counts = np.zeros(size)
@@ -132,7 +129,7 @@ def test_deterministic_drafts() -> None:
     size, count = 12, 40_000
     p = distributions(size, 1, 5, 0.7)[0]
     noise = Noise(count, 1, 1)
-    draws = Draws(noise, [0, 1, 1], noise.best(p, 2, TARGET))
+    draws = Draws(noise, [0, 1, 1], np.stack([noise.target(p)] * 2, 1))
     counts = np.zeros(size)
     tree = DraftTree([3, 4], [-1, -1])
     for draws.seed in range(count):
