@@ -28,15 +28,13 @@ Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<floa
 void Decoder::reserve(int rows) {
     const size_t n = size_t(rows), d = size_t(shape_.head_dim);
     const size_t wide = size_t(std::max({shape_.hidden, shape_.intermediate, shape_.heads * shape_.head_dim}));
-    if (values_.size() >= n * wide) return;
+    const size_t bytes = Quantised::bytes(rows, int(wide / kBlock));
+    if (tiles_of_int8_.size() >= bytes) return;
     normed_.resize(n * wide);
     qkv_.resize(n * d * size_t(shape_.heads + 2 * shape_.kv_heads));
     attended_.resize(n * d * size_t(shape_.heads));
     gate_up_.resize(n * 2 * size_t(shape_.intermediate));
-    values_.resize(n * wide);
-    scales_.resize(n * wide / kBlock);
-    sums_.resize(n * wide / kBlock);
-    quantised_ = {values_.data(), scales_.data(), sums_.data()};
+    tiles_of_int8_.resize(bytes);
 }
 
 // ---------------------------------------------------------------- who sees what
@@ -184,20 +182,20 @@ void Decoder::attention(int id, const Layer& layer, const Plan& plan, std::atomi
 // ---------------------------------------------------------------- the layers
 
 void Decoder::norm_and_quantise(int id, const float* x, const float* weight, int rows) {
-    const int cols = shape_.hidden, blocks = cols / kBlock;
+    const int cols = shape_.hidden;
     int64_t begin, end;
     Team::share(rows, id, pool_.size(), &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         float* out = normed_.data() + r * cols;
         kernels_->rms_norm(x + r * cols, weight, shape_.eps, cols, out);
-        kernels_->quantise(out, cols, values_.data() + r * cols, scales_.data() + r * blocks, sums_.data() + r * blocks);
+        kernels_->quantise(out, cols / kBlock, quantised(cols), int(r), 0);
     }
 }
 
-void Decoder::gemm(int id, const Matrix& matrix, int rows, float* y, bool add) {
+void Decoder::gemm(int id, const Matrix& matrix, int rows, float* y, int64_t ldy, bool add) {
     int64_t begin, end;
     Team::share(matrix.view().groups(), id, pool_.size(), &begin, &end);
-    kernels_->gemm(matrix.view(), quantised_, rows, int(begin), int(end), y, matrix.view().rows, add);
+    kernels_->gemm(matrix.view(), quantised(matrix.view().cols), rows, int(begin), int(end), y, int(ldy), add);
 }
 
 // Bias, head norms, rotary positions, the query's scale, and the rows' keys and values into the cache.
@@ -254,7 +252,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
             const Plan& plan = plans_[size_t(layer.cache_group)];
             norm_and_quantise(id, hidden, layer.input_norm.data(), rows);
             team.barrier();
-            gemm(id, *layer.qkv, rows, qkv_.data(), false);
+            gemm(id, *layer.qkv, rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
             split_heads(id, step, layer, plan);
             team.barrier();
@@ -264,15 +262,15 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
             const int width = shape_.heads * shape_.head_dim, blocks = width / kBlock;
             int64_t begin, end;
             Team::share(int64_t(rows) * blocks, id, team.size(), &begin, &end);
-            if (begin < end)
-                kernels_->quantise(attended_.data() + begin * kBlock, int(end - begin) * kBlock,
-                                   values_.data() + begin * kBlock, scales_.data() + begin, sums_.data() + begin);
+            for (int64_t block = begin; block < end; block++)
+                kernels_->quantise(attended_.data() + block * kBlock, 1, quantised(width), int(block / blocks),
+                                   int(block % blocks));
             team.barrier();
-            gemm(id, *layer.out, rows, hidden, true);
+            gemm(id, *layer.out, rows, hidden, layer.out->view().rows, true);
             team.barrier();
             norm_and_quantise(id, hidden, layer.post_norm.data(), rows);
             team.barrier();
-            gemm(id, *layer.gate_up, rows, gate_up_.data(), false);
+            gemm(id, *layer.gate_up, rows, gate_up_.data(), layer.gate_up->view().rows, false);
             team.barrier();
             Team::share(int64_t(rows) * (f / kBlock), id, team.size(), &begin, &end);
             for (int64_t block = begin; block < end; block++) {
@@ -280,11 +278,10 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
                 const float* gate = gate_up_.data() + r * 2 * f + c;
                 float* out = normed_.data() + block * kBlock;
                 kernels_->silu_mul(gate, gate + f, kBlock, out);
-                kernels_->quantise(out, kBlock, values_.data() + block * kBlock, scales_.data() + block,
-                                   sums_.data() + block);
+                kernels_->quantise(out, 1, quantised(f), int(r), int(c / kBlock));
             }
             team.barrier();
-            gemm(id, *layer.down, rows, hidden, true);
+            gemm(id, *layer.down, rows, hidden, layer.down->view().rows, true);
             team.barrier();
         }
     });
@@ -297,9 +294,7 @@ void Decoder::head(const Matrix& matrix, const float* norm, const float* hidden,
     pool_.run([&](int id) {
         norm_and_quantise(id, hidden, norm, rows);
         pool_.team().barrier();
-        int64_t begin, end;
-        Team::share(matrix.view().groups(), id, pool_.size(), &begin, &end);
-        kernels_->gemm(matrix.view(), quantised_, rows, int(begin), int(end), out, int(ldout), false);
+        gemm(id, matrix, rows, out, ldout, false);
     });
 }
 

@@ -82,8 +82,9 @@ class Decoder {
     void finish(const Tile& tile, int head, const float* out, const float* mass);
     int64_t first_key_tile(const Plan& plan, const Tile& tile) const;
     int64_t last_key_tile(const Tile& tile) const;
+    Quantised quantised(int cols) { return {tiles_of_int8_.data(), cols / kBlock}; }
     void norm_and_quantise(int id, const float* x, const float* weight, int rows);
-    void gemm(int id, const Matrix& matrix, int rows, float* y, bool add);
+    void gemm(int id, const Matrix& matrix, int rows, float* y, int64_t ldy, bool add);
     void reserve(int rows);
 
     Shape shape_;
@@ -105,9 +106,7 @@ class Decoder {
 
     // Scratch, grown as needed.
     std::vector<float> normed_, qkv_, attended_, gate_up_, partial_, peaks_, masses_;
-    std::vector<int8_t> values_;
-    std::vector<float> scales_, sums_;
-    Quantised quantised_;
+    std::vector<uint8_t> tiles_of_int8_;
 };
 
 }  // namespace paceline

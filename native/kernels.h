@@ -30,11 +30,22 @@ struct Packed {
     size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format); }
 };
 
-// Rows of activations [rows, cols] in int8, with a scale and the (scaled) sum of the values for each block of a row.
+constexpr int kTileRows = 4;  // rows of activations that are kept together
+// Bytes of one block of kTileRows rows: the values row after row, then the rows' scales, then their (scaled) sums.
+constexpr size_t kTileBlock = kTileRows * (kBlock + 2 * sizeof(float));
+
+// Rows of activations in int8, with a scale and the (scaled) sum of the values for each block of a row: tiles of
+// kTileRows rows, block after block. The last tile may hold fewer rows; what is in the others does not matter.
 struct Quantised {
-    int8_t* values = nullptr;
-    float* scales = nullptr;
-    float* sums = nullptr;
+    uint8_t* data = nullptr;
+    int blocks = 0;  // of a row
+
+    static size_t bytes(int rows, int blocks) {
+        return size_t((rows + kTileRows - 1) / kTileRows) * size_t(blocks) * kTileBlock;
+    }
+    uint8_t* at(int row, int block) const {
+        return data + (size_t(row / kTileRows) * size_t(blocks) + size_t(block)) * kTileBlock;
+    }
 };
 
 enum class Cache : int { kF32 = 0, kF16 = 1, kI8 = 2 };
@@ -51,8 +62,8 @@ struct KeyTile {
 struct Kernels {
     const char* name;
 
-    // One row: int8 with a scale per block. cols is a multiple of kBlock.
-    void (*quantise)(const float* x, int cols, int8_t* values, float* scales, float* sums);
+    // x, `count` blocks of one row, to the row's blocks from `first` on.
+    void (*quantise)(const float* x, int count, const Quantised& out, int row, int first);
 
     // x * weight / rms(x), one row.
     void (*rms_norm)(const float* x, const float* weight, float eps, int cols, float* out);

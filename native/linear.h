@@ -1,6 +1,7 @@
 // Activations in int8 and their product with a packed matrix, for the instruction set this file is compiled for.
 #pragma once
 
+#include "neon_tiles.h"
 #include "vectors.h"
 
 namespace paceline {
@@ -8,10 +9,14 @@ namespace {
 
 // ---------------------------------------------------------------- activations
 
-// sums: of the ROUNDED values, times the scale. With the true sums the minima would not cancel the rounding errors
+// Sums are of the ROUNDED values, times the scale. With the true sums the minima would not cancel the rounding errors
 // that the 4-bit values, which are never negative, pick up all with the same sign: the error of a product doubles.
-void quantise(const float* x, int cols, int8_t* values, float* scales, float* sums) {
-    for (int b = 0; b < cols / kBlock; b++, x += kBlock, values += kBlock) {
+void quantise(const float* x, int count, const Quantised& out, int row, int first) {
+    const int lane = row % kTileRows;
+    uint8_t* tile = out.at(row, first);
+    for (int b = 0; b < count; b++, x += kBlock, tile += kTileBlock) {
+        int8_t* values = reinterpret_cast<int8_t*>(tile) + lane * kBlock;
+        float* scales = reinterpret_cast<float*>(tile + kTileRows * kBlock);
         V top = V::set(0);
         for (int i = 0; i < kBlock; i += V::width) top = max(top, abs(V::load(x + i)));
         const float largest = top.max_lane();
@@ -36,8 +41,8 @@ void quantise(const float* x, int cols, int8_t* values, float* scales, float* su
             total += values[i];
         }
 #endif
-        scales[b] = scale;
-        sums[b] = scale * float(total);
+        scales[lane] = scale;
+        scales[kTileRows + lane] = scale * float(total);
     }
 }
 
@@ -57,26 +62,29 @@ struct Eight {
     void store(float* p) const { vst1q_f32(p, a); vst1q_f32(p + 4, b); }
 };
 inline Eight operator+(Eight x, Eight y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
-inline Eight scaled(Eight x, float s) { return {vmulq_n_f32(x.a, s), vmulq_n_f32(x.b, s)}; }
-inline Eight fma(Eight x, Eight y, Eight z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
+inline Eight operator*(Eight x, Eight y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
 inline Eight fma(Eight x, float s, Eight z) { return {vfmaq_n_f32(z.a, x.a, s), vfmaq_n_f32(z.b, x.b, s)}; }
 
+// Sums that start at the bits of 1.5 * 2^23: see neon_tiles.h.
 struct Dots {
     int32x4_t a, b;
-    static Dots zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
-    Eight floats() const { return {vcvtq_f32_s32(a), vcvtq_f32_s32(b)}; }
+    static Dots zero() { return {vdupq_n_s32(kStart[0]), vdupq_n_s32(kStart[0])}; }
+    Eight floats() const {
+        const float32x4_t start = vreinterpretq_f32_s32(vdupq_n_s32(kStart[0]));
+        return {vsubq_f32(vreinterpretq_f32_s32(a), start), vsubq_f32(vreinterpretq_f32_s32(b), start)};
+    }
 };
 
 // Dot products of a block (32 columns x 8 rows) with the same block of M activation rows.
-template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out) {
     const uint8x16_t mask = vdupq_n_u8(15);
     int8x16_t low[M], high[M];
     for (int m = 0; m < M; m++) {
         out[m] = Dots::zero();
-        low[m] = vld1q_s8(x[m]);
-        high[m] = vld1q_s8(x[m] + 16);
+        low[m] = vld1q_s8(x + kBlock * m);
+        high[m] = vld1q_s8(x + kBlock * m + 16);
     }
-#define PACELINE_LANE(l)                                                                             \
+#define PACELINE_COLUMNS(l)                                                                             \
     {                                                                                                \
         const uint8x16_t p = vld1q_u8(w + 32 * l), r = vld1q_u8(w + 32 * l + 16);                    \
         const int8x16_t p0 = vreinterpretq_s8_u8(vandq_u8(p, mask)), p1 = vreinterpretq_s8_u8(vshrq_n_u8(p, 4)); \
@@ -86,16 +94,16 @@ template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Do
             out[m].b = vdotq_laneq_s32(vdotq_laneq_s32(out[m].b, r0, low[m], l), r1, high[m], l);    \
         }                                                                                            \
     }
-    PACELINE_LANE(0) PACELINE_LANE(1) PACELINE_LANE(2) PACELINE_LANE(3)
-#undef PACELINE_LANE
+    PACELINE_COLUMNS(0) PACELINE_COLUMNS(1) PACELINE_COLUMNS(2) PACELINE_COLUMNS(3)
+#undef PACELINE_COLUMNS
 }
 
-template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
     for (int m = 0; m < M; m++) out[m] = Dots::zero();
     for (int half = 0; half < 2; half++, w += 128) {
         int8x16_t v[M];
-        for (int m = 0; m < M; m++) v[m] = vld1q_s8(x[m] + 16 * half);
-#define PACELINE_LANE(l)                                                                             \
+        for (int m = 0; m < M; m++) v[m] = vld1q_s8(x + kBlock * m + 16 * half);
+#define PACELINE_COLUMNS(l)                                                                             \
     {                                                                                                \
         const int8x16_t p = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l);                   \
         const int8x16_t r = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l + 16);              \
@@ -104,8 +112,8 @@ template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Do
             out[m].b = vdotq_laneq_s32(out[m].b, r, v[m], l);                                        \
         }                                                                                            \
     }
-        PACELINE_LANE(0) PACELINE_LANE(1) PACELINE_LANE(2) PACELINE_LANE(3)
-#undef PACELINE_LANE
+        PACELINE_COLUMNS(0) PACELINE_COLUMNS(1) PACELINE_COLUMNS(2) PACELINE_COLUMNS(3)
+#undef PACELINE_COLUMNS
     }
 }
 
@@ -123,8 +131,7 @@ struct Eight {
     void store(float* p) const { _mm256_storeu_ps(p, v); }
 };
 inline Eight operator+(Eight x, Eight y) { return {_mm256_add_ps(x.v, y.v)}; }
-inline Eight scaled(Eight x, float s) { return {_mm256_mul_ps(x.v, _mm256_set1_ps(s))}; }
-inline Eight fma(Eight x, Eight y, Eight z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
+inline Eight operator*(Eight x, Eight y) { return {_mm256_mul_ps(x.v, y.v)}; }
 inline Eight fma(Eight x, float s, Eight z) { return {_mm256_fmadd_ps(x.v, _mm256_set1_ps(s), z.v)}; }
 
 struct Dots {
@@ -139,7 +146,7 @@ inline __m256i four_columns(const int8_t* x) {
     return _mm256_set1_epi32(four);
 }
 
-template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out) {
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (int m = 0; m < M; m++) out[m] = Dots::zero();
     for (int l = 0; l < 4; l++) {
@@ -147,14 +154,14 @@ template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Do
         const __m256i low = _mm256_and_si256(p, mask), high = _mm256_and_si256(_mm256_srli_epi16(p, 4), mask);
         for (int m = 0; m < M; m++) {
             // Pairs of products of [0, 15] and [-127, 127] fit 16 bits with room for their sum.
-            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, four_columns(x[m] + 4 * l)),
-                                                   _mm256_maddubs_epi16(high, four_columns(x[m] + 16 + 4 * l)));
+            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(low, four_columns(x + kBlock * m + 4 * l)),
+                                                   _mm256_maddubs_epi16(high, four_columns(x + kBlock * m + 16 + 4 * l)));
             out[m].v = _mm256_add_epi32(out[m].v, _mm256_madd_epi16(pairs, ones));
         }
     }
 }
 
-template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int m = 0; m < M; m++) out[m] = Dots::zero();
     for (int l = 0; l < 8; l++) {
@@ -162,7 +169,7 @@ template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Do
         const __m256i size = _mm256_abs_epi8(p);
         for (int m = 0; m < M; m++) {
             // |w| <= 128 and |x| <= 127: a pair of products still fits 16 bits (2 * 128 * 127 < 2^15).
-            const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four_columns(x[m] + 4 * l), p));
+            const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four_columns(x + kBlock * m + 4 * l), p));
             out[m].v = _mm256_add_epi32(out[m].v, _mm256_madd_epi16(pairs, ones));
         }
     }
@@ -183,8 +190,7 @@ struct Eight {
     void store(float* p) const { std::memcpy(p, v, 32); }
 };
 inline Eight operator+(Eight x, Eight y) { return Eight::each([&](int i) { return x.v[i] + y.v[i]; }); }
-inline Eight scaled(Eight x, float s) { return Eight::each([&](int i) { return x.v[i] * s; }); }
-inline Eight fma(Eight x, Eight y, Eight z) { return Eight::each([&](int i) { return std::fmaf(x.v[i], y.v[i], z.v[i]); }); }
+inline Eight operator*(Eight x, Eight y) { return Eight::each([&](int i) { return x.v[i] * y.v[i]; }); }
 inline Eight fma(Eight x, float s, Eight z) { return Eight::each([&](int i) { return std::fmaf(x.v[i], s, z.v[i]); }); }
 
 struct Dots {
@@ -192,25 +198,25 @@ struct Dots {
     Eight floats() const { return Eight::each([&](int i) { return float(v[i]); }); }
 };
 
-template <int M> inline void dot_q4(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out) {
     for (int m = 0; m < M; m++)
         for (int r = 0; r < 8; r++) {
             int32_t sum = 0;
             for (int l = 0; l < 4; l++)
                 for (int k = 0; k < 4; k++) {
                     const int byte = w[32 * l + 4 * r + k];
-                    sum += (byte & 15) * x[m][4 * l + k] + (byte >> 4) * x[m][16 + 4 * l + k];
+                    sum += (byte & 15) * x[kBlock * m + 4 * l + k] + (byte >> 4) * x[kBlock * m + 16 + 4 * l + k];
                 }
             out[m].v[r] = sum;
         }
 }
 
-template <int M> inline void dot_q8(const uint8_t* w, const int8_t* const* x, Dots* out) {
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
     for (int m = 0; m < M; m++)
         for (int r = 0; r < 8; r++) {
             int32_t sum = 0;
             for (int l = 0; l < 8; l++)
-                for (int k = 0; k < 4; k++) sum += int8_t(w[32 * l + 4 * r + k]) * x[m][4 * l + k];
+                for (int k = 0; k < 4; k++) sum += int8_t(w[32 * l + 4 * r + k]) * x[kBlock * m + 4 * l + k];
             out[m].v[r] = sum;
         }
 }
@@ -221,22 +227,15 @@ inline void prefetch(const uint8_t*) {}
 
 // ---------------------------------------------------------------- rows of activations x groups of weights
 
-// One group of weights times M rows. The floats of an output are added block after block, in the same order for
-// every M.
+// One group of weights times M rows of a tile. The floats of an output are added block after block: (sum * scale of
+// the weights) * scale of the activations, then the minimum times the activations' sum, in this order for every M.
 template <Format format, int M>
-inline void multiply(const uint8_t* w, const Quantised& x, int row, int cols, float* y, int ldy, bool add) {
-    const int blocks = cols / kBlock;
+inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
     Eight sum[M];
-    const int8_t* values[M];
-    const float* scales[M];
-    const float* sums[M];
-    for (int m = 0; m < M; m++) {
-        sum[m] = Eight::zero();
-        values[m] = x.values + size_t(row + m) * cols;
-        scales[m] = x.scales + size_t(row + m) * blocks;
-        sums[m] = x.sums + size_t(row + m) * blocks;
-    }
-    for (int b = 0; b < blocks; b++, w += block_bytes(format)) {
+    for (int m = 0; m < M; m++) sum[m] = Eight::zero();
+    for (int b = 0; b < blocks; b++, w += block_bytes(format), x += kTileBlock) {
+        const int8_t* values = reinterpret_cast<const int8_t*>(x);
+        const float* scales = reinterpret_cast<const float*>(x + kTileRows * kBlock);
         Dots dots[M];
         if constexpr (M == 1) {
             // A single row is bound by memory: ask for the weights well ahead of their use.
@@ -248,22 +247,33 @@ inline void multiply(const uint8_t* w, const Quantised& x, int row, int cols, fl
             dot_q4<M>(w, values, dots);
             const Eight scale = Eight::load_half(w + 128), minimum = Eight::load_half(w + 144);
             for (int m = 0; m < M; m++) {
-                sum[m] = fma(dots[m].floats(), scaled(scale, scales[m][b]), sum[m]);
-                sum[m] = fma(minimum, sums[m][b], sum[m]);
-                values[m] += kBlock;
+                sum[m] = fma(dots[m].floats() * scale, scales[m], sum[m]);
+                sum[m] = fma(minimum, scales[kTileRows + m], sum[m]);
             }
         } else {
             dot_q8<M>(w, values, dots);
             const Eight scale = Eight::load_half(w + 256);
-            for (int m = 0; m < M; m++) {
-                sum[m] = fma(dots[m].floats(), scaled(scale, scales[m][b]), sum[m]);
-                values[m] += kBlock;
-            }
+            for (int m = 0; m < M; m++) sum[m] = fma(dots[m].floats() * scale, scales[m], sum[m]);
         }
     }
-    for (int m = 0; m < M; m++) {
-        float* out = y + size_t(row + m) * ldy;
-        (add ? Eight::load(out) + sum[m] : sum[m]).store(out);
+    for (int m = 0; m < M; m++) sum[m].store(out[m]);
+}
+
+#if PACELINE_NEON
+template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
+    tile_4<format>(w, x, blocks, out[0]);
+}
+#else
+template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
+    multiply<format, kTileRows>(w, x, blocks, out);
+}
+#endif
+
+inline void place(const float (*from)[kLanes], int rows, float* y, int ldy, bool add) {
+    for (int m = 0; m < rows; m++) {
+        float* out = y + size_t(m) * size_t(ldy);
+        const Eight value = Eight::load(from[m]);
+        (add ? Eight::load(out) + value : value).store(out);
     }
 }
 
@@ -271,18 +281,35 @@ template <Format format>
 void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
     // Rows in chunks whose int8 values stay in the second-level cache while all groups pass over them.
     constexpr int kChunk = 128;
+    const int blocks = x.blocks;
+    alignas(16) float out[kTileRows][kLanes];
     for (int from = 0; from < m; from += kChunk) {
         const int to = m < from + kChunk ? m : from + kChunk;
         for (int g = first; g < last; g++) {
             const uint8_t* data = w.data + size_t(g) * w.group_bytes();
-            float* out = y + size_t(g) * kLanes;
+            float* target = y + size_t(g) * kLanes;
             int row = from;
-            for (; row + 4 <= to; row += 4) multiply<format, 4>(data, x, row, w.cols, out, ldy, add);
-            switch (to - row) {
-                case 3: multiply<format, 3>(data, x, row, w.cols, out, ldy, add); break;
-                case 2: multiply<format, 2>(data, x, row, w.cols, out, ldy, add); break;
-                case 1: multiply<format, 1>(data, x, row, w.cols, out, ldy, add); break;
-                default: break;
+#if PACELINE_NEON
+            for (; row + 8 <= to; row += 8) {
+                alignas(16) float lower[8][4], upper[8][4];
+                tile_8<format>(data, x.at(row, 0), x.at(row + 4, 0), blocks, lower[0], 0);
+                tile_8<format>(data + 16, x.at(row, 0), x.at(row + 4, 0), blocks, upper[0], 1);
+                for (int k = 0; k < 8; k++) {
+                    float* at = target + size_t(row + k) * size_t(ldy);
+                    const Eight value = {vld1q_f32(lower[k]), vld1q_f32(upper[k])};
+                    (add ? Eight::load(at) + value : value).store(at);
+                }
+            }
+#endif
+            for (; row < to; row += kTileRows) {
+                const int rows = to - row < kTileRows ? to - row : kTileRows;
+                switch (rows) {
+                    case 1: multiply<format, 1>(data, x.at(row, 0), blocks, out); break;
+                    case 2: multiply<format, 2>(data, x.at(row, 0), blocks, out); break;
+                    case 3: multiply<format, 3>(data, x.at(row, 0), blocks, out); break;
+                    default: multiply_tile<format>(data, x.at(row, 0), blocks, out); break;
+                }
+                place(out, rows, target + size_t(row) * size_t(ldy), ldy, add);
             }
         }
     }

@@ -240,11 +240,11 @@ void linear(const Matrix& matrix, const Rows<float>& x, MutableRows<float> out, 
     if (x.shape(1) != size_t(cols)) throw std::invalid_argument("x must be as wide as the matrix");
     if (out.shape(0) != x.shape(0) || out.shape(1) != size_t(matrix.view().rows))
         throw std::invalid_argument("out must be [rows of x, rows of the matrix]");
-    std::vector<int8_t> values(size_t(rows) * size_t(cols));
-    std::vector<float> scales(values.size() / kBlock), sums(values.size() / kBlock);
-    table->quantise(x.data(), rows * cols, values.data(), scales.data(), sums.data());
-    table->gemm(matrix.view(), {values.data(), scales.data(), sums.data()}, rows, 0, matrix.view().groups(), out.data(),
-                matrix.view().rows, false);
+    const int blocks = cols / kBlock;
+    std::vector<uint8_t> tiles(Quantised::bytes(rows, blocks));
+    const Quantised quantised{tiles.data(), blocks};
+    for (int r = 0; r < rows; r++) table->quantise(x.data() + size_t(r) * size_t(cols), blocks, quantised, r, 0);
+    table->gemm(matrix.view(), quantised, rows, 0, matrix.view().groups(), out.data(), matrix.view().rows, false);
 }
 
 }  // namespace

@@ -56,22 +56,23 @@ std::shared_ptr<Matrix> matrix(int rows, int cols) {
 
 void kernels(const Kernels& table) {
     for (int round = 0; round < 60; round++) {
-        const int rows = pick(1, 9), groups = pick(1, 4), cols = kBlock * pick(1, 5), d = 16 * pick(1, 5);
+        const int rows = pick(1, 21), groups = pick(1, 4), cols = kBlock * pick(1, 5), d = 16 * pick(1, 5);
         const auto weights = matrix(groups * kLanes, cols);
         const auto x = floats(size_t(rows * cols));
-        std::vector<int8_t> values(x.size());
-        std::vector<float> scales(x.size() / kBlock), sums(scales.size()), y(size_t(rows * groups * kLanes));
-        table.quantise(x.data(), rows * cols, values.data(), scales.data(), sums.data());
-        table.gemm(weights->view(), {values.data(), scales.data(), sums.data()}, rows, 0, groups, y.data(), groups * kLanes, false);
-        for (float v : y) require(std::isfinite(v), "a finite product");
-        std::vector<float> plain(y.size());
-        std::vector<int8_t> rounded(x.size());
+        const int blocks = cols / kBlock;
+        std::vector<uint8_t> tiles(Quantised::bytes(rows, blocks)), other(tiles.size());
+        std::vector<float> y(size_t(rows * groups * kLanes)), plain(y.size());
+        const Quantised quantised{tiles.data(), blocks}, theirs{other.data(), blocks};
         const Kernels* portable = kernels_by_name("portable");
-        portable->quantise(x.data(), rows * cols, rounded.data(), scales.data(), sums.data());
-        require(rounded == values, "every table rounds alike");
-        portable->gemm(weights->view(), {values.data(), scales.data(), sums.data()}, rows, 0, groups, plain.data(), groups * kLanes, false);
-        for (size_t i = 0; i < y.size(); i++)
-            require(std::fabs(y[i] - plain[i]) <= 1e-4f + 1e-5f * std::fabs(plain[i]), "every table multiplies alike");
+        for (int r = 0; r < rows; r++) {
+            table.quantise(x.data() + r * cols, blocks, quantised, r, 0);
+            portable->quantise(x.data() + r * cols, blocks, theirs, r, 0);
+        }
+        require(tiles == other, "every table rounds alike");
+        table.gemm(weights->view(), quantised, rows, 0, groups, y.data(), groups * kLanes, false);
+        portable->gemm(weights->view(), quantised, rows, 0, groups, plain.data(), groups * kLanes, false);
+        for (float v : y) require(std::isfinite(v), "a finite product");
+        require(std::memcmp(y.data(), plain.data(), y.size() * 4) == 0, "every table multiplies alike, bit for bit");
 
         const size_t across = size_t(cols);
         std::vector<float> normed(across), ones(across, 1.0f), gated(across);

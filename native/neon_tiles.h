@@ -1,0 +1,171 @@
+// The products of 4 or 8 rows of activations with a group of weights, in NEON assembly.
+//
+// Compilers spill here: a tile wants all 32 vector registers. Three more things are worth an instruction each:
+//  - An integer sum starts at the bits of 1.5 * 2^23. Read as a float it is then 1.5 * 2^23 + the sum, exactly, and a
+//    subtraction makes a float of it; the conversion instruction costs four times as much.
+//  - That start value is loaded for each sum instead of copied: the load ports are idle, the vector ports are not.
+//  - Float operations come in batches: between integer dot products each one costs the ports an extra cycle.
+#pragma once
+
+#include "kernels.h"
+
+#if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+namespace paceline {
+namespace {
+
+alignas(16) constexpr int32_t kStart[4] = {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000};
+
+#define PACELINE_ALL_VECTORS                                                                                      \
+    "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",  \
+        "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31"
+
+// ---------------------------------------------------------------- 8 rows of activations x 4 rows of weights
+// v0-7: the outputs so far; v8-15: integer sums of this block; v16-23: the block's weights, unpacked; v24-29:
+// activations; v31: the mask of a low nibble.
+
+#define PACELINE_LANE(a, b, w, x, y, l) \
+    "sdot v" #a ".4s, v" #w ".16b, v" #x ".4b[" #l "]\n sdot v" #b ".4s, v" #w ".16b, v" #y ".4b[" #l "]\n"
+#define PACELINE_LANES(a, b, w0, w1, w2, w3, x, y)                                      \
+    PACELINE_LANE(a, b, w0, x, y, 0) PACELINE_LANE(a, b, w1, x, y, 1) PACELINE_LANE(a, b, w2, x, y, 2) \
+    PACELINE_LANE(a, b, w3, x, y, 3)
+
+// Two rows of activations, whose sums are v<a> and v<b>.
+#define PACELINE_PAIR(a, b, from, at, bt, x0, x1, y0, y1)                                             \
+    "ldr q" #a ", [%[start]]\n ldr q" #b ", [%[start]]\n"                                             \
+    "ldp q" #x0 ", q" #x1 ", [%[" #from "], #" #at "]\n ldp q" #y0 ", q" #y1 ", [%[" #from "], #" #bt "]\n" \
+    PACELINE_LANES(a, b, 16, 17, 18, 19, x0, y0) PACELINE_LANES(a, b, 20, 21, 22, 23, x1, y1)
+
+#define PACELINE_EACH_SUM(OP) OP(8) OP(9) OP(10) OP(11) OP(12) OP(13) OP(14) OP(15)
+#define PACELINE_TO_FLOAT(a) "fsub v" #a ".4s, v" #a ".4s, v30.4s\n"
+#define PACELINE_TIMES_SCALE(a) "fmul v" #a ".4s, v" #a ".4s, v24.4s\n"
+#define PACELINE_ADD(out, what, factor, lane) "fmla v" #out ".4s, v" #what ".4s, v" #factor ".s[" #lane "]\n"
+
+#define PACELINE_UNPACK_Q4                                                                              \
+    "ldr q16, [%[w]]\n ldr q17, [%[w], #32]\n ldr q18, [%[w], #64]\n ldr q19, [%[w], #96]\n"            \
+    "ushr v20.16b, v16.16b, #4\n and v16.16b, v16.16b, v31.16b\n"                                       \
+    "ushr v21.16b, v17.16b, #4\n and v17.16b, v17.16b, v31.16b\n"                                       \
+    "ushr v22.16b, v18.16b, #4\n and v18.16b, v18.16b, v31.16b\n"                                       \
+    "ushr v23.16b, v19.16b, #4\n and v19.16b, v19.16b, v31.16b\n"
+#define PACELINE_LOAD_Q8                                                                                \
+    "ldr q16, [%[w]]\n ldr q17, [%[w], #32]\n ldr q18, [%[w], #64]\n ldr q19, [%[w], #96]\n"            \
+    "ldr q20, [%[w], #128]\n ldr q21, [%[w], #160]\n ldr q22, [%[w], #192]\n ldr q23, [%[w], #224]\n"
+#define PACELINE_DOTS_8                                                                                 \
+    PACELINE_PAIR(8, 9, x, 0, 32, 24, 25, 26, 27) PACELINE_PAIR(10, 11, x, 64, 96, 28, 29, 24, 25)      \
+    PACELINE_PAIR(12, 13, x2, 0, 32, 26, 27, 28, 29) PACELINE_PAIR(14, 15, x2, 64, 96, 24, 25, 26, 27)
+#define PACELINE_SCALE_8                                                                                \
+    "fcvtl v24.4s, v24.4h\n ldr q30, [%[start]]\n"                                                      \
+    "ldp q26, q27, [%[x], #128]\n ldp q28, q29, [%[x2], #128]\n"                                        \
+    PACELINE_EACH_SUM(PACELINE_TO_FLOAT) PACELINE_EACH_SUM(PACELINE_TIMES_SCALE)                        \
+    PACELINE_ADD(0, 8, 26, 0) PACELINE_ADD(1, 9, 26, 1) PACELINE_ADD(2, 10, 26, 2) PACELINE_ADD(3, 11, 26, 3) \
+    PACELINE_ADD(4, 12, 28, 0) PACELINE_ADD(5, 13, 28, 1) PACELINE_ADD(6, 14, 28, 2) PACELINE_ADD(7, 15, 28, 3)
+#define PACELINE_MINIMA_8                                                                               \
+    PACELINE_ADD(0, 25, 27, 0) PACELINE_ADD(1, 25, 27, 1) PACELINE_ADD(2, 25, 27, 2) PACELINE_ADD(3, 25, 27, 3) \
+    PACELINE_ADD(4, 25, 29, 0) PACELINE_ADD(5, 25, 29, 1) PACELINE_ADD(6, 25, 29, 2) PACELINE_ADD(7, 25, 29, 3)
+#define PACELINE_ZERO_8                                                                                 \
+    "movi v0.2d, #0\n movi v1.2d, #0\n movi v2.2d, #0\n movi v3.2d, #0\n"                               \
+    "movi v4.2d, #0\n movi v5.2d, #0\n movi v6.2d, #0\n movi v7.2d, #0\n"
+#define PACELINE_NEXT(bytes)                                                                            \
+    "add %[w], %[w], #" #bytes "\n add %[x], %[x], #160\n add %[x2], %[x2], #160\n"                     \
+    "subs %[blocks], %[blocks], #1\n b.ne 1b\n"
+#define PACELINE_STORE_8                                                                                \
+    "stp q0, q1, [%[out]]\n stp q2, q3, [%[out], #32]\n stp q4, q5, [%[out], #64]\n stp q6, q7, [%[out], #96]\n"
+
+// w: the group's first block, plus 16 bytes for its upper four rows. x, x2: the tiles of the activations' first and
+// last four rows. out: [8 rows of activations, 4].
+template <Format format>
+inline void tile_8(const uint8_t* w, const uint8_t* x, const uint8_t* x2, int64_t blocks, float* out, int upper) {
+    if constexpr (format == Format::kQ4) {
+        const uint8_t* scales = w + 128 - 8 * upper;
+        asm volatile("movi v31.16b, #15\n" PACELINE_ZERO_8
+                     "1:\n" PACELINE_UNPACK_Q4 PACELINE_DOTS_8
+                     "ldr d24, [%[s]]\n ldr d25, [%[s], #16]\n fcvtl v25.4s, v25.4h\n" PACELINE_SCALE_8 PACELINE_MINIMA_8
+                     "add %[s], %[s], #160\n" PACELINE_NEXT(160) PACELINE_STORE_8
+                     : [w] "+r"(w), [x] "+r"(x), [x2] "+r"(x2), [blocks] "+r"(blocks), [s] "+r"(scales)
+                     : [start] "r"(kStart), [out] "r"(out)
+                     : "memory", "cc", PACELINE_ALL_VECTORS);
+    } else {
+        const uint8_t* scales = w + 256 - 8 * upper;
+        asm volatile(PACELINE_ZERO_8
+                     "1:\n" PACELINE_LOAD_Q8 PACELINE_DOTS_8
+                     "ldr d24, [%[s]]\n" PACELINE_SCALE_8
+                     "add %[s], %[s], #272\n" PACELINE_NEXT(272) PACELINE_STORE_8
+                     : [w] "+r"(w), [x] "+r"(x), [x2] "+r"(x2), [blocks] "+r"(blocks), [s] "+r"(scales)
+                     : [start] "r"(kStart), [out] "r"(out)
+                     : "memory", "cc", PACELINE_ALL_VECTORS);
+    }
+}
+
+// ---------------------------------------------------------------- 4 rows of activations x 8 rows of weights
+// v0-3, v4-7: integer sums of the lower and upper four rows of weights; v8-11, v12-15: their outputs so far; v16-19,
+// v20-23: the first and second half of the activations' block; v24-27: weights; v28: the mask; v31: the start value.
+
+#define PACELINE_STEP(a, b, w0, w1, x, l) \
+    "sdot v" #a ".4s, v" #w0 ".16b, v" #x ".4b[" #l "]\n sdot v" #b ".4s, v" #w1 ".16b, v" #x ".4b[" #l "]\n"
+#define PACELINE_STEPS(w0, w1, x0, x1, x2, x3, l)                                                       \
+    PACELINE_STEP(0, 4, w0, w1, x0, l) PACELINE_STEP(1, 5, w0, w1, x1, l)                               \
+    PACELINE_STEP(2, 6, w0, w1, x2, l) PACELINE_STEP(3, 7, w0, w1, x3, l)
+#define PACELINE_LANE_Q4(l, at)                                                                         \
+    "ldp q24, q26, [%[w], #" #at "]\n"                                                                  \
+    "ushr v25.16b, v24.16b, #4\n and v24.16b, v24.16b, v28.16b\n"                                       \
+    "ushr v27.16b, v26.16b, #4\n and v26.16b, v26.16b, v28.16b\n"                                       \
+    PACELINE_STEPS(24, 26, 16, 17, 18, 19, l) PACELINE_STEPS(25, 27, 20, 21, 22, 23, l)
+#define PACELINE_LANE_Q8(l, at, x0, x1, x2, x3)                                                         \
+    "ldp q24, q26, [%[w], #" #at "]\n" PACELINE_STEPS(24, 26, x0, x1, x2, x3, l)
+#define PACELINE_BEGIN_4                                                                                \
+    "ldr q0, [%[start]]\n ldr q4, [%[start]]\n ldr q1, [%[start]]\n ldr q5, [%[start]]\n"               \
+    "ldr q2, [%[start]]\n ldr q6, [%[start]]\n ldr q3, [%[start]]\n ldr q7, [%[start]]\n"               \
+    "ldp q16, q20, [%[x]]\n ldp q17, q21, [%[x], #32]\n ldp q18, q22, [%[x], #64]\n ldp q19, q23, [%[x], #96]\n"
+#define PACELINE_EACH_OF_4(OP) OP(0) OP(4) OP(1) OP(5) OP(2) OP(6) OP(3) OP(7)
+#define PACELINE_TO_FLOAT_4(a) "fsub v" #a ".4s, v" #a ".4s, v31.4s\n"
+#define PACELINE_TIMES_4(a, s) "fmul v" #a ".4s, v" #a ".4s, v" #s ".4s\n"
+#define PACELINE_SCALE_4                                                                                \
+    "fcvtl v16.4s, v24.4h\n fcvtl2 v17.4s, v24.8h\n ldp q26, q27, [%[x], #128]\n"                       \
+    PACELINE_EACH_OF_4(PACELINE_TO_FLOAT_4)                                                             \
+    PACELINE_TIMES_4(0, 16) PACELINE_TIMES_4(4, 17) PACELINE_TIMES_4(1, 16) PACELINE_TIMES_4(5, 17)     \
+    PACELINE_TIMES_4(2, 16) PACELINE_TIMES_4(6, 17) PACELINE_TIMES_4(3, 16) PACELINE_TIMES_4(7, 17)     \
+    PACELINE_ADD(8, 0, 26, 0) PACELINE_ADD(12, 4, 26, 0) PACELINE_ADD(9, 1, 26, 1) PACELINE_ADD(13, 5, 26, 1) \
+    PACELINE_ADD(10, 2, 26, 2) PACELINE_ADD(14, 6, 26, 2) PACELINE_ADD(11, 3, 26, 3) PACELINE_ADD(15, 7, 26, 3)
+#define PACELINE_MINIMA_4                                                                               \
+    PACELINE_ADD(8, 18, 27, 0) PACELINE_ADD(12, 19, 27, 0) PACELINE_ADD(9, 18, 27, 1) PACELINE_ADD(13, 19, 27, 1) \
+    PACELINE_ADD(10, 18, 27, 2) PACELINE_ADD(14, 19, 27, 2) PACELINE_ADD(11, 18, 27, 3) PACELINE_ADD(15, 19, 27, 3)
+#define PACELINE_ZERO_4                                                                                 \
+    "ldr q31, [%[start]]\n"                                                                             \
+    "movi v8.2d, #0\n movi v9.2d, #0\n movi v10.2d, #0\n movi v11.2d, #0\n"                             \
+    "movi v12.2d, #0\n movi v13.2d, #0\n movi v14.2d, #0\n movi v15.2d, #0\n"
+#define PACELINE_NEXT_4(bytes)                                                                          \
+    "add %[w], %[w], #" #bytes "\n add %[x], %[x], #160\n subs %[blocks], %[blocks], #1\n b.ne 1b\n"
+#define PACELINE_STORE_4                                                                                \
+    "stp q8, q12, [%[out]]\n stp q9, q13, [%[out], #32]\n stp q10, q14, [%[out], #64]\n stp q11, q15, [%[out], #96]\n"
+
+// out: [4 rows of activations, 8].
+template <Format format> inline void tile_4(const uint8_t* w, const uint8_t* x, int64_t blocks, float* out) {
+    if constexpr (format == Format::kQ4) {
+        asm volatile("movi v28.16b, #15\n" PACELINE_ZERO_4
+                     "1:\n" PACELINE_BEGIN_4 PACELINE_LANE_Q4(0, 0) PACELINE_LANE_Q4(1, 32) PACELINE_LANE_Q4(2, 64)
+                     PACELINE_LANE_Q4(3, 96)
+                     "ldr q24, [%[w], #128]\n ldr q25, [%[w], #144]\n"
+                     "fcvtl v18.4s, v25.4h\n fcvtl2 v19.4s, v25.8h\n" PACELINE_SCALE_4 PACELINE_MINIMA_4
+                     PACELINE_NEXT_4(160) PACELINE_STORE_4
+                     : [w] "+r"(w), [x] "+r"(x), [blocks] "+r"(blocks)
+                     : [start] "r"(kStart), [out] "r"(out)
+                     : "memory", "cc", PACELINE_ALL_VECTORS);
+    } else {
+        asm volatile(PACELINE_ZERO_4
+                     "1:\n" PACELINE_BEGIN_4 PACELINE_LANE_Q8(0, 0, 16, 17, 18, 19)
+                     PACELINE_LANE_Q8(1, 32, 16, 17, 18, 19) PACELINE_LANE_Q8(2, 64, 16, 17, 18, 19)
+                     PACELINE_LANE_Q8(3, 96, 16, 17, 18, 19) PACELINE_LANE_Q8(0, 128, 20, 21, 22, 23)
+                     PACELINE_LANE_Q8(1, 160, 20, 21, 22, 23) PACELINE_LANE_Q8(2, 192, 20, 21, 22, 23)
+                     PACELINE_LANE_Q8(3, 224, 20, 21, 22, 23)
+                     "ldr q24, [%[w], #256]\n" PACELINE_SCALE_4
+                     PACELINE_NEXT_4(272) PACELINE_STORE_4
+                     : [w] "+r"(w), [x] "+r"(x), [blocks] "+r"(blocks)
+                     : [start] "r"(kStart), [out] "r"(out)
+                     : "memory", "cc", PACELINE_ALL_VECTORS);
+    }
+}
+
+}  // namespace
+}  // namespace paceline
+
+#endif
