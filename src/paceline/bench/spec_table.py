@@ -1,4 +1,4 @@
-"""The table of `bench spec`: a line a method, a column a category."""
+"""The table of `bench spec`: a column a method; speed-up by category, then what explains it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ from typing import Any
 
 from paceline.bench.report import table
 
+POSITIONS = 8
+"""Depths whose acceptance is shown."""
+
 
 def cells(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and lines: speed-up by category, then what explains it."""
+    """Header and lines."""
     rows = {(row["method"], row["category"]): row for row in result["rows"]}
     methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
     categories = list(dict.fromkeys(row["category"] for row in result["rows"]))
     categories.sort(key=lambda name: name == "overall")
-    lines = []
-    for method in methods:
-        own = {name: rows[method, name] for name in categories}
-        total = own["overall"]
-        positions = " ".join(f"{share:.2f}" for share in total["acceptance_by_position"][:6])
-        lines.append([method, *(_ratio(own[name]["ratio"]) for name in categories), f"{total['paceline']:.1f}",
-                      f"{total['mean_accepted_tokens']:.2f}", f"{total['tokens_per_step']:.2f}", positions])
-    base = rows[methods[0], "overall"]["peers"]["plain"]
-    lines.append(["plain", *("1.00x" for _ in categories), f"{base:.1f}", "1.00", "1.00", ""])
-    return ["method", *categories, "tok/s", "accepted", "tokens/step", "acceptance by position"], lines
+    lines = [[f"speed-up, {category}", "1.00x", *(_ratio(rows[name, category]["ratio"]) for name in methods)]
+             for category in categories]
+    totals = [rows[name, "overall"] for name in methods]
+    lines.append(["tok/s", f"{totals[0]['peers']['plain']:.1f}", *(f"{total['paceline']:.1f}" for total in totals)])
+    lines += [[title, "1.00", *(f"{total[key]:.2f}" for total in totals)]
+              for title, key in (("tokens a draft", "mean_accepted_tokens"), ("tokens a step", "tokens_per_step"))]
+    reached = [total["acceptance_by_position"] for total in totals]
+    lines += [[f"accepted at {depth + 1}", "", *(f"{one[depth]:.2f}" if depth < len(one) else "-" for one in reached)]
+              for depth in range(min(POSITIONS, max(map(len, reached))))]
+    return ["", "plain", *methods], lines
 
 
 def _ratio(value: float | None) -> str:
@@ -39,14 +42,13 @@ def show(result: dict[str, Any]) -> None:
         return
     header, lines = cells(result)
     found, settings = result["machine"], result["settings"]
-    out = Table(title=f"{settings['model']} ({settings['kernels']}), {settings['questions']} questions, "
-                      f"{settings['max_tokens']} tokens, temperature {settings['temperature']:g}; {found['cpu']}, "
-                      f"{found['threads']} threads", caption="speed-up over plain decoding by category; accepted: "
-                      "tokens a verification, bonus counted; tokens/step: over all steps")
+    out = Table(title=f"{settings['model']} ({settings['kernels']}), {settings['questions']} questions of up to "
+                      f"{settings['max_tokens']} tokens, temperature {settings['temperature']:g}\n"
+                      f"{found['cpu']}, {found['threads']} threads")
     for index, name in enumerate(header):
-        out.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+        out.add_column(name, justify="right" if index else "left", no_wrap=not index)
     for line in lines:
-        out.add_row(*line)
-    Console(highlight=False, width=max(120, Console().width)).print(out)
+        out.add_row(*line, end_section=line[0] in ("speed-up, overall", "tokens a step"))
+    Console(highlight=False).print(out)
     for name, reason in settings["left_out"].items():
         print(f"{name} was left out: {reason}")
