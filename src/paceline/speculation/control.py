@@ -23,7 +23,7 @@ PROBE_TRIES = 16
 """First cycles of a request whatever the forecast; more for drafters that have a window to fill."""
 SPEED_MEMORY = 0.97
 LEAST_WIN = 0.02
-"""Tokens a draft must be expected to win to be sent."""
+"""Tokens (or share of the speed) that a draft must be expected to win to be sent."""
 CHEAP = 0.01
 """Share of a step that drafting may take unasked; a dearer drafter is paused when it brings less than it takes."""
 JUDGED_AFTER = 16
@@ -135,7 +135,7 @@ class AdaptiveController:
             return None  # what a plain step takes is what everything else is weighed against: measure that first
         pace = self._pace(state, running, rows)
         price = pace * (self.step_cost(rows + 1) - self.step_cost(rows))
-        if state.scored:
+        if state.scored and not state.needs.probes:
             if self._too_dear(state, rows):
                 self._step_back(state)
                 return None
@@ -192,7 +192,7 @@ class AdaptiveController:
             found = outcomes(proposal, observation.tokens)
         else:
             proposal, found = sent, verdicts(sent, observation.accepted)
-        if proposal.scores is not None:
+        if proposal.scores is not None and not state.needs.probes:
             for node, hit in found:
                 state.trust.learn(proposal.scores[node], hit)
         elif not state.branching:
@@ -242,7 +242,7 @@ class AdaptiveController:
                 best, size = goodput, count
             if alive < NEGLIGIBLE and not state.needs.probes:
                 break
-        return size, best > none
+        return size, best > (1.0 + LEAST_WIN) * none
 
     def _too_dear(self, state: _State, rows: int) -> bool:
         if state.asked < JUDGED_AFTER or not state.method.cost.measured:

@@ -57,6 +57,7 @@ class CostCurve:
     def observe(self, count: int, seconds: float) -> None:
         self._seen += 1
         point = self._points.get(count)
+        early = point is None or len(point.first) < FIRST
         if point is None:
             self._points[count] = point = _Point(seconds)
         elif len(point.first) < FIRST:
@@ -65,7 +66,7 @@ class CostCurve:
         else:
             point.value += WEIGHT * (min(seconds, 2.0 * point.value) - point.value)
         point.last_seen = self._seen
-        if len(point.first) < FIRST or self._seen % REFRESH_EVERY == 0:
+        if early or self._seen % REFRESH_EVERY == 0:
             self._refresh()
 
     def __call__(self, count: int) -> float:

@@ -1,0 +1,397 @@
+"""How much is drafted: as much as pays, by the request's own luck and the measured cost of steps; never the text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.tiny import VOCAB, tiny_llm
+from paceline import SamplingParams
+from paceline.errors import RequestError
+from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
+from paceline.speculation.control import LONGEST_PAUSE, SHORTEST_PAUSE, AdaptiveController, step_prior
+from paceline.speculation.costs import STALE_AFTER, CostCurve
+from paceline.speculation.drafter import Budget, Needs, Observation
+from paceline.speculation.spec import Speculation, parse
+from paceline.speculation.tree import DraftTree
+
+CPU = {1: 4.9e-3, 2: 6.6e-3, 3: 8.9e-3, 4: 10.8e-3, 6: 16.6e-3, 8: 21.6e-3}
+FLAT = {1: 5.0e-3, 64: 5.6e-3}
+
+
+class Named:
+    """A drafter of which the controller only sees the name and the needs."""
+
+    def __init__(self, name: str = "x", needs: Needs | None = None) -> None:
+        self.name, self.needs = name, needs or Needs()
+
+
+def controller(cost: dict[int, float], wish: Speculation | None = None, needs: Needs | None = None
+               ) -> AdaptiveController:
+    """With one sequence "s" and a measured curve."""
+    control = AdaptiveController()
+    for rows, seconds in cost.items():
+        for _ in range(3):
+            control.stepped(rows, seconds)
+    control.begin("s", Named(needs=needs), wish or Speculation("x", k=8))  # type: ignore[arg-type]
+    return control
+
+
+def cycle(control: AdaptiveController, accept: Callable[[int], bool], width: int = 1,
+          sequence: str = "s") -> int | None:
+    """One cycle of a drafter that fills its budget; depth i is accepted (given those before) if accept(i). Returns
+    the depth that was drafted; None: nothing was, and a token came without."""
+    budget = control.budget(sequence, 1, 1)
+    if budget is None:
+        control.learn(sequence, Observation([0]))
+        return None
+    depth = min(budget.depth, budget.nodes // width)
+    draft = DraftTree.chain(list(range(1, depth + 1)))
+    sent = control.choose(sequence, draft, 1, 1)
+    assert sent is not None
+    hits = next((i for i in range(depth) if not accept(i)), depth)
+    control.learn(sequence, Observation([*draft.tokens[:hits], 999], list(range(hits)), sent))
+    return depth
+
+
+# ---------------------------------------------------------------- the cost of a step
+
+
+def test_before_anything_is_measured_the_curve_is_the_prior() -> None:
+    curve = CostCurve(step_prior)
+    assert not curve.measured
+    assert [curve(1), curve(2), curve(11)] == pytest.approx([1.0, 1.15, 2.5])
+
+
+def test_measured_counts_are_kept_and_others_interpolated() -> None:
+    curve = CostCurve(step_prior)
+    for rows, seconds in ((1, 5.0), (5, 9.0)):
+        curve.observe(rows, seconds)
+        curve.observe(rows, seconds)
+    assert curve(1) == 5.0 and curve(5) == 9.0 and curve(3) == pytest.approx(7.0)
+    assert curve(10) == pytest.approx(9.0 * step_prior(10) / step_prior(5)), "beyond: the prior's shape"
+
+
+def test_one_slow_sample_moves_little() -> None:
+    curve = CostCurve(step_prior)
+    for seconds in (1.0, 40.0, 1.0, 1.1, 1.0):
+        curve.observe(1, seconds)
+    assert curve(1) == pytest.approx(1.0)
+    curve.observe(1, 100.0)
+    for _ in range(16):
+        curve.observe(1, 1.0)
+    assert curve(1) < 1.1
+
+
+def test_it_follows_a_machine_that_changes() -> None:
+    curve = CostCurve(step_prior)
+    for _ in range(20):
+        curve.observe(1, 1.0)
+    for _ in range(64):
+        curve.observe(1, 1.8)
+    assert curve(1) == pytest.approx(1.8, rel=0.05)
+
+
+def test_what_was_not_seen_for_long_is_forgotten() -> None:
+    curve = CostCurve(step_prior)
+    curve.observe(4, 9.0)
+    curve.observe(4, 9.0)
+    assert curve.knows(4)
+    for _ in range(STALE_AFTER + 20):
+        curve.observe(1, 1.0)
+    assert not curve.knows(4)
+    assert curve(4) == pytest.approx(step_prior(4))
+
+
+@given(st.lists(st.tuples(st.integers(1, 80), st.floats(1e-4, 1.0)), min_size=1, max_size=60))
+def test_more_rows_never_cost_less(samples: list[tuple[int, float]]) -> None:
+    curve = CostCurve(step_prior)
+    for rows, seconds in samples:
+        curve.observe(rows, seconds)
+    costs = [curve(rows) for rows in range(1, 100)]
+    assert all(sooner <= later * (1 + 1e-12) for sooner, later in pairwise(costs))
+
+
+# ---------------------------------------------------------------- acceptance
+
+
+def test_rates_start_from_a_guess_and_follow_the_history_within_20_cycles() -> None:
+    places = Places(Places())
+    assert 0.3 < places.rates(1)[0] < 0.9
+    for _ in range(20):
+        places.learn(0, True)
+        places.learn(1, False)
+    assert places.rates(2)[0] > 0.85 and places.rates(2)[1] < 0.15
+    for _ in range(20):
+        places.learn(0, False)
+    assert places.rates(1)[0] < 0.3
+
+
+def test_a_new_request_starts_from_what_others_met_with() -> None:
+    everyone = Places()
+    first = Places(everyone)
+    for _ in range(50):
+        first.learn(0, False)
+    assert Places(everyone).rates(1)[0] < 0.1
+
+
+def test_scores_are_corrected_by_what_came_of_them() -> None:
+    trust = Trust(Trust())
+    assert trust.rate(0.9) == pytest.approx(0.9)
+    for _ in range(40):
+        trust.learn(0.9, False)
+        trust.learn(0.3, True)
+    assert trust.rate(0.9) < 0.15 and trust.rate(0.3) > 0.8
+    assert all(0.0 <= trust.rate(score) < 1.0 for score in (-1.0, 0.0, 0.5, 1.0, 2.0))
+
+
+def test_outcomes_walk_along_the_text() -> None:
+    chain = DraftTree.chain([5, 6, 7])
+    assert outcomes(chain, [5, 6]) == [(0, True), (1, True)], "of the third nothing is known"
+    assert outcomes(chain, [5, 9]) == [(0, True), (1, False)]
+    tree = DraftTree([5, 6, 7, 8, 9], [-1, -1, 1, 1, 0])
+    assert outcomes(tree, [6, 8, 1]) == [(0, False), (1, True), (2, False), (3, True)]
+    assert verdicts(tree, [1, 3]) == [(0, False), (1, True), (2, False), (3, True)]
+
+
+def test_survival_multiplies_along_paths() -> None:
+    assert survival([-1, 0, 0, -1], [0.5, 0.5, 0.2, 0.3]) == pytest.approx([0.5, 0.25, 0.1, 0.3])
+
+
+# ---------------------------------------------------------------- how deep
+
+
+def test_a_fixed_depth_is_given_exactly() -> None:
+    control = controller(CPU, Speculation("x", k=4, nodes=9, adaptive=False))
+    for _ in range(30):
+        assert control.budget("s", 1, 1) == Budget(4, 9)
+        draft = DraftTree.chain([1, 2, 3, 4], scores=[0.0, 0.0, 0.0, 0.0])
+        assert control.choose("s", draft, 1, 1) is draft, "nothing is cut either"
+        control.learn("s", Observation([9], [], draft))
+
+
+def test_nothing_is_drafted_until_plain_decoding_is_timed() -> None:
+    control = AdaptiveController()
+    control.begin("s", Named(), Speculation("x"))  # type: ignore[arg-type]
+    assert control.budget("s", 1, 1) is None
+    control.stepped(1, 0.005)
+    control.stepped(1, 0.005)
+    assert control.budget("s", 1, 1) is not None
+
+
+def test_lucky_drafts_grow_where_rows_are_cheap_and_less_where_they_are_dear() -> None:
+    depths = {}
+    for name, cost in (("flat", FLAT), ("cpu", CPU)):
+        control = controller(cost)
+        luck = random.Random(1)
+        for _ in range(60):
+            depths[name] = cycle(control, lambda _, luck=luck: luck.random() < 0.8)
+    assert depths["flat"] == 8
+    assert depths["cpu"] is not None and 1 <= depths["cpu"] <= 4
+
+
+def test_the_depth_is_the_best_of_all_by_goodput() -> None:
+    control = controller(CPU)
+    for _ in range(200):
+        control.budget("s", 1, 1)
+        draft = DraftTree.chain([1, 2, 3, 4, 5, 6, 7, 8])
+        control.choose("s", draft, 1, 1)
+        control.learn("s", Observation(draft.tokens[:3] + [999], [0, 1, 2], draft))
+    # Three tokens are always right and the fourth never: the best depth is 3, and a curve with a step would be seen.
+    budget = control.budget("s", 1, 1)
+    assert budget is not None and budget.depth == 3
+
+
+def test_what_does_not_pay_steps_back_and_is_tried_again_ever_more_rarely() -> None:
+    control = controller(CPU)
+    drafted = [cycle(control, lambda _: False) is not None for _ in range(1200)]
+    assert sum(drafted[:40]) >= 2
+    tries = [index for index, one in enumerate(drafted) if one]
+    gaps = [later - sooner for sooner, later in pairwise(tries) if later - sooner > 1]
+    assert gaps[0] >= SHORTEST_PAUSE and gaps == sorted(gaps) and gaps[-1] <= LONGEST_PAUSE + 2
+    assert sum(drafted) / len(drafted) < 0.02
+
+
+def test_it_comes_back_when_the_luck_turns() -> None:
+    control = controller(CPU)
+    for _ in range(100):
+        cycle(control, lambda _: False)
+    drafted = [cycle(control, lambda _: True) for _ in range(1500)]
+    assert all(depth is not None for depth in drafted[-100:])
+
+
+def test_time_spent_drafting_counts() -> None:
+    cheap, dear = controller(CPU), controller(CPU)
+    for depth in range(1, 9):
+        cheap.drafted("s", depth, 1e-6)
+        dear.drafted("s", depth, 4.0e-3 * depth)
+    depths = []
+    for control in (cheap, dear):
+        luck = random.Random(2)
+        depths.append([cycle(control, lambda _, luck=luck: luck.random() < 0.8) for _ in range(120)])
+    assert sum(depth is not None for depth in depths[0]) > 100
+    assert sum(depth is not None for depth in depths[1]) < 40
+
+
+def test_trees_are_sized_by_the_nodes_that_are_accepted() -> None:
+    control = controller(CPU, Speculation("x", k=4, nodes=32))
+    budget = None
+    for _ in range(60):
+        budget = control.budget("s", 1, 1)
+        nodes = 12 if budget is None else min(12, budget.nodes)
+        draft = DraftTree([1, *range(2, nodes + 1)], [-1] * nodes)
+        if budget is None:
+            control.learn("s", Observation([1]))
+            continue
+        control.choose("s", draft, 1, 1)
+        control.learn("s", Observation([1, 999], [0], draft))
+    assert budget is not None and budget.nodes <= 2, "only the first of the siblings is ever right"
+
+
+def test_a_window_of_probes_is_taken_whole_or_not_at_all() -> None:
+    needs = Needs(probes=True)
+    for cost, pays in ((FLAT, True), (CPU, False)):
+        control = controller(cost, Speculation("x", k=3, nodes=30), needs)
+        seen = set()
+        for _ in range(40):
+            budget = control.budget("s", 1, 1)
+            seen.add(budget if budget is None else (budget.depth, budget.nodes))
+            if budget is not None:
+                draft = DraftTree(list(range(20)), [-1] * 20, scores=[0.01] * 20)
+                assert control.choose("s", draft, 1, 1) is draft
+                control.learn("s", Observation([0, 999], [0], draft))
+            else:
+                control.learn("s", Observation([0]))
+        assert seen == ({(3, 30)} if pays else {(3, 30), None})
+
+
+# ---------------------------------------------------------------- cutting what will not pay
+
+
+def scored(control: AdaptiveController, scores: list[float], **more: Any) -> int:
+    draft = DraftTree.chain(list(range(1, len(scores) + 1)), "x", scores)
+    for name, value in more.items():
+        setattr(draft, name, value)
+    sent = control.choose("s", draft, 1, 1)
+    return 0 if sent is None else len(sent)
+
+
+def test_a_draft_is_cut_where_the_next_token_costs_more_than_it_brings() -> None:
+    control = controller(CPU)
+    assert scored(control, [0.9, 0.9, 0.1, 0.1]) == 2
+    assert scored(control, [0.2, 0.2]) == 0, "not worth a step of two rows"
+    assert scored(control, [0.34, 0.99, 0.99, 0.99, 0.99]) == 0
+    assert scored(controller(FLAT), [0.9, 0.9, 0.1, 0.1]) == 4
+
+
+def test_a_weak_token_is_sent_for_what_comes_after_it() -> None:
+    """The search goes over all sizes: the win is not unimodal."""
+    control = controller({1: 5.0, 2: 8.0, 3: 8.1, 4: 8.2, 5: 8.3, 6: 8.4})
+    assert scored(control, [0.5, 0.95, 0.95, 0.95, 0.95]) == 5
+    assert scored(control, [0.5]) == 0
+
+
+def test_sampled_drafts_are_never_cut_by_value_under_the_rejection_rules() -> None:
+    scores = [0.01, 0.01]
+    for verify, expected in (("rejection", 2), ("multi-round", 2), ("coupled", 0)):
+        control = controller(CPU, Speculation("x", k=8, verify=verify))
+        assert scored(control, scores, q=[None, None]) == expected
+        assert scored(control, scores) == 0, "deterministic drafts may be"
+
+
+def test_drafts_that_were_not_sent_still_teach() -> None:
+    control = controller(CPU)
+    assert scored(control, [0.2, 0.2]) == 0
+    for _ in range(40):
+        draft = DraftTree.chain([1, 2], "x", [0.2, 0.2])
+        sent = control.choose("s", draft, 1, 1)
+        control.learn("s", Observation([1], [], None) if sent is None else Observation([1, 2, 3], [0, 1], sent))
+    assert scored(control, [0.2, 0.2]) == 2
+
+
+def test_a_faster_request_is_choosier() -> None:
+    """A second is worth more tokens where tokens come faster."""
+    control = controller(CPU)
+    before = control.budget("s", 1, 1)
+    for _ in range(50):
+        control.spent("s", 3, 0.005, 3 * 0.0049)
+    after = control.budget("s", 1, 1)
+    assert before is not None and after is not None
+    assert after.price > 2 * before.price and after.pace > 2 * before.pace
+
+
+def test_in_a_full_batch_rows_beyond_the_step_must_pay_for_everybody() -> None:
+    control = controller({1: 5.0e-3, 16: 5.5e-3, 32: 9.0e-3, 64: 17.0e-3})
+    alone, crowded = control.budget("s", 1, 1), control.budget("s", 32, 32)
+    assert alone is not None and crowded is not None
+    assert crowded.price > 5 * alone.price
+
+
+def test_a_dear_drafter_with_scores_is_left_alone_when_it_brings_nothing() -> None:
+    control = controller(CPU)
+    control.choose("s", DraftTree.chain([1], "x", [0.01]), 1, 1)
+    for _ in range(40):
+        control.drafted("s", 8, 1.0e-3)
+        control.choose("s", None, 1, 1)
+    assert control.budget("s", 1, 1) is None
+    control.learn("s", Observation([0] * SHORTEST_PAUSE))
+    assert control.budget("s", 1, 1) is not None, "and tried again later"
+
+
+# ---------------------------------------------------------------- in the engine
+
+PROMPT = [(i * 31 + 7) % VOCAB for i in range(40)]
+GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+
+
+def test_the_wish_says_whether_to_adapt() -> None:
+    assert parse("ngram").adaptive and parse({"method": "ngram", "adaptive": False}).k == 5  # type: ignore[union-attr]
+    assert not parse({"method": "oracle", "tokens": [1]}).adaptive  # type: ignore[union-attr]
+    again = parse(parse({"method": "ngram", "k": 3}).as_dict())  # type: ignore[union-attr]
+    assert again == parse({"method": "ngram", "k": 3})
+    with pytest.raises(RequestError, match="adaptive"):
+        parse({"method": "ngram", "adaptive": "yes"})
+
+
+def test_a_wrong_drafter_is_left_alone_in_the_engine_and_the_text_is_the_same() -> None:
+    llm = tiny_llm()
+    plain = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    # The clock of a busy machine should not decide this test.
+    llm.engine._drafting.controller = control = controller(CPU)
+    control.stepped = lambda rows, seconds: None  # type: ignore[method-assign]
+    fixed, adaptive = (llm.generate([PROMPT], GREEDY, speculation={
+        "method": "wrong", "tokens": plain, "k": 4, "adaptive": adaptive})[0] for adaptive in (False, True))
+    assert fixed.outputs[0].token_ids == adaptive.outputs[0].token_ids == plain
+    assert fixed.speculation.cycles == 58 and fixed.speculation.drafted > 4 * 50, "every step but the last"
+    assert 1 <= adaptive.speculation.cycles < 12 and adaptive.speculation.plain > 45
+
+
+@pytest.mark.parametrize("style", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "top_p": 0.9}])
+def test_whatever_the_controller_does_the_tokens_are_those_of_plain_decoding(style: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True, **style)
+    plain = tiny_llm().generate([PROMPT], params)[0].outputs[0].token_ids
+    luck = random.Random(3)
+
+    class Whimsical(AdaptiveController):
+        """Any budget, any cut."""
+
+        def budget(self, sequence: Any, running: int, rows: int) -> Budget | None:
+            return None if luck.random() < 0.3 else Budget(luck.randint(1, 6), luck.randint(1, 12))
+
+        def choose(self, sequence: Any, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
+            return None if draft is None or luck.random() < 0.2 else draft.trimmed(luck.randint(1, len(draft)))
+
+    llm = tiny_llm()
+    llm.engine._drafting.controller = Whimsical()
+    wishes = [{"method": "oracle", "tokens": plain, "branches": 2}, {"method": "wrong", "tokens": plain}, "ngram",
+              "auto"]
+    outs = llm.generate([PROMPT] * 4, params, speculation=wishes)
+    assert [out.outputs[0].token_ids for out in outs] == [plain] * 4
+    assert outs[0].speculation.accepted > 0
+    assert not llm.engine._drafting._drafters, "everything is released"
