@@ -23,6 +23,7 @@ from paceline.speculation.tree import DraftTree
 log = logging.getLogger("paceline.speculation")
 
 MOST_PARTS = 8
+MOST_LEVELS = 3
 UNKNOWN = -1
 """In Observation.chosen: this node of the part's draft did not make it into the verified tree."""
 
@@ -62,6 +63,16 @@ class Pack:
         if place == len(self.proposers):
             self.proposers.append(part)
         return place
+
+    def settle(self, drafts: dict[int, DraftTree]) -> None:
+        """Find the place of every node, also of those that came after the tree was full and stand in it all the
+        same, because another part proposed them too."""
+        for part, draft in drafts.items():
+            places: list[int | None] = []
+            for token, above in zip(draft.tokens, draft.parents):
+                parent = -1 if above < 0 else places[above]
+                places.append(None if parent is None else self.tree.find(parent, token))
+            self.places[part] = places
 
 
 @dataclass(slots=True)
@@ -148,9 +159,11 @@ class Ensemble:
         if not life.drafts:
             return None
         pack = life.pack = self.pack(sequence, life.drafts, budget)
+        pack.settle(life.drafts)
         if not len(pack.tree):
             return None
-        sources = [life.drafts[part].source(pack.places[part].index(node)) for node, part in enumerate(pack.proposers)]
+        sources = [life.drafts[part].source(pack.places[part].index(node)) or self.parts[part].drafter.name
+                   for node, part in enumerate(pack.proposers)]
         return DraftTree(pack.tree.tokens, pack.tree.parents, self.name, None, sources, pack.scores)
 
     def _translated(self, life: _Life, part: int, seen: Observation) -> Observation:
@@ -198,12 +211,23 @@ def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: D
     if not isinstance(wishes, list | tuple) or not 1 <= len(wishes) <= MOST_PARTS:
         raise RequestError(f"speculation method {method!r} needs 'drafters': a list of 1 to {MOST_PARTS} methods' "
                            "names or dicts.", "speculation")
+    if not _flat_enough(wishes, MOST_LEVELS):
+        raise RequestError(f"speculation drafters may be made of drafters at most {MOST_LEVELS} levels deep: leave some "
+                           "out.", "speculation")
     known = context.shared.setdefault(f"{method} ensembles", WeakValueDictionary())
     key = json.dumps(wishes, sort_keys=True, default=repr)
     found = known.get(key)
     if found is None:
         found = known[key] = kind(method, [_part(wish, method, context) for wish in wishes])
     return found  # type: ignore[no-any-return]
+
+
+def _flat_enough(wishes: Any, levels: int) -> bool:
+    """Whether lists of drafters stand inside one another at most so deep."""
+    if levels == 0:
+        return False
+    inner = [wish["drafters"] for wish in wishes if isinstance(wish, dict) and isinstance(wish.get("drafters"), list)]
+    return all(_flat_enough(more, levels - 1) for more in inner)
 
 
 def _part(wish: Any, method: str, context: DraftContext) -> Part:
