@@ -133,7 +133,7 @@ def test_unknown_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wish", "error"), [
-    ("eagle3", NotYetError), ("auto", NotYetError), ("teleport", RequestError),
+    ("eagle3", NotYetError), ("teleport", RequestError),
     (5, RequestError),
     ({"k": 3}, RequestError), ({"method": "oracle", "tokens": [1], "k": 0}, RequestError),
     ({"method": "oracle", "tokens": [1], "k": 10**9}, RequestError), ({"method": "oracle"}, RequestError),
