@@ -14,9 +14,11 @@ LONG_MEMORY = 0.99
 FIRST_GUESS = 0.6
 """Acceptance of a drafter of which nothing is known: sanguine, so that it is tried."""
 PRIOR_WEIGHT = 2.0
-"""Cycles the guess is worth."""
+SCORE_WEIGHT = 4.0
+"""Cycles a guess is worth, by place and by score."""
 BEST = 0.995
 BINS = 12
+SCORE_STEPS = 256
 
 
 class Places:
@@ -59,35 +61,64 @@ class Places:
         return rates
 
 
+def _bin(score: float) -> int:
+    """Finer towards 1, where a tenth is the difference between two tokens and ten."""
+    return min(BINS - 1, int(-2.0 * log2(max(1.0 - score, 1e-9)))) if score > 0.0 else 0
+
+
+_BIN_OF = tuple(_bin(step / SCORE_STEPS) for step in range(SCORE_STEPS + 1))
+
+
 class Trust:
     """From a drafter's score to the acceptance that scores like it met with: counts by steps of the score, those of
     one request on top of those of all."""
 
-    __slots__ = ("_hits", "_memory", "_tries", "_wider")
+    __slots__ = ("_base", "_hits", "_memory", "_slope", "_tries", "_wider")
 
     def __init__(self, wider: Trust | None = None) -> None:
         self._wider = wider
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._hits = [0.0] * BINS
         self._tries = [0.0] * BINS
+        self._base = [0.0] * BINS if wider is None else list(wider._base)
+        self._slope = [1.0] * BINS if wider is None else list(wider._slope)
+        """The rate is base + slope * score, of its bin."""
 
     def learn(self, score: float, accepted: bool) -> None:
-        place = _bin(score)
-        self._hits[place] = self._memory * self._hits[place] + accepted
-        self._tries[place] = self._memory * self._tries[place] + 1.0
         if self._wider is not None:
             self._wider.learn(score, accepted)
+        place = _BIN_OF[int(min(max(score, 0.0), 1.0) * SCORE_STEPS)]
+        self._hits[place] = self._memory * self._hits[place] + accepted
+        self._tries[place] = self._memory * self._tries[place] + 1.0
+        base, slope = (0.0, 1.0) if self._wider is None else (self._wider._base[place], self._wider._slope[place])
+        weight = self._tries[place] + SCORE_WEIGHT
+        self._base[place] = (self._hits[place] + SCORE_WEIGHT * base) / weight
+        self._slope[place] = SCORE_WEIGHT * slope / weight
 
     def rate(self, score: float) -> float:
-        place = _bin(score)
-        guess = min(max(score, 0.0), 1.0) if self._wider is None else self._wider.rate(score)
-        weight = 2.0 * PRIOR_WEIGHT
-        return min(BEST, (self._hits[place] + weight * guess) / (self._tries[place] + weight))
+        score = min(max(score, 0.0), 1.0)
+        place = _BIN_OF[int(score * SCORE_STEPS)]
+        return min(BEST, self._base[place] + self._slope[place] * score)
 
-
-def _bin(score: float) -> int:
-    """Finer towards 1, where a tenth is the difference between two tokens and ten."""
-    return min(BINS - 1, int(-2.0 * log2(max(1.0 - score, 1e-9)))) if score > 0.0 else 0
+    def worth(self, draft: DraftTree, least: float = 0.0) -> tuple[list[float], list[float]]:
+        """Rates and survival of a scored draft's nodes, in order, up to the first one that less than `least` of all
+        such drafts would survive to. (In a chain all that follow are worse; a tree's best come first.)"""
+        rates: list[float] = []
+        chances: list[float] = []
+        base, slope = self._base, self._slope
+        for score, parent in zip(draft.scores or (), draft.parents):
+            # rate(), written out: this runs for every node of every proposal
+            score = 0.0 if score < 0.0 else 1.0 if score > 1.0 else score
+            place = _BIN_OF[int(score * SCORE_STEPS)]
+            rate = base[place] + slope[place] * score
+            if rate > BEST:
+                rate = BEST
+            chance = rate if parent < 0 else rate * chances[parent]
+            if chance < least:
+                break
+            rates.append(rate)
+            chances.append(chance)
+        return rates, chances
 
 
 def survival(parents: Sequence[int], rates: Iterable[float]) -> list[float]:

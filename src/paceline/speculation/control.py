@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
+from paceline.speculation.acceptance import Places, Trust, outcomes, verdicts
 from paceline.speculation.costs import CostCurve
 from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
 from paceline.speculation.spec import Speculation
@@ -24,10 +24,10 @@ PROBE_TRIES = 16
 SPEED_MEMORY = 0.97
 LEAST_WIN = 0.02
 """Tokens (or share of the speed) that a draft must be expected to win to be sent."""
-CHEAP = 0.01
+CHEAP = 0.02
 """Share of a step that drafting may take unasked; a dearer drafter is paused when it brings less than it takes."""
 JUDGED_AFTER = 16
-NEGLIGIBLE = 1e-4
+NEGLIGIBLE = 1e-3
 
 
 def step_prior(rows: int) -> float:
@@ -168,10 +168,9 @@ class AdaptiveController:
         by_value = draft.q is None or state.wish.verify == "coupled"
         if draft.scores is None or not by_value or not state.wish.adaptive or state.needs.probes:
             return draft
-        rates = [state.trust.rate(score) for score in draft.scores]
         pace, cost = self._pace(state, running, rows), self.step_cost
         start, gained, best, nodes = cost(rows), 0.0, 0.0, 0
-        for index, chance in enumerate(survival(draft.parents, rates)):
+        for index, chance in enumerate(state.trust.worth(draft, NEGLIGIBLE)[1]):
             gained += chance
             win = gained - pace * (cost(rows + index + 1) - start)
             if win > best:

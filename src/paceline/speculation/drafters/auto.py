@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 DEFAULT = ("ngram", "suffix")
 SHORTEST_PAUSE = 16
 LONGEST_PAUSE = 256
+HOPELESS = 0.5
+"""Nodes that survive less often than this share of their price are not passed on."""
 
 
 class Reputation:
@@ -102,7 +104,7 @@ class AutoDrafter:
         """The proposal with the largest expected win: accepted tokens less the price of its nodes. Candidates with
         scores come first; one without must be expected to beat what they found."""
         best: DraftTree | None = None
-        most = 0.0
+        most, scores = 0.0, list[float]()
         for candidate, record in sorted(self._pairs(sequence), key=lambda pair: not pair[0].known.scored):
             asked = budget
             if not candidate.known.scored:
@@ -114,16 +116,20 @@ class AutoDrafter:
             if draft is None:
                 continue
             # What was sampled must not be chosen by its value: such a draft counts by its drafter's history alone.
-            scores = draft.scores if draft.q is None else None
-            candidate.known.scored = scores is not None
-            rates = (record.places.rates(max(draft.depths())) if scores is None
-                     else [record.trust.rate(score) for score in scores])
-            if scores is None:
-                rates = [rates[depth - 1] for depth in draft.depths()]
-            win = _win(survival(draft.parents, rates), budget.price)
-            if best is None or win > most:
-                best, most = DraftTree(draft.tokens, draft.parents, draft.drafter, draft.q, draft.sources, rates), win
-        return best
+            candidate.known.scored = draft.scores is not None and draft.q is None
+            if candidate.known.scored:
+                rates, chances = record.trust.worth(draft, HOPELESS * budget.price)
+            else:
+                by_depth = record.places.rates(max(draft.depths()))
+                rates = [by_depth[depth - 1] for depth in draft.depths()]
+                chances = survival(draft.parents, rates)
+            win = _win(chances, budget.price)
+            if win > most:
+                best, most, scores = draft, win, rates
+        if best is None:
+            return None
+        cut = best.trimmed(len(scores))
+        return DraftTree(cut.tokens, cut.parents, cut.drafter, cut.q, cut.sources, scores)
 
     def _ask(self, candidate: _Candidate, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         begun = self._clock()
