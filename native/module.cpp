@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -89,17 +90,25 @@ class Model {
         layers_.push_back(std::move(layer));
     }
 
-    // The cache's tensors, one pair a layer; they must outlive this object.
-    void bind_cache(nb::list keys, nb::list values) {
+    // The cache's tensors, one pair a layer, and for int8 their scales; they must outlive this object.
+    void bind_cache(nb::list keys, nb::list values, nb::list key_scales, nb::list value_scales) {
         if (nb::len(keys) != layers_.size() && !decoder_) throw std::invalid_argument("one pair of caches a layer");
         if (!decoder_) decoder_ = std::make_unique<Decoder>(shape_, std::move(layers_), cos_, sin_, cache_, kernels_, threads_);
         auto& layers = decoder_->layers();
         if (nb::len(keys) != layers.size() || nb::len(values) != layers.size())
             throw std::invalid_argument("one pair of caches a layer");
-        slots_.assign(size_t(groups_), 0);
+        const size_t scales = cache_ == Cache::kI8 ? layers.size() : 0;
+        if (nb::len(key_scales) != scales || nb::len(value_scales) != scales)
+            throw std::invalid_argument("one pair of scales a layer for int8 caches, none for others");
+        bound_ = false;
+        slots_.assign(size_t(groups_), std::numeric_limits<int64_t>::max());
         for (size_t l = 0; l < layers.size(); l++) {
             layers[l].keys = plane(keys[l], layers[l].cache_group);
             layers[l].values = plane(values[l], layers[l].cache_group);
+            if (scales) {
+                layers[l].key_scales = scale_plane(key_scales[l], layers[l].cache_group);
+                layers[l].value_scales = scale_plane(value_scales[l], layers[l].cache_group);
+            }
         }
         bound_ = true;
     }
@@ -166,9 +175,22 @@ class Model {
         if (cache_ == Cache::kF16 ? !half : x.dtype() != want) throw std::invalid_argument("a cache has another dtype than the model was told");
         if (x.shape(1) != size_t(shape_.kv_heads) || x.shape(2) != size_t(shape_.head_dim))
             throw std::invalid_argument("a cache must be [slots, kv_heads, head_dim]");
-        int64_t& slots = slots_[size_t(group)];
-        slots = slots == 0 ? int64_t(x.shape(0)) : std::min<int64_t>(slots, int64_t(x.shape(0)));
+        count_slots(group, x.shape(0));
         return x.data();
+    }
+
+    float* scale_plane(nb::handle tensor, int group) {
+        auto x = nb::cast<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>(tensor, false);
+        if (x.shape(1) != size_t(shape_.kv_heads))
+            throw std::invalid_argument("scales of a cache must be [slots, kv_heads]");
+        count_slots(group, x.shape(0));
+        return x.data();
+    }
+
+    // A group's rows may use the slots that all its layers' planes have.
+    void count_slots(int group, size_t count) {
+        int64_t& slots = slots_[size_t(group)];
+        slots = std::min<int64_t>(slots, int64_t(count));
     }
 
     void check_rows(const StepView& step) const {
@@ -270,7 +292,7 @@ NB_MODULE(_native, m) {
              "threads"_a, "cos"_a.noconvert(), "sin"_a.noconvert())
         .def("add_layer", &Model::add_layer, "input_norm"_a.noconvert(), "post_norm"_a.noconvert(), "qkv"_a, "out"_a, "gate_up"_a, "down"_a,
              "cache_group"_a, "qkv_bias"_a.noconvert(), "q_norm"_a.noconvert(), "k_norm"_a.noconvert())
-        .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a)
+        .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a)
         .def("run", &Model::run, "hidden"_a.noconvert(), "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(), "block_size"_a,
              "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a)
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())

@@ -126,9 +126,9 @@ def check(options: EngineOptions) -> None:
     if options.quantization is not None:
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; leave it out "
                           "(GGUF files that are quantised load as they are).")
-    if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16"):
+    if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16", "int8"):
         raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
-                          "use 'auto', 'float32', 'float16' or 'bfloat16'.")
+                          "use 'auto', 'float32', 'float16', 'bfloat16' or 'int8'.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
 

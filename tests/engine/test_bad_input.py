@@ -103,7 +103,7 @@ def test_params_list_of_the_wrong_length() -> None:
     ({"blok_size": 3}, ConfigError), ({"block_size": 0}, ConfigError), ({"kv_blocks": 0}, ConfigError),
     ({"max_batch_tokens": 0}, ConfigError), ({"dtype": "int3"}, ConfigError), ({"device": "abacus"}, ConfigError),
     ({"device": None}, ConfigError),
-    ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "int8"}, NotYetError), ({"watermark": 1.0}, ConfigError),
+    ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "fp8"}, NotYetError), ({"watermark": 1.0}, ConfigError),
     ({"watermark": "low"}, ConfigError), ({"max_queue": "long"}, ConfigError), ({"max_queue": 0}, ConfigError),
     ({"speculation": "teleport"}, RequestError), ({"speculation": "eagle3"}, NotYetError),
 ])
@@ -120,6 +120,11 @@ def test_an_unknown_option_suggests_the_known_one(tmp_path: Path) -> None:
 def test_a_cache_too_small_for_the_asked_length() -> None:
     with pytest.raises(ConfigError, match="raise kv_blocks"):
         tiny_llm(kv_blocks=4, max_model_len=200)
+
+
+def test_an_int8_cache_is_refused_where_torch_runs_the_model() -> None:
+    with pytest.raises(ConfigError, match="native"):
+        tiny_llm(kv_dtype="int8")
 
 
 def test_unknown_models(tmp_path: Path) -> None:

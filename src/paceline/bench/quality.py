@@ -55,6 +55,7 @@ ENGINES = (
     Format(BASELINE),
     Format("native", native=True),
     Format("native, float16 cache", native=True, cache="float16"),
+    Format("native, int8 cache", native=True, cache="int8"),
     Format("native, int8 weights", native=True, weights="int8_block"),
 )
 _SIZES = ((32, "32"), (64, "64"), (128, "128"), (0, "row"))
@@ -103,7 +104,9 @@ class Scorer:
         views = [GroupView(self._table[:, :pages].contiguous(), slots, group.window)
                  for group in self._model.cache_groups]
         layout = Layout(positions, [0, end - begin], [begin], [None], BLOCK_SIZE, views)
-        return Forward(self._kernels, layout, self._storage.keys, self._storage.values, self._model.cache_groups)
+        storage = self._storage
+        return Forward(self._kernels, layout, storage.keys, storage.values, self._model.cache_groups,
+                       key_scales=storage.key_scales, value_scales=storage.value_scales)
 
 
 def windows(tokens: list[int], size: int) -> Iterator[list[int]]:

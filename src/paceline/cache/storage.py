@@ -11,11 +11,20 @@ import torch
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.kernels.groups import CacheGroup
 
+SCALE = torch.float32
+
+
+def bytes_per_token(groups: Sequence[CacheGroup], dtype: torch.dtype) -> int:
+    """What a token takes in a KVStorage of these groups, scales included."""
+    return sum(group.bytes_per_token(dtype.itemsize, SCALE.itemsize if dtype == torch.int8 else 0) for group in groups)
+
 
 class KVStorage:
     """Keys and values of every layer: [slots, kv_heads, head_dim], slot = block * block_size + offset.
 
-    Zeroed at start and never holding anything but finite values of finished forwards; block 0 stays zero.
+    int8 caches hold a float32 scale a token and head beside them, [slots, kv_heads], in key_scales and value_scales;
+    for other dtypes those are empty. Zeroed at start and never holding anything but finite values of finished
+    forwards; block 0 stays zero.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int,
@@ -25,16 +34,22 @@ class KVStorage:
         self.block_size = block_size
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
+        self.key_scales: dict[int, torch.Tensor] = {}
+        self.value_scales: dict[int, torch.Tensor] = {}
         for group, blocks in zip(self.groups, num_blocks, strict=True):
             shape = (blocks * block_size, group.kv_heads, group.head_dim)
             for layer in group.layers:
                 self.keys[layer] = _zeros(shape, dtype, device)
                 self.values[layer] = _zeros(shape, dtype, device)
+                if dtype == torch.int8:
+                    self.key_scales[layer] = _zeros(shape[:2], SCALE, device)
+                    self.value_scales[layer] = _zeros(shape[:2], SCALE, device)
+        self._planes = [plane for plane in (self.keys, self.values, self.key_scales, self.value_scales) if plane]
         self.device = device
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for plane in (self.keys, self.values) for t in plane.values())
+        return sum(t.numel() * t.element_size() for plane in self._planes for t in plane.values())
 
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
         """Moves first, then copies: a block may be shared right after a path was compacted into it."""
@@ -49,7 +64,7 @@ class KVStorage:
         if not pairs:
             return
         source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
-        for plane in (self.keys, self.values):
+        for plane in self._planes:
             for layer in group.layers:
                 # Gather into a fresh tensor, then scatter: sources and targets overlap.
                 plane[layer][target] = plane[layer][source]

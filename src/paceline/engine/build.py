@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline import config as configs
+from paceline.cache.storage import bytes_per_token
 from paceline.config import EngineOptions, Facts
 from paceline.engine.core import Engine
 from paceline.engine.draft_models import LoadedModel
@@ -34,6 +35,7 @@ from paceline.speculation.spec import parse as parse_speculation
 
 log = logging.getLogger("paceline.engine")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+KV_DTYPES = DTYPES | {"int8": torch.int8}
 
 
 def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
@@ -66,9 +68,10 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
                     length, shape.max_position_embeddings)
     model: CausalLM
     if wants_native(options, shape, checkpoint, device):
-        kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
-        model = NativeDecoder(shape, weights, length, threads=native_threads(options), kv_dtype=kv_dtype)
+        model = NativeDecoder(shape, weights, length, threads=native_threads(options),
+                              kv_dtype=choose_kv_dtype(options.kv_dtype, dtype))
     else:
+        check_torch_cache(options)
         model = build(shape, weights, length)
     unused = weights.unused()
     if unused:
@@ -95,10 +98,13 @@ class ModelFiles:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
             if tokenizer is not None:
                 check_vocabulary(checkpoint, tokenizer.vocab_size)
-            made_for = ModelConfig.from_dict(checkpoint.config).max_position_embeddings
-            model = build_model(options, checkpoint, self._device, self._dtype, min(max_model_len, made_for))
-        kv_dtype = self._dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
-        return LoadedModel(model, tokenizer, kernels_for(model, options, self._device), kv_dtype)
+            shape = ModelConfig.from_dict(checkpoint.config)
+            if options.kv_dtype == "int8" and not wants_native(options, shape, checkpoint, self._device):
+                options = replace(options, kv_dtype="auto")  # a cache of its own, that torch can run
+            length = min(max_model_len, shape.max_position_embeddings)
+            model = build_model(options, checkpoint, self._device, self._dtype, length)
+        return LoadedModel(model, tokenizer, kernels_for(model, options, self._device),
+                           choose_kv_dtype(options.kv_dtype, self._dtype))
 
     @contextmanager
     def weights(self) -> Iterator[Weights]:
@@ -110,9 +116,11 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
                dtype: torch.dtype = torch.float32, revision: str = "", eos_ids: frozenset[int] = frozenset(),
                **more: Any) -> Engine:
     """An engine around a model that is already in memory."""
-    kv_dtype = dtype if options.kv_dtype == "auto" else DTYPES[options.kv_dtype]
+    if not isinstance(model, NativeDecoder):
+        check_torch_cache(options)
+    kv_dtype = choose_kv_dtype(options.kv_dtype, dtype)
     facts = Facts(device=device.type, context=model.config.max_position_embeddings,
-                  bytes_per_token=sum(g.bytes_per_token(kv_dtype.itemsize) for g in model.cache_groups),
+                  bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
                   free_memory=_free_memory(device), cores=os.cpu_count() or 1)
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
@@ -173,6 +181,18 @@ def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
     if wish == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return DTYPES[wish]
+
+
+def choose_kv_dtype(wish: str, dtype: torch.dtype) -> torch.dtype:
+    return dtype if wish == "auto" else KV_DTYPES[wish]
+
+
+def check_torch_cache(options: EngineOptions) -> None:
+    """Refuse a cache that only native code can read."""
+    if options.kv_dtype == "int8":
+        raise ConfigError(
+            "kv_dtype='int8' is there on the native CPU path only, and this model runs in torch: use kernels='native' "
+            "on a CPU where the native code runs the model, or kv_dtype='auto' or 'float16'.")
 
 
 def config_eos(checkpoint: Checkpoint) -> frozenset[int]:

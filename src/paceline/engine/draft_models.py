@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from paceline.cache.manager import CacheManager
-from paceline.cache.storage import KVStorage
+from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.config import EngineConfig, available_memory
 from paceline.engine.draft_cache import OwnCacheModel, TargetCacheModel
 from paceline.engine.runner import Runner
@@ -132,7 +132,7 @@ class EngineDraftModels:
             raise RequestError("speculation method 'precision' needs the model's weights once more, and this engine "
                                "was built around a model in memory: use another method.", "speculation")
         native = (self._device.type == "cpu" and unsupported(config) is None and native_library() is not None
-                  and target.kv_dtype in (torch.float32, torch.float16))
+                  and target.kv_dtype in (torch.float32, torch.float16, torch.int8))
         with self.source.weights() as weights:
             rounded = RoundedWeights(weights, bits)
             if native:
@@ -167,7 +167,7 @@ class EngineDraftModels:
         size = self._config.block_size
         if cache_tokens is not None:
             return -(-cache_tokens // size)
-        per_block = size * sum(g.bytes_per_token(loaded.kv_dtype.itemsize) for g in loaded.model.cache_groups)
+        per_block = size * bytes_per_token(loaded.model.cache_groups, loaded.kv_dtype)
         free = int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else available_memory()
         return max(1, min(self._config.kv_blocks, free // 2 // per_block))
 

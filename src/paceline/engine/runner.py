@@ -68,7 +68,9 @@ class Runner:
         tokens = batch.tokens
         if batch.pending is not None:
             tokens[batch.pending] = self._last_token[batch.row_seats[batch.pending]]
-        context = Forward(self.kernels, layout, self.storage.keys, self.storage.values, self.model.cache_groups, taps)
+        storage = self.storage
+        context = Forward(self.kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
+                          key_scales=storage.key_scales, value_scales=storage.value_scales)
         hidden = self.model.forward(self._tensor(tokens), context)
         rows, first = logit_rows(batch.step.groups, layout.offsets)
         if len(rows) < layout.rows:

@@ -21,5 +21,6 @@ class CacheGroup:
     lookahead: int = 0
     """A cached entry i also depends on this many tokens after i (1 for EAGLE-like drafters)."""
 
-    def bytes_per_token(self, element_size: int) -> int:
-        return 2 * len(self.layers) * self.kv_heads * self.head_dim * element_size
+    def bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
+        """`scale_size`: bytes of the scale that a head's vector has beside it, where it has one."""
+        return 2 * len(self.layers) * self.kv_heads * (self.head_dim * element_size + scale_size)

@@ -15,7 +15,8 @@ from paceline.kernels.layout import GroupView, Layout
 @dataclass(slots=True)
 class Forward:
     """One pass over the rows of `layout`. keys and values hold each layer's cache [slots, kv_heads, head_dim];
-    layout.views[i] belongs to groups[i].
+    layout.views[i] belongs to groups[i]. key_scales and value_scales [slots, kv_heads] are there for int8 caches only,
+    which only the native decoder runs.
 
     Taps: `tapped[i]` becomes the residual stream [N, h] that enters layer i, for i = number of layers the one that
     leaves the last layer, before the final norm.
@@ -32,6 +33,8 @@ class Forward:
     taps: frozenset[int] = frozenset()
     tapped: dict[int, torch.Tensor] = field(default_factory=dict)
     skip: frozenset[tuple[int, str]] = frozenset()
+    key_scales: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    value_scales: Mapping[int, torch.Tensor] = field(default_factory=dict)
     _views: dict[int, GroupView] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -114,8 +114,9 @@ class NativeDecoder:
 
     def _run(self, hidden: torch.Tensor, context: Forward, first: int, last: int) -> None:
         if self._bound is not context.keys:
-            order = range(self.config.num_layers)
-            self._model.bind_cache([context.keys[i] for i in order], [context.values[i] for i in order])
+            planes = (context.keys, context.values, context.key_scales, context.value_scales)
+            self._model.bind_cache(*([plane[i] for i in range(self.config.num_layers)] if plane else []
+                                     for plane in planes))
             self._bound = context.keys
         layout = context.layout
         parents = None
