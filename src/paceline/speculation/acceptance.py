@@ -9,12 +9,12 @@ from paceline.speculation.tree import DraftTree
 
 MEMORY = 0.93
 """Of one request: what a cycle still weighs after the next, so that about 14 cycles count."""
-LONG_MEMORY = 0.99
+LONG_MEMORY = 0.995
 """Of all requests of an engine together."""
 FIRST_GUESS = 0.6
 """Acceptance of a drafter of which nothing is known: sanguine, so that it is tried."""
 PRIOR_WEIGHT = 2.0
-SCORE_WEIGHT = 4.0
+SCORE_WEIGHT = 10.0
 """Cycles a guess is worth, by place and by score."""
 BEST = 0.995
 BINS = 12
@@ -80,8 +80,8 @@ class Trust:
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._hits = [0.0] * BINS
         self._tries = [0.0] * BINS
-        self._base = [0.0] * BINS if wider is None else list(wider._base)
-        self._slope = [1.0] * BINS if wider is None else list(wider._slope)
+        self._base: list[float] = [0.0] * BINS if wider is None else list(wider._base)
+        self._slope: list[float] = [1.0] * BINS if wider is None else list(wider._slope)
         """The rate is base + slope * score, of its bin."""
 
     def learn(self, score: float, accepted: bool) -> None:
