@@ -9,6 +9,7 @@
 #include <string>
 
 #include "decoder.h"
+#include "sampler_module.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -298,6 +299,7 @@ NB_MODULE(_native, m) {
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())
         .def_prop_ro("kernels", &Model::kernels)
         .def_prop_ro("threads", &Model::threads);
+    bind_sampler(m);
     m.def("available_kernels", [] {
         nb::list names;
         for (const char* name : {"neon", "avx2", "portable"})

@@ -1,0 +1,388 @@
+#include "sampler.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace paceline {
+namespace {
+
+typedef int32_t Mask __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(16)));
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kMost = std::numeric_limits<float>::max();
+constexpr double kNear = 5.0;              // tokens this close to the best score are drawn first
+constexpr double kNothing = 50.0;          // tokens this far below the best weigh less than the rounding of the sum
+constexpr int64_t kFew = 512;              // supports of up to this size are drawn token by token
+constexpr size_t kManyKeys = 2048;         // more of them are sorted by digits
+// How far below the best score to look, in tries: however far it was, the support is the same.
+constexpr double kWindows[] = {8.0, 11.0, 15.0, 20.0, 27.0, std::numeric_limits<double>::infinity()};
+
+Floats splat(float x) { return Floats{x, x, x, x}; }
+
+Floats load(const float* p) {
+    Floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+bool any(Mask mask) {
+    uint64_t halves[2];
+    std::memcpy(halves, &mask, sizeof halves);
+    return (halves[0] | halves[1]) != 0;
+}
+
+// Of numbers; where one is NaN on NEON so is the result.
+Floats larger(Floats a, Floats b) {
+#if defined(__aarch64__)
+    return (Floats)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// logit / temperature, finite where the logit is above -inf, and never -0: equal scores have equal bits.
+float scaled(float x, float temperature) {
+    const float score = x / temperature;
+    return std::max(std::min(score, kMost), -kMost) + 0.0f;
+}
+
+// A floor for logits that lets every score of at least `floor` pass, and little else; above -inf.
+float lowest(float temperature, double floor) {
+    double low = floor * double(temperature);
+    low -= std::fabs(low) * 1e-6 + double(std::max(temperature, 1.0f)) * 3e-45;
+    return float(std::min(std::max(low, -double(kMost)), double(kMost)));
+}
+
+// The larger the score, the smaller the key; of equal scores the lowest token has the smallest.
+uint64_t key_of(float score, uint32_t token) {
+    uint32_t bits;
+    std::memcpy(&bits, &score, 4);
+    return uint64_t(bits >> 31 ? bits : bits ^ 0x7FFFFFFFu) << 32 | token;
+}
+
+float score_of(uint64_t key) {
+    uint32_t bits = uint32_t(key >> 32);
+    bits = bits >> 31 ? bits : bits ^ 0x7FFFFFFFu;
+    float score;
+    std::memcpy(&score, &bits, 4);
+    return score;
+}
+
+// a * b + c; fused where every machine of the kind can.
+Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// x becomes e^x, for x <= 0, to about one unit in the last place; what is below -86 counts as -86, which is as good as
+// nothing beside a weight of 1. Vectors advance together so that no step waits for the one before it.
+template <int N> __attribute__((always_inline)) inline void exponential(Floats (&x)[N]) {
+    Floats shifted[N], y[N];
+    for (int i = 0; i < N; i++) {
+        x[i] = larger(x[i], splat(-86.0f));
+        shifted[i] = multiply_add(x[i], splat(1.44269504f), splat(12582912.0f));  // rounds to a whole number
+    }
+    for (int i = 0; i < N; i++) {
+        const Floats n = shifted[i] - 12582912.0f;
+        x[i] = multiply_add(n, splat(-0.693359375f), x[i]);
+        x[i] = multiply_add(n, splat(2.12194440e-4f), x[i]);
+    }
+    for (int i = 0; i < N; i++) y[i] = multiply_add(x[i], splat(1.393378354e-3f), splat(8.363269443e-3f));
+    for (int i = 0; i < N; i++) y[i] = multiply_add(y[i], x[i], splat(4.166646371e-2f));
+    for (int i = 0; i < N; i++) y[i] = multiply_add(y[i], x[i], splat(1.666657644e-1f));
+    for (int i = 0; i < N; i++) y[i] = multiply_add(y[i], x[i], splat(0.5f));
+    for (int i = 0; i < N; i++) y[i] = multiply_add(y[i] * x[i], x[i], x[i]);
+    // The whole number stands in the low bits of `shifted`: moved up, it is what the exponent lacks.
+    for (int i = 0; i < N; i++) x[i] = (Floats)((Words)(y[i] + 1.0f) + ((Words)shifted[i] << 23));
+}
+
+void add(Floats x, Doubles& low, Doubles& high) {
+#if defined(__aarch64__)
+    low += (Doubles)vcvt_f64_f32(vget_low_f32((float32x4_t)x));
+    high += (Doubles)vcvt_high_f64_f32((float32x4_t)x);
+#elif defined(__SSE2__)
+    low += (Doubles)_mm_cvtps_pd((__m128)x);
+    high += (Doubles)_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x));
+#else
+    low += Doubles{double(x[0]), double(x[1])};
+    high += Doubles{double(x[2]), double(x[3])};
+#endif
+}
+
+// Noise of at least `needed` has at most this many bits.
+uint32_t luckiest(double needed) {
+    if (!(needed > -5.0)) return 0xFFFFFFFFu;
+    const double bits = std::ceil(-std::expm1(-std::exp(-needed)) * 0x1p32) + 1.0;
+    return uint32_t(std::min(bits, 4294967295.0));
+}
+
+}  // namespace
+
+Sampler::Sampler(int64_t width)
+    : width_(width),
+      groups_(uint32_t((width + kGroup - 1) / kGroup)),
+      full_(uint32_t(width / kGroup)),
+      peaks_(groups_),
+      active_(groups_ + 4),
+      keys_(new uint64_t[size_t(width)]) {}
+
+float Sampler::score(int64_t i) const { return score_of(keys_[size_t(i)]); }
+
+// Look at a row once: the peaks of its groups, and the largest logit; NaN where there is one.
+float Sampler::read(const float* x) {
+    x_ = x;
+    std::fill(tail_, tail_ + kGroup, -kInf);
+    std::copy(x + size_t(full_) * kGroup, x + width_, tail_);
+    Floats top = splat(-kInf);
+    Mask good = {-1, -1, -1, -1};
+    for (uint32_t g = 0; g < groups_; g++) {
+        const float* p = group(g);
+        const Floats a = load(p), b = load(p + 4), c = load(p + 8), d = load(p + 12);
+        const Floats peak = larger(larger(a, b), larger(c, d));
+#if !defined(__aarch64__)
+        good &= (a == a) & (b == b) & (c == c) & (d == d);
+#endif
+        peaks_[g] = peak;
+        top = larger(top, peak);
+    }
+    good &= top == top;
+    if (any(~good)) return std::numeric_limits<float>::quiet_NaN();
+    return std::max(std::max(top[0], top[1]), std::max(top[2], top[3]));
+}
+
+uint32_t Sampler::first_at(float value) const {
+    uint32_t g = 0;
+    while (!any(peaks_[g] == value)) g++;
+    const float* p = group(g);
+    uint32_t lane = 0;
+    while (p[lane] != value) lane++;
+    return g * kGroup + lane;
+}
+
+// List the groups with a logit of at least `low`.
+size_t Sampler::find_active(float low) {
+    size_t count = 0;
+    for (uint32_t g = 0; g < groups_; g++) {
+        active_[count] = g;
+        count += any(peaks_[g] >= low);
+    }
+    return count;
+}
+
+// Keys of exactly the tokens whose score is at least `floor`, by token.
+size_t Sampler::gather(float temperature, double floor) {
+    const float low = lowest(temperature, floor);
+    const size_t active = find_active(low);
+    size_t count = 0;
+    for (size_t a = 0; a < active; a++) {
+        const float* p = group(active_[a]);
+        for (uint32_t j = 0; j < kGroup; j++) {
+            if (!(p[j] >= low)) continue;
+            const float score = scaled(p[j], temperature);
+            if (double(score) >= floor) keys_[count++] = key_of(score, active_[a] * kGroup + j);
+        }
+    }
+    return count;
+}
+
+// Sum of e^(score - top) over the row: weights in single precision, their sum in double, in one fixed order.
+double Sampler::mass(float temperature, float top) {
+    const size_t active = find_active(lowest(temperature, double(top) - kNothing));
+    Doubles low[4] = {}, high[4] = {};
+    for (size_t a = 0; a < active; a++) {
+        const float* p = group(active_[a]);
+        Floats x[4];
+        for (int v = 0; v < 4; v++) x[v] = load(p + 4 * v) / temperature;
+        if (top == kMost)
+            for (Floats& score : x) score = score > kMost ? splat(kMost) : score;
+        for (Floats& score : x) score -= top;
+        exponential(x);
+        for (int v = 0; v < 4; v++) add(x[v], low[v], high[v]);
+    }
+    const Doubles sum = ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
+    return sum[0] + sum[1];
+}
+
+// Weights of keys [from, until), added up in order until they reach `target`: how many keys that took, counted from
+// the first of all; 0 where they do not.
+size_t Sampler::reach(size_t from, size_t until, float top, double target, double& sum) const {
+    for (size_t at = from; at < until; at += 16) {
+        alignas(16) float gaps[16] = {};
+        const size_t count = std::min<size_t>(16, until - at);
+        for (size_t i = 0; i < count; i++) gaps[i] = score_of(keys_[at + i]) - top;
+        Floats weights[4];
+        std::memcpy(weights, gaps, sizeof weights);
+        exponential(weights);
+        std::memcpy(gaps, weights, sizeof gaps);
+        for (size_t i = 0; i < count; i++) {
+            sum += double(gaps[i]);
+            if (sum >= target) return at + i + 1;
+        }
+    }
+    return 0;
+}
+
+// Keys [done, until) become the next smallest in order, of those in [done, count).
+void Sampler::order(size_t done, size_t until, size_t count) {
+    uint64_t* keys = keys_.get();
+    if (until < count) std::nth_element(keys + done, keys + until, keys + count);
+    std::sort(keys + done, keys + until);
+}
+
+// All keys in order. They come by token and every pass keeps what is equal in place: only scores need sorting.
+void Sampler::radix_sort(size_t count) {
+    if (!spare_) spare_.reset(new uint64_t[size_t(width_)]);
+    uint32_t places[4][256] = {};
+    for (size_t i = 0; i < count; i++)
+        for (int d = 0; d < 4; d++) places[d][keys_[i] >> (32 + 8 * d) & 255]++;
+    for (int d = 0; d < 4; d++) {
+        uint32_t next = 0;
+        for (uint32_t& place : places[d]) next += std::exchange(place, next);
+        for (size_t i = 0; i < count; i++) spare_[places[d][keys_[i] >> (32 + 8 * d) & 255]++] = keys_[i];
+        keys_.swap(spare_);
+    }
+}
+
+// The support of the row that was read, best first, in keys_; `top` is its best score.
+int64_t Sampler::truncate(const SampleParams& params, float top) {
+    const bool ranked = params.top_k < width_, nucleus = params.top_p < 1.0;
+    // What top-p shares out is what top-k left: without top-k, all of it.
+    const bool whole = nucleus && !ranked;
+    const double total = whole ? mass(params.temperature, top) : 0.0;
+    // min-p alone bounds how deep it is of use to look; but with top-k and top-p both on, the mass needs the top k.
+    const double deepest = nucleus && ranked ? std::numeric_limits<double>::infinity() : -params.log_min_p;
+    const double least = double(top) + params.log_min_p;
+    for (const double window : kWindows) {
+        const double depth = std::min(window, deepest);
+        const size_t count = gather(params.temperature, double(top) - depth);
+        const bool complete = depth >= deepest;
+        if (!complete && !whole && int64_t(count) < params.top_k) continue;
+        const size_t limit = size_t(std::min<int64_t>(params.top_k, int64_t(count)));
+        // A nucleus is mostly a few of the tokens in sight: they are brought into order as far as it reaches.
+        size_t sorted = whole ? std::min<size_t>(limit, 64) : limit;
+        if (count > kManyKeys && (whole || limit > kManyKeys / 4)) {
+            double sum = 0.0;
+            if (whole && !complete && !reach(0, count, top, params.top_p * total * (1.0 - 1e-9), sum)) continue;
+            radix_sort(count);
+            sorted = limit;
+        } else {
+            order(0, sorted, count);
+        }
+        size_t size = limit;
+        if (nucleus) {
+            double target = params.top_p * total, sum = 0.0;
+            if (!whole) {
+                reach(0, limit, top, std::numeric_limits<double>::infinity(), sum);
+                target = params.top_p * std::exchange(sum, 0.0);
+            }
+            size_t reached = reach(0, sorted, top, target, sum);
+            while (!reached && sorted < limit) {
+                const size_t next = std::min(limit, sorted * 4);
+                order(sorted, next, count);
+                reached = reach(sorted, next, top, target, sum);
+                sorted = next;
+            }
+            if (!reached && whole && !complete) continue;
+            if (reached) size = std::min(size, reached);
+        }
+        size_t kept = 0;
+        while (kept < size && !(double(score_of(keys_[kept])) < least)) kept++;
+        return int64_t(kept);
+    }
+    return 0;  // not reached: the last window is complete
+}
+
+int64_t Sampler::support(const float* x, const SampleParams& params) {
+    const float top = read(x);
+    return top > -kInf ? truncate(params, scaled(top, params.temperature)) : 0;
+}
+
+int64_t Sampler::sample(const float* x, const SampleParams& params, int64_t position, float& top) {
+    top = read(x);
+    if (!(top > -kInf)) return -1;
+    if (params.draw == Draw::kGreedy) return int64_t(first_at(top));
+    const Noise noise(params.seed, position);
+    if (params.draw == Draw::kOpen) {
+        const uint32_t first = first_at(top);
+        top = scaled(top, params.temperature);
+        return draw(noise, params.temperature, top, first, std::numeric_limits<uint64_t>::max());
+    }
+    top = scaled(top, params.temperature);
+    const int64_t kept = truncate(params, top);
+    if (kept <= kFew) return draw_few(noise, top, kept);
+    return draw(noise, params.temperature, top, uint32_t(keys_[0]), keys_[size_t(kept) - 1]);
+}
+
+// What rounding may add to a comparison of perturbed scores within reach of `top`, with room to spare.
+double Sampler::slack(float top) { return 0.01 + (std::fabs(double(top)) + 32.0) * 0x1p-20; }
+
+// The best of score and noise among the first `kept` keys.
+int64_t Sampler::draw_few(const Noise& noise, float top, int64_t kept) const {
+    const double room = slack(top);
+    Best best{-kInf, 0};
+    for (int64_t i = 0; i < kept; i++) {
+        const float score = score_of(keys_[size_t(i)]);
+        if (double(score) + kGumbelMax + room < double(best.value)) break;
+        const uint32_t token = uint32_t(keys_[size_t(i)]);
+        offer(token, score, noise.bits(token), room, best);
+    }
+    return int64_t(best.token);
+}
+
+// The best of score and noise among all tokens with keys up to `last`; `first` has the best score. Noise is bounded:
+// what tokens close to the best come to tells how lucky the others must be, which their bits say without a logarithm.
+int64_t Sampler::draw(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last) {
+    const double room = slack(top);
+    Best best{-kInf, first};
+    offer(first, top, noise.bits(first), room, best);
+    const float near = lowest(temperature, double(top) - kNear);
+    if (find_active(near) > groups_ / 2) {  // a flat row: everything at once
+        sweep(noise, temperature, lowest(temperature, double(best.value) - kGumbelMax - room), double(top), room, last,
+              best);
+        return int64_t(best.token);
+    }
+    sweep(noise, temperature, near, double(top), room, last, best);
+    const float far = lowest(temperature, double(best.value) - kGumbelMax - room);
+    if (far < near) sweep(noise, temperature, far, double(top) - kNear, room, last, best);
+    return int64_t(best.token);
+}
+
+// Let the tokens with logits of at least `low` try. Those not yet tried have scores of at most `cap`.
+void Sampler::sweep(const Noise& noise, float temperature, float low, double cap, double room, uint64_t last,
+                    Best& best) {
+    constexpr size_t kTogether = 4;
+    const size_t active = find_active(low);
+    std::fill_n(active_.begin() + int64_t(active), kTogether - 1, 0u);  // make up the last few; not looked at
+    uint32_t limit = luckiest(double(best.value) - cap - room);
+    for (size_t a = 0; a < active; a += kTogether) {
+        Words bits[kTogether][4];
+        noise.bits<kTogether>(&active_[a], bits);
+        for (size_t n = 0; n < kTogether && a + n < active; n++) {
+            const Words* w = bits[n];
+            if (!any((w[0] <= limit) | (w[1] <= limit) | (w[2] <= limit) | (w[3] <= limit))) continue;
+            const uint32_t start = active_[a + n] * kGroup;
+            const float* p = group(active_[a + n]);
+            const float before = best.value;
+            for (uint32_t j = 0; j < kGroup; j++) {
+                const uint32_t its = w[j & 3][j >> 2];
+                if (its > limit || !(p[j] >= low)) continue;
+                const float score = scaled(p[j], temperature);
+                if (key_of(score, start + j) <= last) offer(start + j, score, its, room, best);
+            }
+            if (best.value > before) limit = luckiest(double(best.value) - cap - room);
+        }
+    }
+}
+
+void Sampler::offer(uint32_t token, float score, uint32_t bits, double room, Best& best) const {
+    if (double(score) + double(bound_(bits)) + room < double(best.value)) return;
+    const float value = score + gumbel(bits);
+    if (value > best.value || (value == best.value && token < best.token)) best = {value, token};
+}
+
+}  // namespace paceline
