@@ -92,9 +92,9 @@ class NgramDrafter:
 
 
 def confidence(matched: int) -> float:
-    """How likely the token that followed `matched` equal tokens follows again; a rule of thumb that the engine
-    corrects by what it sees."""
-    return 1.0 - 0.7 / matched
+    """How likely the token that followed `matched` equal tokens follows again: fitted to 24 answers of the default
+    model (.23 after one token, .6 after three, .86 after ten and more), and corrected by the engine as it sees more."""
+    return float(1.0 - 0.77 * matched ** -0.65)
 
 
 def _match_length(tokens: Sequence[int], at: int, n: int) -> int:

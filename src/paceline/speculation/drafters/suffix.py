@@ -18,7 +18,7 @@ DEPTH = 64
 LIBRARY_TOKENS = 200_000
 _WORK = 64
 """Tokens sorted into the library at each call: more than a step brings in, little enough to go unnoticed."""
-_DOUBT = 2.0
+_DOUBT = 2.5
 """Weight of what was never seen, against one sighting after a match of one token; a longer match leaves less doubt."""
 
 
