@@ -20,7 +20,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import RowGroup, Step
 from paceline.speculation.drafter import DraftedSequence
-from paceline.speculation.models import NOTHING, Ask, Continued, Draw
+from paceline.speculation.models import NOTHING, Ask, Draw, root_of
 
 FOLDED = 16
 """Tokens that a model is behind by and reads together with the first draft token."""
@@ -58,9 +58,8 @@ class Reading:
 
 def base_of(sequence: DraftedSequence) -> tuple[Sequence, list[int]]:
     """The engine's sequence, and the draft tokens it is to be continued from."""
-    if isinstance(sequence, Continued):
-        return cast(Sequence, sequence.base), sequence.path
-    return cast(Sequence, sequence), []
+    root, path = root_of(sequence)
+    return cast(Sequence, root), path
 
 
 class CachedModel(ABC):

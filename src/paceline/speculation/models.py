@@ -108,19 +108,26 @@ class Continued:
         return self.base.cache_salt
 
     def restart(self) -> None:
-        """Follow the base sequence again, without a path. Its tokens only ever grow."""
-        if self.path:
-            del self.tokens[-len(self.path):]
-            self.path = []
-        self.tokens += self.base.tokens[len(self.tokens):]
+        """Follow the base sequence again, without a path."""
+        self.path = []
+        self.tokens = list(self.base.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.path += tokens
         self.tokens += tokens
 
 
+def root_of(sequence: DraftedSequence) -> tuple[DraftedSequence, list[int]]:
+    """The sequence that is really there, and the draft tokens that `sequence` has beyond it."""
+    path: list[int] = []
+    while isinstance(sequence, Continued):
+        path = sequence.path + path
+        sequence = sequence.base
+    return sequence, path
+
+
 def rule_of(sequence: DraftedSequence) -> str:
     """The verification rule that a sequence's request asked for."""
-    base: Any = sequence.base if isinstance(sequence, Continued) else sequence
+    base: Any = root_of(sequence)[0]
     wish = getattr(getattr(base, "request", None), "speculation", None)
     return getattr(wish, "verify", "coupled")

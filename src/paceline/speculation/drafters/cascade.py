@@ -21,6 +21,8 @@ from paceline.speculation.models import Ask, Continued, DraftModel, Draw
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.tree import DraftTree
 
+MOST_LEVELS = 4
+
 
 class CascadeDrafter:
     """Rounds of (small drafter proposes, middle model reads it all in one pass) until the chain is deep enough."""
@@ -153,6 +155,12 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         if wishes[-1] is None:
             raise RequestError(f"speculation method 'cascade' needs {name!r}: a method's name, or a dict with its "
                                "options.", "speculation")
+        if isinstance(wishes[-1], dict) and "verify" in wishes[-1]:
+            raise RequestError("speculation 'verify' belongs to 'cascade' as a whole: take it out of its drafters.",
+                               "speculation")
+    if not _flat_enough(wishes, 2 * MOST_LEVELS):
+        raise RequestError(f"speculation drafters may be made of drafters at most {MOST_LEVELS} levels deep: leave "
+                           "some out.", "speculation")
     small_k = options.integer("small_k", 4, 1, MAX_NODES)
 
     def make() -> CascadeDrafter:
@@ -161,6 +169,17 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         if model is None:
             raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
                                f"{middle.name!r} runs none: use draft, skip, exit or precision.", "speculation")
+        if small.needs.taps or small.needs.probes:
+            raise RequestError(f"{small.name!r} reads what the target itself computes, so it cannot draft for a "
+                               "drafter: use another one, or use it alone.", "speculation")
         return CascadeDrafter(small, middle, model, small_k)
 
     return shared_by(context, f"{method} {wishes} {small_k}", make)
+
+
+def _flat_enough(wish: Any, levels: int) -> bool:
+    """Whether dicts and lists stand inside one another at most so deep."""
+    if not isinstance(wish, dict | list | tuple):
+        return True
+    inner = wish.values() if isinstance(wish, dict) else wish
+    return levels > 0 and all(_flat_enough(more, levels - 1) for more in inner)
