@@ -87,7 +87,7 @@ def test_branches_are_the_most_probable_paths(texts: list[list[int]], size: int,
     found = tree.branches(state, matched, size, 4, least)
     paths: list[float] = []
     for parent, count, continued in zip(found.parents, found.counts, found.continued):
-        paths.append(count / continued * (1.0 if parent < 0 else paths[parent]))
+        paths.append((1.0 if parent < 0 else paths[parent]) * count / continued)
     assert paths == sorted(paths, reverse=True) and all(path >= least for path in paths)
     siblings = list(zip(found.parents, found.tokens))
     assert len(siblings) == len(set(siblings)), "no two siblings are alike"

@@ -212,8 +212,8 @@ def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: D
         raise RequestError(f"speculation method {method!r} needs 'drafters': a list of 1 to {MOST_PARTS} methods' "
                            "names or dicts.", "speculation")
     if not _flat_enough(wishes, MOST_LEVELS):
-        raise RequestError(f"speculation drafters may be made of drafters at most {MOST_LEVELS} levels deep: leave some "
-                           "out.", "speculation")
+        raise RequestError(f"speculation drafters may stand inside drafters at most {MOST_LEVELS} levels deep: leave "
+                           "some out.", "speculation")
     known = context.shared.setdefault(f"{method} ensembles", WeakValueDictionary())
     key = json.dumps(wishes, sort_keys=True, default=repr)
     found = known.get(key)
