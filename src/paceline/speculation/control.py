@@ -20,13 +20,16 @@ LONGEST_PAUSE = 256
 """Tokens between two tries of a drafter that does not pay."""
 TRIES = 2
 PROBE_TRIES = 16
-"""First cycles of a request whatever the forecast; more for drafters that have a window to fill."""
+"""First cycles of a request whatever the forecast; more for drafters that have a window to fill, until the engine
+knows what comes of it."""
 SPEED_MEMORY = 0.97
 LEAST_WIN = 0.02
 """Tokens (or share of the speed) that a draft must be expected to win to be sent."""
 CHEAP = 0.02
-"""Share of a step that drafting may take unasked; a dearer drafter is paused when it brings less than it takes."""
-JUDGED_AFTER = 16
+"""Share of a step that drafting may always take; a dearer drafter is paused when it brings less than it takes."""
+PATIENCE = 0.4
+"""Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
+WORTH_MEMORY = 0.9
 NEGLIGIBLE = 1e-3
 
 
@@ -72,18 +75,19 @@ class Controller(Protocol):
 class _Method:
     """What all requests that use a method taught."""
 
-    __slots__ = ("chain", "cost", "tree", "trust")
+    __slots__ = ("chain", "cost", "cycles", "tree", "trust")
 
     def __init__(self) -> None:
         self.chain, self.tree, self.trust = Places(), Places(), Trust()
+        self.cycles = 0
         self.cost = CostCurve(float)
 
 
 class _State:
     """One sequence."""
 
-    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "pause", "plain", "proposal", "scored",
-                 "spent", "tree", "tries", "trust", "wait", "wish", "worth")
+    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "pause", "plain", "proposal", "saved",
+                 "scored", "spent", "tested", "tree", "tries", "trust", "wait", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: _Method) -> None:
         self.wish, self.needs, self.method = wish, needs, method
@@ -94,11 +98,12 @@ class _State:
         self.proposal: DraftTree | None = None
         """The last one, whole, until what came instead is known."""
         self.wait, self.pause = 0, SHORTEST_PAUSE
-        self.tries = PROBE_TRIES if needs.probes else TRIES
+        self.tries = PROBE_TRIES if needs.probes and method.cycles < PROBE_TRIES else TRIES * (1 + needs.probes)
         self.plain = self.spent = 0.0
-        self.worth = 0.0
-        """Seconds a scored proposal is expected to save, on average."""
-        self.asked = 0
+        self.saved = self.asked = 0.0
+        """Seconds that scored proposals were expected to save, and how many there were, both forgotten slowly."""
+        self.tested = 0.0
+        """Seconds of drafting since the last pause."""
 
     @property
     def speed(self) -> float:
@@ -139,6 +144,8 @@ class AdaptiveController:
             if self._too_dear(state, rows):
                 self._step_back(state)
                 return None
+            if state.tested > PATIENCE * self.step_cost(rows):
+                state.pause = SHORTEST_PAUSE  # judged, and found worth it
             return Budget(wish.k, wish.nodes, price, pace)
         size, pays = self._best_size(state, running, rows)
         if pays:
@@ -153,14 +160,16 @@ class AdaptiveController:
         return Budget(wish.k, size, price, pace) if state.branching else Budget(size, wish.nodes, price, pace)
 
     def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
-        self._states[sequence].method.cost.observe(depth, seconds)
+        state = self._states[sequence]
+        state.method.cost.observe(depth, seconds)
+        state.tested += seconds
 
     def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
         state = self._states[sequence]
-        state.asked += 1
+        state.asked = WORTH_MEMORY * state.asked + 1.0
+        state.saved *= WORTH_MEMORY
         state.proposal = draft
         if draft is None:
-            state.worth *= SPEED_MEMORY
             return None
         state.branching = state.branching or not draft.is_chain
         state.nodes = len(draft)
@@ -175,7 +184,7 @@ class AdaptiveController:
             win = gained - pace * (cost(rows + index + 1) - start)
             if win > best:
                 best, nodes = win, index + 1
-        state.worth += (1.0 - SPEED_MEMORY) * (best / pace - state.worth)
+        state.saved += best / pace
         return draft.trimmed(nodes) if best > LEAST_WIN else None
 
     def learn(self, sequence: Hashable, observation: Observation) -> None:
@@ -185,6 +194,7 @@ class AdaptiveController:
         state.wait -= len(observation.tokens)
         proposal, sent = state.proposal, observation.draft
         state.proposal = None
+        state.method.cycles += sent is not None
         if proposal is None or not observation.tokens:
             return
         if sent is None or state.wish.verify == "coupled":
@@ -244,14 +254,13 @@ class AdaptiveController:
         return size, best > (1.0 + LEAST_WIN) * none
 
     def _too_dear(self, state: _State, rows: int) -> bool:
-        if state.asked < JUDGED_AFTER or not state.method.cost.measured:
-            return False
-        seconds = state.method.cost(state.wish.k)
-        return seconds > CHEAP * self.step_cost(rows) and seconds > state.worth
+        """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
+        step, seconds = self.step_cost(rows), state.method.cost(state.wish.k)
+        return seconds > CHEAP * step and state.tested > PATIENCE * step and seconds > state.saved / state.asked
 
     def _step_back(self, state: _State) -> None:
         """Leave the drafter alone for a while, longer each time, and give it one more try then."""
         state.wait = state.pause
         state.pause = min(LONGEST_PAUSE, 2 * state.pause)
         state.tries = 1
-        state.asked = JUDGED_AFTER // 2
+        state.tested = min(state.tested, 0.5 * PATIENCE * self.step_cost(1))
