@@ -31,6 +31,7 @@ from paceline.models.chat import ChatTemplate
 from paceline.models.interface import CausalLM
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Request, SamplingParams
+from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import sample_seed
 from paceline.sampling.pipeline import Pipeline
 from paceline.sampling.state import SampleState, tokenise_bad_words
@@ -78,7 +79,7 @@ class Engine:
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
-        self._decider = Decider(Pipeline(self._vocab))
+        self._decider = Decider(Pipeline(self._vocab, native_sampler()))
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), self.runner, self.cache,
                                               self.scheduler, config, device, source)

@@ -10,6 +10,7 @@ import torch
 
 from paceline.engine.sequence import Sequence
 from paceline.sampling.dense import Floats, Ints, exp_sums, row_max
+from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import DRAFTER, GUMBEL_MAX, PRIVATE_DRAFT, TARGET, gumbel, token_bits
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
 from paceline.speculation.models import NOTHING, SAMPLED_RULES, Draw
@@ -34,7 +35,7 @@ class Place:
 
 class DraftSampler:
     def __init__(self, vocab_size: int) -> None:
-        self._pipeline = Pipeline(vocab_size)
+        self._pipeline = Pipeline(vocab_size, native_sampler())
 
     def draws(self, logits: torch.Tensor, places: Seq[Place]) -> list[Draw]:
         """One Draw per row of logits [R, V]. Every control of the sequence's request applies, the draft above it

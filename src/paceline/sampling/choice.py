@@ -31,7 +31,7 @@ def margin(scores: Floats) -> Doubles:
 
 def choose(processed: Processed) -> list[int]:
     """The token of each row; NO_TOKEN for rows that failed or must stop."""
-    chosen = processed.best
+    chosen = processed.best if processed.native is None else processed.drawn
     if processed.truncated or processed.open:
         chosen = chosen.copy()
         _draw(processed, chosen)
@@ -41,7 +41,7 @@ def choose(processed: Processed) -> list[int]:
 
 def _draw(processed: Processed, chosen: Ints) -> None:
     top = processed.top
-    positions = np.array([row.position for row in processed.rows], dtype=np.int64)
+    positions = processed.positions
     parts: list[tuple[Ints, Ints, Ints, Floats]] = []
     for rows, kept in processed.truncated:
         if len(kept.tokens) == len(rows):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor
 from paceline.errors import EmptySupportError, RequestError
 from paceline.sampling.choice import choose
 from paceline.sampling.dense import Ints, row_argmax, row_max, scaled_flat, take
-from paceline.sampling.processed import OpenRows, Processed
+from paceline.sampling.native import NativeRows
+from paceline.sampling.processed import NO_TOKEN, OpenRows, Processed
 from paceline.sampling.processors import Edits, SampleRow
 from paceline.sampling.state import SampleState
 from paceline.sampling.truncation import Limits, truncate
@@ -35,9 +37,9 @@ _TABLES = 4
 class _Table:
     """Parameters of a list of states as arrays. Built when the list changes, not at every step."""
 
-    __slots__ = ("edited", "kind", "limits", "seeds", "states", "temperature", "whole")
+    __slots__ = ("edited", "every", "kind", "limits", "native", "seeds", "states", "temperature", "whole")
 
-    def __init__(self, states: list[SampleState], width: int) -> None:
+    def __init__(self, states: list[SampleState], width: int, native: Any = None, sampler: Any = None) -> None:
         self.states = states
         self.temperature = np.array([state.temperature for state in states], dtype=np.float32)
         self.seeds = np.array([state.seed for state in states], dtype=np.uint64)
@@ -50,7 +52,11 @@ class _Table:
                      dtype=np.float64), width)
         self.edited = [i for i, state in enumerate(states) if state.needs_processors]
         """Rows that may have edits."""
-        self.whole = self.groups(np.arange(len(states)))
+        self.every = np.arange(len(states))
+        self.whole = self.groups(self.every)
+        self.native = None if native is None else NativeRows(
+            native, sampler, self.kind, self.temperature, self.limits.top_k, self.limits.top_p, self.limits.log_min_p,
+            self.seeds)
 
     def groups(self, rows: Ints) -> list[tuple[int, Ints]]:
         """`rows` by kind, ascending inside a kind."""
@@ -61,10 +67,13 @@ class _Table:
 class Pipeline:
     """Turns logits into distributions and tokens. Holds nothing but parameter tables of the last few calls."""
 
-    __slots__ = ("_tables", "vocab_size")
+    __slots__ = ("_native", "_sampler", "_tables", "vocab_size")
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, native: Any = None) -> None:
+        """`native`: the module that samples logits on the CPU (sampling.native.load); None: numpy does."""
         self.vocab_size = vocab_size
+        self._native = native
+        self._sampler = None if native is None else native.Sampler(vocab_size)
         self._tables: list[_Table] = []
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -86,29 +95,35 @@ class Pipeline:
         if logits.requires_grad or logits.dtype is not torch.float32 or not logits.is_contiguous():
             logits = logits.detach().to(torch.float32).contiguous()
         table = self._table([row.state for row in rows])
-        processed = Processed(logits, rows, table.temperature, table.seeds)
+        processed = Processed(logits, rows, table.temperature, table.seeds, table.native if logits.is_cpu else None)
         if not len(rows):
             return processed
         edits = self._collect(rows, table)
         if edits is None:
-            for kind, members in table.whole:
-                self._reduce(processed, table, kind, members, take(logits, members))
+            self._distribute(processed, table, table.every, logits, table.every)
             return processed
         changed = np.array(edits.rows, dtype=np.int64)
-        for kind, members in table.groups(np.delete(np.arange(len(rows)), changed)):
-            self._reduce(processed, table, kind, members, take(logits, members))
+        others = np.delete(table.every, changed)
+        self._distribute(processed, table, others, logits, others)
         edited = self._edit(processed, edits, changed)
         processed.keep_edited(edited, edits.rows)
-        for kind, members in table.groups(changed):
-            self._reduce(processed, table, kind, members, take(edited, np.searchsorted(changed, members)))
+        self._distribute(processed, table, changed, edited, np.arange(len(changed)))
         return processed
+
+    def _distribute(self, processed: Processed, table: _Table, rows: Ints, x: Tensor, at: Ints) -> None:
+        """Work out the distributions of `rows` (ascending) from their edited logits x[at]."""
+        if processed.native is not None:
+            _draw(processed, processed.native, table.kind, rows, x, at)
+            return
+        for kind, members in table.whole if rows is table.every else table.groups(rows):
+            self._reduce(processed, table, kind, members, take(x, at[np.searchsorted(rows, members)]))
 
     def _table(self, states: list[SampleState]) -> _Table:
         for table in self._tables:
             # Compares identities: states have no equality of their own.
             if table.states == states:
                 return table
-        table = _Table(states, self.vocab_size)
+        table = _Table(states, self.vocab_size, self._native, self._sampler)
         self._tables = [table, *self._tables[:_TABLES - 1]]
         return table
 
@@ -170,6 +185,17 @@ class Pipeline:
             processed.truncated.append((rows, truncate(x, temperature, top, limits)))
         else:
             processed.open.append(OpenRows(x, rows))
+
+
+def _draw(processed: Processed, native: NativeRows, kind: Ints, rows: Ints, x: Tensor, at: Ints) -> None:
+    """Draw `rows` from logits x[at] in one native call; supports are worked out where somebody asks for them."""
+    drawn, top = processed.drawn, processed.top
+    native.draw(x, at, rows, processed.positions, drawn, top)
+    for row in rows[drawn[rows] == NO_TOKEN].tolist():
+        _refuse(processed, row, float(top[row]))
+        top[row] = np.nan
+    greedy = rows[kind[rows] == _GREEDY]
+    processed.best[greedy] = drawn[greedy]
 
 
 def _refuse(processed: Processed, row: int, top: float) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.errors import RequestError
 from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, exp_sums, gather, scaled_flat
+from paceline.sampling.native import NativeRows
 from paceline.sampling.processors import SampleRow
 
 NO_TOKEN = -1
@@ -33,17 +34,22 @@ class Processed:
     The distribution of a greedy row is a point mass on its best token (ties to the lowest id).
     """
 
-    __slots__ = ("_edited", "_edited_at", "_scores", "_spans", "best", "errors", "logits", "open", "rows", "seeds",
-                 "stopped", "temperature", "top", "truncated", "unmasked")
+    __slots__ = ("_edited", "_edited_at", "_scores", "_spans", "best", "drawn", "errors", "logits", "native", "open",
+                 "positions", "rows", "seeds", "stopped", "temperature", "top", "truncated", "unmasked")
 
-    def __init__(self, logits: Tensor, rows: Sequence[SampleRow], temperature: Floats,
-                 seeds: NDArray[np.uint64]) -> None:
+    def __init__(self, logits: Tensor, rows: Sequence[SampleRow], temperature: Floats, seeds: NDArray[np.uint64],
+                 native: NativeRows | None = None) -> None:
         self.logits = logits
         """Raw logits [R, V], float32."""
         self.rows = rows
         self.temperature = temperature
         """[R]; 1 for greedy rows."""
         self.seeds = seeds
+        self.positions: Ints = np.array([row.position for row in rows], dtype=np.int64)
+        self.native = native
+        """Who works out these rows, where it is not numpy; then `open` and `truncated` stay empty."""
+        self.drawn: Ints = np.full(len(rows), NO_TOKEN, dtype=np.int64)
+        """The token of each row, where native code drew it."""
         self.errors: dict[int, RequestError] = {}
         """Rows that failed, each for itself."""
         self.stopped: set[int] = set()
@@ -137,6 +143,8 @@ class Processed:
         return source.state.names(source.path, grammar=source.mask is not None)
 
     def _span(self, row: int) -> tuple[Ints, Floats]:
+        if self.native is not None and row not in self._spans:
+            self._spans[row] = self.native.support(row, self.logits_of(row))
         if not self._spans:
             for rows, kept in self.truncated:
                 ends = np.cumsum(kept.counts)
