@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from small_tokenizers import byte_level, gguf_metadata, write_tokenizer
 
 from paceline.cli import train
 from paceline.cli.main import main
 from paceline.models.load.checkpoint import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.datastore import Datastore
-from small_tokenizers import byte_level, gguf_metadata, write_tokenizer
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def test_long_texts_are_cut_at_line_ends_and_nothing_is_lost(monkeypatch):
 @pytest.mark.parametrize(("arguments", "says"), [
     (["out.store", "missing.txt"], "Cannot read"), (["out.store", "latin.txt"], "not UTF-8"),
     (["nowhere/out.store", "a.txt"], "no folder"), (["a.txt", "a.txt"], "not a datastore"),
-    (["out.store", "empty.txt"], "too little text"), (["out.store", "a.txt", "--model", "no-such-model"], "no-such-model"),
+    (["out.store", "empty.txt"], "too little text"),
+    (["out.store", "a.txt", "--model", "no-such-model"], "no-such-model"),
 ])
 def test_mistakes_are_one_sentence_and_write_nothing(arguments, says, tmp_path, model, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
