@@ -8,7 +8,7 @@
 namespace paceline {
 
 namespace {
-constexpr int kQueries = 16;  // queries of an attention tile, at most
+constexpr int kQueries = 32;  // queries of an attention tile, at most
 }
 
 Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
@@ -18,7 +18,7 @@ Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<floa
     if (shape_.head_dim < 16 || shape_.head_dim % 16) throw std::invalid_argument("head_dim must be a multiple of 16");
     if (shape_.kv_heads < 1 || shape_.heads % shape_.kv_heads)
         throw std::invalid_argument("heads must be a multiple of kv_heads");
-    if (shape_.heads / shape_.kv_heads > kQueries)
+    if (shape_.heads / shape_.kv_heads > 16)
         throw std::invalid_argument("more than 16 query heads share a key head");
     if (shape_.hidden % kBlock || shape_.intermediate % kBlock || shape_.heads * shape_.head_dim % kBlock)
         throw std::invalid_argument("hidden, intermediate and attention widths must be multiples of 32");
@@ -26,7 +26,8 @@ Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<floa
 }
 
 void Decoder::reserve(int rows) {
-    const size_t n = size_t(rows), d = size_t(shape_.head_dim);
+    // Whole tiles: the size of one buffer then tells that all of them suffice.
+    const size_t n = size_t((rows + kTileRows - 1) / kTileRows * kTileRows), d = size_t(shape_.head_dim);
     const size_t wide = size_t(std::max({shape_.hidden, shape_.intermediate, shape_.heads * shape_.head_dim}));
     const size_t bytes = Quantised::bytes(rows, int(wide / kBlock));
     if (tiles_of_int8_.size() >= bytes) return;
@@ -40,7 +41,8 @@ void Decoder::reserve(int rows) {
 // ---------------------------------------------------------------- who sees what
 
 void Decoder::plan(const StepView& step) {
-    const int tile_rows = std::max(1, kQueries / (shape_.heads / shape_.kv_heads));
+    const int fitting = std::max(1, kQueries / (shape_.heads / shape_.kv_heads));
+    const int tile_rows = fitting < 4 ? fitting : fitting / 4 * 4;  // the kernel takes queries by fours
     tiles_.clear();
     starts_.assign(step.starts, step.starts + step.groups);
     seen_.assign(step.positions, step.positions + step.rows);
@@ -108,6 +110,15 @@ void Decoder::attend_tile(const Layer& layer, const Plan& plan, const Tile& tile
             view.value_scale[i] = layer.value_scales[slot * size_t(shape_.kv_heads) + size_t(head)];
         }
     }
+    // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask for
+    // for the next tile while this one is worked on.
+    for (int64_t p = from + kTile; p < std::min<int64_t>(from + 2 * kTile, start); p++) {
+        const size_t at = size_t(keys[p]) * stride + width * size_t(head);
+        for (size_t line = 0; line < width; line += 64) {
+            __builtin_prefetch(static_cast<const uint8_t*>(layer.keys) + at + line);
+            __builtin_prefetch(static_cast<const uint8_t*>(layer.values) + at + line);
+        }
+    }
     const float* q[kQueries];
     float* target[kQueries];
     int low[kQueries], high[kQueries];
@@ -137,22 +148,31 @@ void Decoder::finish(const Tile& tile, int head, const float* out, const float* 
 
 void Decoder::attention(int id, const Layer& layer, const Plan& plan, std::atomic<int>* tasks,
                         std::atomic<int>* merges) {
-    (void)id;
     const int d = shape_.head_dim, heads = shape_.kv_heads;
     const int jobs = int(tiles_.size()) * heads;
     alignas(64) float sum[kQueries * 256], more[kQueries * 256];
     float peak[kQueries], mass[kQueries], more_peak[kQueries], more_mass[kQueries];
     const size_t size = size_t(kQueries) * size_t(d);
     if (split_keys_) {
-        // Every (tile, head, key tile) by itself, then the same sums in the same order as below.
-        const int all = jobs * int(most_key_tiles_);
-        for (int job; (job = tasks->fetch_add(1, std::memory_order_relaxed)) < all;) {
-            const int64_t key_tile = job % most_key_tiles_;
-            const Tile& tile = tiles_[size_t(job / most_key_tiles_ / heads)];
+        // Every (tile, head, key tile) by itself, then the same sums in the same order as below. Heads of a key lie side
+        // by side: over long contexts one thread takes them all, so that memory is read in order.
+        const int64_t key_tiles = most_key_tiles_;
+        const int together = key_tiles >= 4 * pool_.size() ? heads : 1;
+        const int64_t all = int64_t(jobs) * key_tiles / together;
+        int64_t job = 0, end = all;
+        if (together == heads) Team::share(all, id, pool_.size(), &job, &end);
+        else job = tasks->fetch_add(1, std::memory_order_relaxed);
+        for (; job < end; job = together == heads ? job + 1 : tasks->fetch_add(1, std::memory_order_relaxed)) {
+            const int64_t key_tile = job / (heads / together) % key_tiles;
+            const int64_t index = job / (heads / together) / key_tiles;
+            const Tile& tile = tiles_[size_t(index)];
             if (key_tile < first_key_tile(plan, tile) || key_tile > last_key_tile(tile)) continue;
-            attend_tile(layer, plan, tile, int(job / most_key_tiles_ % heads), key_tile,
-                        partial_.data() + size_t(job) * size, peaks_.data() + job * kQueries,
-                        masses_.data() + job * kQueries);
+            for (int h = 0; h < together; h++) {
+                const int head = together == heads ? h : int(job % heads);
+                const size_t at = (size_t(index) * size_t(heads) + size_t(head)) * size_t(key_tiles) + size_t(key_tile);
+                attend_tile(layer, plan, tile, head, key_tile, partial_.data() + at * size,
+                            peaks_.data() + at * kQueries, masses_.data() + at * kQueries);
+            }
         }
         pool_.team().barrier();
     }
@@ -221,6 +241,7 @@ void Decoder::split_heads(int id, const StepView& step, const Layer& layer, cons
         }
         if (h < heads) {
             for (int i = 0; i < d; i++) x[i] *= scale;
+            if (cache_ == Cache::kI8) kernels_->pack_query(x, d);
             continue;
         }
         const size_t head = size_t(h < heads + kv ? h - heads : h - heads - kv), slot = size_t(plan.slots[row]);

@@ -1,4 +1,7 @@
 // Compiled once for each instruction set, with PACELINE_TABLE naming the function that hands the table out.
+#include <type_traits>
+
+#include "attention_int8.h"
 #include "linear.h"
 #include "vectors.h"
 
@@ -53,21 +56,27 @@ template <Cache kind> inline V load_cache(const void* base, int i) {
 template <Cache kind, int NQ, int NK>
 inline void scores(const float* const* q, const KeyTile& tile, int key, int d, float* out) {
     V sum[NQ][NK];
+    const void* keys[NK];
+    const float* queries[NQ];
+    for (int b = 0; b < NK; b++) keys[b] = tile.key[key + b];
+    for (int a = 0; a < NQ; a++) queries[a] = q[a];
     for (int a = 0; a < NQ; a++)
         for (int b = 0; b < NK; b++) sum[a][b] = V::set(0);
     for (int i = 0; i < d; i += W) {
         V qs[NQ];
-        for (int a = 0; a < NQ; a++) qs[a] = V::load(q[a] + i);
+        for (int a = 0; a < NQ; a++) qs[a] = V::load(queries[a] + i);
         for (int b = 0; b < NK; b++) {
-            const V k = load_cache<kind>(tile.key[key + b], i);
+            const V k = load_cache<kind>(keys[b], i);
             for (int a = 0; a < NQ; a++) sum[a][b] = fma(qs[a], k, sum[a][b]);
         }
     }
-    for (int a = 0; a < NQ; a++)
-        for (int b = 0; b < NK; b++) {
-            const float s = sum[a][b].sum();
-            out[a * kTile + key + b] = kind == Cache::kI8 ? s * tile.key_scale[key + b] : s;
-        }
+    for (int a = 0; a < NQ; a++) {
+        float* to = out + a * kTile + key;
+        if constexpr (NK == 4) store_sums(sum[a][0], sum[a][1], sum[a][2], sum[a][3], to);
+        else to[0] = sum[a][0].sum();
+        if constexpr (kind == Cache::kI8)
+            for (int b = 0; b < NK; b++) to[b] *= tile.key_scale[key + b];
+    }
 }
 
 template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, int from, int to, int d,
@@ -77,20 +86,28 @@ template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTi
     for (; key < to; key++) scores<kind, NQ, 1>(q, tile, key, d, out);
 }
 
+template <int lane> using Lane = std::integral_constant<int, lane>;
+
 // sum of p * v over the keys, for NQ queries and NV vectors of the head from feature i on.
 template <Cache kind, int NQ, int NV>
 inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, float* const* out) {
     V sum[NQ][NV];
     for (int a = 0; a < NQ; a++)
         for (int j = 0; j < NV; j++) sum[a][j] = V::set(0);
-    for (int key = from; key < to; key++) {
+    const auto add = [&](int key, auto lane, const float* weights) {
         V v[NV];
         for (int j = 0; j < NV; j++) v[j] = load_cache<kind>(tile.value[key], i + j * W);
-        for (int a = 0; a < NQ; a++) {
-            const V weight = V::set(p[a * kTile + key]);
-            for (int j = 0; j < NV; j++) sum[a][j] = fma(weight, v[j], sum[a][j]);
-        }
+        for (int a = 0; a < NQ; a++)
+            for (int j = 0; j < NV; j++) sum[a][j] = fma_lane<decltype(lane)::value>(v[j], weights + a * kTile, sum[a][j]);
+    };
+    int key = from;
+    for (; key + 4 <= to; key += 4) {
+        add(key, Lane<0>(), p + key);
+        add(key + 1, Lane<1>(), p + key);
+        add(key + 2, Lane<2>(), p + key);
+        add(key + 3, Lane<3>(), p + key);
     }
+    for (; key < to; key++) add(key, Lane<0>(), p + key);  // p has room for four more
     for (int a = 0; a < NQ; a++)
         for (int j = 0; j < NV; j++) sum[a][j].store(out[a] + i + j * W);
 }
@@ -98,24 +115,26 @@ inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, 
 template <Cache kind, int NQ>
 void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, int d,
                     float* const* out, float* peak, float* mass) {
-    alignas(64) float p[NQ * kTile];
+    alignas(64) float p[NQ * kTile + 4];
     int from = kTile, to = 0;
     for (int a = 0; a < NQ; a++) {
         if (low[a] < from) from = low[a];
         if (high[a] > to) to = high[a];
     }
     if (from >= to) from = to = 0;
+    const int begin = from / W * W, end = (to + W - 1) / W * W;
     all_scores<kind, NQ>(q, tile, from, to, d, p);
     for (int a = 0; a < NQ; a++) {
+        // Whole vectors around what any of the queries sees; what this one does not see weighs exactly nothing.
         float* row = p + a * kTile;
-        for (int key = 0; key < kTile; key++)
-            if (key < low[a] || key >= high[a]) row[key] = -INFINITY;
-        V top = V::load(row);
-        for (int key = W; key < kTile; key += W) top = max(top, V::load(row + key));
+        for (int key = begin; key < low[a]; key++) row[key] = -INFINITY;
+        for (int key = high[a] < begin ? begin : high[a]; key < end; key++) row[key] = -INFINITY;
+        V top = V::set(-INFINITY);
+        for (int key = begin; key < end; key += W) top = max(top, V::load(row + key));
         peak[a] = top.max_lane();
         const V shift = V::set(peak[a] == -INFINITY ? 0.0f : peak[a]);
         V total = V::set(0);
-        for (int key = 0; key < kTile; key += W) {
+        for (int key = begin; key < end; key += W) {
             const V e = exp(V::load(row + key) - shift);
             e.store(row + key);
             total = total + e;
@@ -147,7 +166,7 @@ void attend(const float* const* q, int queries, const int* low, const int* high,
             int d, float* const* out, float* peak, float* mass) {
     if (cache == Cache::kF32) attend_kind<Cache::kF32>(q, queries, low, high, tile, d, out, peak, mass);
     else if (cache == Cache::kF16) attend_kind<Cache::kF16>(q, queries, low, high, tile, d, out, peak, mass);
-    else attend_kind<Cache::kI8>(q, queries, low, high, tile, d, out, peak, mass);
+    else attend_int8(q, queries, low, high, tile, d, out, peak, mass);
 }
 
 void combine(float* out, float* peak, float* mass, const float* more, float more_peak, float more_mass, int d) {
@@ -180,19 +199,13 @@ float store(const float* x, int d, Cache cache, void* target) {
         for (int i = 0; i < d; i += W) V::load(x + i).store_half(static_cast<uint16_t*>(target) + i);
         return 1.0f;
     }
-    V top = abs(V::load(x));
-    for (int i = W; i < d; i += W) top = max(top, abs(V::load(x + i)));
-    const float scale = top.max_lane() / 127.0f;
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (int i = 0; i < d; i++)
-        static_cast<int8_t*>(target)[i] = int8_t(std::lrintf(std::fmin(std::fmax(x[i] * inverse, -127.0f), 127.0f)));
-    return scale;
+    return round_to_int8(x, d, static_cast<int8_t*>(target));
 }
 
 #define PACELINE_TEXT(x) #x
 #define PACELINE_NAME(x) PACELINE_TEXT(x)
 
-const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, attend, combine,
+const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, pack_query, attend, combine,
                        divide, store};
 
 }  // namespace

@@ -63,11 +63,15 @@ struct V {
     void store(float* p) const { vst1q_f32(p, v); }
     void store_half(uint16_t* p) const { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
     float max_lane() const { return vmaxvq_f32(v); }
-    float sum() const {
-        const float32x2_t pair = vadd_f32(vget_low_f32(v), vget_high_f32(v));
-        return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
-    }
+    float sum() const { return vaddvq_f32(v); }  // (0 + 1) + (2 + 3)
 };
+// The sums of four vectors, each as sum() has it.
+inline void store_sums(V a, V b, V c, V d, float* out) {
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(a.v, b.v), vpaddq_f32(c.v, d.v)));
+}
+template <int lane> inline V fma_lane(V a, const float* four, V c) {  // a * four[lane] + c
+    return {vfmaq_laneq_f32(c.v, a.v, vld1q_f32(four), lane)};
+}
 inline V operator+(V a, V b) { return {vaddq_f32(a.v, b.v)}; }
 inline V operator-(V a, V b) { return {vsubq_f32(a.v, b.v)}; }
 inline V operator*(V a, V b) { return {vmulq_f32(a.v, b.v)}; }
@@ -141,7 +145,7 @@ struct V {
     void store(float* p) const { std::memcpy(p, v, 16); }
     void store_half(uint16_t* p) const { for (int i = 0; i < 4; i++) p[i] = float_to_half(v[i]); }
     float max_lane() const { return std::fmax(std::fmax(v[0], v[1]), std::fmax(v[2], v[3])); }
-    float sum() const { return (v[0] + v[2]) + (v[1] + v[3]); }
+    float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 inline V operator+(V a, V b) { return V::each([&](int i) { return a.v[i] + b.v[i]; }); }
 inline V operator-(V a, V b) { return V::each([&](int i) { return a.v[i] - b.v[i]; }); }
@@ -155,6 +159,16 @@ inline V round(V a) { return V::each([&](int i) { return std::nearbyint(a.v[i]);
 inline V zero_below(V a, V limit, V x) { return V::each([&](int i) { return a.v[i] >= limit.v[i] ? x.v[i] : 0.0f; }); }
 inline V scale_by_power(V a, V n) { return V::each([&](int i) { return std::ldexp(a.v[i], int(n.v[i])); }); }
 
+#endif
+
+#if !PACELINE_NEON
+inline void store_sums(V a, V b, V c, V d, float* out) {
+    out[0] = a.sum();
+    out[1] = b.sum();
+    out[2] = c.sum();
+    out[3] = d.sum();
+}
+template <int lane> inline V fma_lane(V a, const float* four, V c) { return fma(a, V::set(four[lane]), c); }
 #endif
 
 // e^x to about 2 ulp for x <= 88; 0 below -87, so that what is masked with -inf weighs exactly nothing.

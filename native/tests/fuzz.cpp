@@ -1,6 +1,7 @@
 // Random shapes through every kernel and the whole decoder, with buffers of exactly the right size: run under
 // AddressSanitizer and UndefinedBehaviorSanitizer by tests/native/test_sanitizers.py. Exits 0 if nothing is wrong,
 // and checks on the way that a row's result does not depend on the rows and threads beside it.
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -96,7 +97,8 @@ void kernels(const Kernels& table) {
                 tile.key[k] = key;
                 tile.value[k] = value;
             }
-            const auto q = floats(size_t(queries * d));
+            auto q = floats(size_t(queries * d));
+            for (int a = 0; a < queries && cache == Cache::kI8; a++) table.pack_query(q.data() + a * d, d);
             const size_t asked = size_t(queries), wide = size_t(d);
             std::vector<float> out(asked * wide), peak(asked), mass(asked), one(wide);
             std::vector<const float*> from;
@@ -129,7 +131,7 @@ void decoder(const Kernels* table) {
         const int kv = pick(1, 2), share = pick(1, 3), d = 16 * pick(1, 2), block = pick(1, 9);
         Shape shape{32 * pick(1, 3), kv * share * 2, kv * 2, d, 32 * pick(1, 3), 1e-5f};
         const int width = shape.heads * d;
-        const Cache cache = pick(0, 1) ? Cache::kF32 : Cache::kF16;
+        const Cache cache = std::array{Cache::kF32, Cache::kF16, Cache::kI8}[size_t(pick(0, 2))];
         if (width % kBlock) continue;
         std::vector<Layer> layers(2);
         for (Layer& layer : layers) {
@@ -160,10 +162,13 @@ void decoder(const Kernels* table) {
         std::vector<float> first;
         for (int threads : {1, 3}) {
             std::vector<std::vector<uint8_t>> planes(4, std::vector<uint8_t>(cached * cache_bytes(cache)));
+            std::vector<std::vector<float>> scales(4, std::vector<float>(cached / size_t(d)));
             auto own = layers;
             for (size_t l = 0; l < 2; l++) {
                 own[l].keys = planes[2 * l].data();
                 own[l].values = planes[2 * l + 1].data();
+                own[l].key_scales = scales[2 * l].data();
+                own[l].value_scales = scales[2 * l + 1].data();
             }
             std::vector<float> cos(size_t(200 * d / 2), 0.6f), sin(size_t(200 * d / 2), 0.8f);
             Decoder model(shape, own, cos, sin, cache, table, threads);
@@ -177,7 +182,13 @@ void decoder(const Kernels* table) {
             step.parents = parents.data();
             step.caches.push_back({tables.data(), per_group * 5, slots.data(), pick(0, 1) ? 0 : 17});
             step.caches[0].window = round % 2 ? 17 : 0;
+            // A smaller step first, so that the large one has to make room.
             auto x = hidden;
+            StepView part = step;
+            part.groups = 1;
+            part.rows = int(offsets[1]);
+            model.run(part, 0, 2, x.data());
+            x = hidden;
             model.run(step, 0, 2, x.data());
             for (float v : x) require(std::isfinite(v), "finite hidden states");
             if (first.empty()) first = x;
