@@ -66,6 +66,19 @@ def overhead(
     _emit(run(steps=steps), json_file)
 
 
+@app.command("load")
+def load(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    repeats: Repeats = 5,
+) -> None:
+    """Time and peak memory until a model can generate, in fresh processes."""
+    from paceline.bench.load import run
+
+    _fetch(model)
+    _emit(run(model, repeats), json_file)
+
+
 @app.command("cpu")
 def cpu(
     json_file: options.JsonFile = None,

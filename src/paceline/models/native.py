@@ -59,6 +59,15 @@ class NativeDecoder:
         self.bits = 8
         """Bits of a weight: 4 where every matrix of the layers is in 4-bit blocks."""
         hidden, d = config.hidden_size, config.head_dim
+        # The largest matrix first: file and copy are in memory together only while nothing else is.
+        self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
+        self._head = self._embedding
+        packer.let_go()
+        if not config.tie_word_embeddings:
+            self._head = packer.matrix([("lm_head.weight", config.vocab_size)], hidden)
+            packer.let_go()
+        packer.bits.clear()
+        self._norm = packer.vector("model.norm.weight", hidden)
         factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
         self._model = self._native.Model(
@@ -68,13 +77,9 @@ class NativeDecoder:
         group_of = {layer: index for index, group in enumerate(self.cache_groups) for layer in group.layers}
         for layer in range(config.num_layers):
             self._add_layer(packer, layer, group_of[layer])
+            packer.let_go()
         if packer.bits == {4}:
             self.bits = 4
-        self._norm = packer.vector("model.norm.weight", hidden)
-        self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
-        self._head = self._embedding
-        if not config.tie_word_embeddings:
-            self._head = packer.matrix([("lm_head.weight", config.vocab_size)], hidden)
         self._windows = [group.window or 0 for group in self.cache_groups]
         self._bound: Any = None
         self.instruction_set: str = self._model.kernels
@@ -167,6 +172,12 @@ class _Packer:
         self._weights = weights
         self.bits: set[int] = set()
         """Of the matrices packed so far."""
+
+    def let_go(self) -> None:
+        """Everything taken so far is packed: the source need not hold it in memory as well."""
+        source = getattr(self._weights, "let_go", None)
+        if source is not None:
+            source()
 
     def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(self._weights.take(name, (size,)).float().numpy())

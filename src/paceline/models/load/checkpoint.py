@@ -46,6 +46,10 @@ class Checkpoint(ABC):
         order as `tensor` gives them. None where the format has no packed matrices or the tensor is no matrix."""
         return None
 
+    def let_go(self) -> None:
+        """What was read so far need not stay in memory: a hint after a part has been copied. Reading it again works."""
+        return None
+
     @property
     @abstractmethod
     def revision(self) -> str:

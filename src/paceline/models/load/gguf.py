@@ -95,6 +95,7 @@ class GGUFFile:
             raise ModelNotFoundError(f"There is no file {path}: check the path.") from error
         except OSError as error:
             raise ModelFormatError(f"{path} cannot be read ({error.strerror}): check the file.") from error
+        self._map: mmap.mmap | None = mapped
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(mapped, dtype=np.uint8)
         self._view = memoryview(mapped)
         self._values: dict[str, tuple[int, int]] = {}
@@ -104,6 +105,11 @@ class GGUFFile:
         cursor = self._index_metadata(cursor)
         self.header_bytes = self._index_tensors(cursor)
         """Offset of the tensor data: everything before it is metadata."""
+
+    def let_go(self) -> None:
+        """Take the pages read so far out of this process; the system keeps them as long as it likes."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     # -- metadata ------------------------------------------------------------------------------------------------
 
@@ -147,6 +153,7 @@ class GGUFFile:
         return self._bytes
 
     def close(self) -> None:
+        self._map = None
         self._bytes = None
         self._view = memoryview(b"")
 

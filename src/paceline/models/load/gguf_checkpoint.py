@@ -87,6 +87,9 @@ class GGUFCheckpoint(Checkpoint):
             rows.flags.writeable = False
         return entry.info.format.name, rows
 
+    def let_go(self) -> None:
+        self.file.let_go()
+
     def _row_order(self, name: str, entry: _Entry, rows: int) -> npt.NDArray[np.int64]:
         """Rows of the file in Hugging Face order: each head's even rows, then its odd ones."""
         if rows % (2 * entry.heads):

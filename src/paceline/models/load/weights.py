@@ -45,6 +45,10 @@ class Weights:
         self._taken.add(name)
         return packed
 
+    def let_go(self) -> None:
+        """Whoever took tensors has copied them: the file's pages need not stay in memory."""
+        self.checkpoint.let_go()
+
     def unused(self) -> list[str]:
         """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies, the
         head of a model whose config ties it to the embedding). A reason to warn: the model may be another one."""
