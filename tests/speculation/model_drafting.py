@@ -42,6 +42,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "cascade of cascade": {
         "method": "cascade", "drafter": {"method": "cascade", "drafter": "ngram", "by": {"method": "exit"}},
         "by": {"method": "draft", "model": "same"}, "small_k": 3},
+    "merge of models": {"method": "merge", "drafters": ["exit", {"method": "skip", "branches": 2},
+                                                        {"method": "draft", "model": "same"}]},
     "cascade of ngram": {"method": "cascade", "drafter": "ngram", "by": {"method": "exit", "layers": 3}},
 }
 

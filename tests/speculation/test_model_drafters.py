@@ -82,7 +82,7 @@ def check_equal(kind: str, style: str, wish: dict[str, Any], circumstance: str) 
     assert [other.speculation.failure for other in outs if other.speculation is not None] == [None] * (
         len(outs) - wishes.count(None))
     assert out.speculation.drafted > 0
-    if circumstance == "crowded":
+    if circumstance == "crowded" and kind != "mistral":  # its window frees blocks as fast as it takes them
         assert llm.engine.metrics.preemptions > 0, "this is meant to run out of blocks"
     nothing_left(llm)
 

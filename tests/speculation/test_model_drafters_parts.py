@@ -11,8 +11,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import models as backend_models
 
-from engine.tiny import RandomWeights, tiny_llm
+from engine.tiny import VOCAB, RandomWeights, tiny_llm
 from paceline import LLM, SamplingParams
+from paceline.bench.skip import candidates, forecast, measure
 from paceline.engine.draft_cache import _lead
 from paceline.engine.draft_models import LoadedModel, check_same_vocabulary
 from paceline.errors import RequestError
@@ -96,11 +97,13 @@ def test_a_native_decoder_knows_its_bits() -> None:
 
 
 @pytest.mark.parametrize("layers", [3, 4, 12, 30, 80])
-def test_the_default_skips_nearly_half_of_the_middle_and_neither_end(layers: int) -> None:
+def test_the_default_skips_a_run_of_layers_in_the_middle_and_neither_end(layers: int) -> None:
     skipped = sorted({layer for layer, _ in default_skip(layers)})
     assert len(default_skip(layers)) == 2 * len(skipped)
     assert 0 not in skipped and layers - 1 not in skipped
-    assert len(skipped) == max(1, round(0.45 * (layers - 2)))
+    assert len(skipped) == max(1, round(0.2 * (layers - 2)))
+    assert skipped == list(range(skipped[0], skipped[-1] + 1))
+    assert abs((skipped[0] - 1) - (layers - 2 - skipped[-1])) <= 1
     assert default_skip(layers, 1.0) == read_skip(list(range(1, layers - 1)), layers)
     assert read_skip(["attn.1", "mlp.1"], layers) == read_skip([1], layers)
 
@@ -113,7 +116,8 @@ def test_the_part_of_a_tree_that_is_read_once(parents: list[int], lead: int) -> 
 
 
 def words(*tokens: str) -> Tokenizer:
-    return Tokenizer(Backend(backend_models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="a")))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    return Tokenizer(Backend(backend_models.WordLevel(vocabulary, unk_token=tokens[0])))
 
 
 def loaded(tokenizer: Tokenizer | None, kind: str = "llama") -> LoadedModel:
@@ -145,3 +149,14 @@ def test_the_default_model_drafts_for_itself(default_model_path: Path) -> None:
         assert out.speculation.mean_accepted_length >= least
     with pytest.raises(RequestError, match="4 bits already"):
         llm.generate([prompt], params, speculation="precision")
+
+
+def test_the_skip_bench_ranks_lists_by_what_they_promise() -> None:
+    lists = candidates(30)
+    assert lists["inner_20"] == sorted({layer for layer, _ in default_skip(30)})
+    assert all(0 not in skip and 29 not in skip for skip in lists.values())
+    assert forecast([0.8, 0.64], 0.1) == pytest.approx(2.44 / 1.2)
+    assert forecast([0.1, 0.0], 0.9) == pytest.approx(1.1 / 1.9)
+    llm = tiny_llm(target("llama"), words(*(f"w{i}" for i in range(VOCAB))))
+    rows = measure(llm, {"one": [1], "both": [1, 2]}, ["w1 w2 w3"], max_tokens=6)
+    assert {row.case for row in rows} == {"one", "both"} and rows[0].paceline >= rows[1].paceline > 0.0

@@ -13,7 +13,7 @@ from paceline.sampling.dense import Floats, Ints, exp_sums, row_max
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import DRAFTER, GUMBEL_MAX, PRIVATE_DRAFT, TARGET, gumbel, token_bits
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
-from paceline.speculation.models import NOTHING, SAMPLED_RULES, Draw
+from paceline.speculation.models import NOTHING, SAMPLED_RULES, Draw, rule_of
 
 CONTENDERS = 256
 """Siblings of a coupled draw are looked for among so many of the best scores: which they are is no promise."""
@@ -59,7 +59,7 @@ class DraftSampler:
 
 def _draw(processed: Processed, row: int, place: Place, chosen: int) -> Draw:
     state = place.seq.state
-    rule = place.seq.request.speculation.verify
+    rule = rule_of(place.seq)
     if rule in SAMPLED_RULES and not state.is_greedy:
         return Draw(_private(processed, row, place, rule), processed.probs(row))
     tokens = [chosen]

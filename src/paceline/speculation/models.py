@@ -127,7 +127,8 @@ def root_of(sequence: DraftedSequence) -> tuple[DraftedSequence, list[int]]:
 
 
 def rule_of(sequence: DraftedSequence) -> str:
-    """The verification rule that a sequence's request asked for."""
+    """The rule that a sequence's drafts are verified by, which is the one its request asked for unless its drafter as a
+    whole does not sample."""
     base: Any = root_of(sequence)[0]
-    wish = getattr(getattr(base, "request", None), "speculation", None)
-    return getattr(wish, "verify", "coupled")
+    stats = getattr(getattr(base, "record", None), "speculation", None)
+    return getattr(stats, "rule", "coupled")
