@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../decoder.h"
+#include "fuzz_sampler.h"
 
 using namespace paceline;
 
@@ -111,6 +112,15 @@ void kernels(const Kernels& table) {
                 high.push_back(pick(0, count));
             }
             table.attend(from.data(), queries, low.data(), high.data(), tile, cache, d, to.data(), peak.data(), mass.data());
+            if (cache == Cache::kI8) {
+                std::vector<float> its_out(out.size()), its_peak(asked), its_mass(asked);
+                std::vector<float*> its_to;
+                for (int a = 0; a < queries; a++) its_to.push_back(its_out.data() + a * d);
+                portable->attend(from.data(), queries, low.data(), high.data(), tile, cache, d, its_to.data(), its_peak.data(), its_mass.data());
+                for (size_t a = 0; a < asked; a++)
+                    require(low[a] >= high[a] || (its_peak[a] == peak[a] && its_mass[a] == mass[a] && std::memcmp(its_to[a], to[a], sizeof(float) * wide) == 0),
+                            "every table attends to int8 alike, bit for bit");
+            }
             for (int a = 0; a < queries; a++) {
                 float* target = one.data();
                 float its_peak, its_mass;
@@ -200,6 +210,7 @@ void decoder(const Kernels* table) {
 }  // namespace
 
 int main() {
+    fuzz_sampler();
     int tables = 0;
     for (const char* name : {"portable", "neon", "avx2"}) {
         const Kernels* table = kernels_by_name(name);

@@ -13,6 +13,7 @@ from paceline.engine.core import Engine
 from paceline.llm import LLM
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
+from paceline.sampling.native import load as native_sampler
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
 
 VOCAB = 97
@@ -67,7 +68,7 @@ class RecordingPipeline(Pipeline):
     """Keeps the raw logits of every row that was sampled, by (seed, position, draft path)."""
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, native_sampler())
         self.seen: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
 
     def process(self, logits: torch.Tensor, rows: list[SampleRow]) -> Processed:

@@ -11,6 +11,8 @@ import pytest
 
 NATIVE = Path(__file__).parents[2] / "native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SOURCES = [NATIVE / f"{part}.cpp" for part in ("decoder", "packing", "pool", "dispatch", "sampler", "tests/fuzz",
+                                               "tests/fuzz_sampler")]
 ISAS = {"aarch64": ("neon", ["-march=armv8.2-a+dotprod+fp16"]), "x86_64": ("avx2", ["-mavx2", "-mfma", "-mf16c"])}
 
 
@@ -36,9 +38,8 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
                         NATIVE / "kernels_impl.cpp", "-o", target], check=True)
         objects.append(target)
     defines = [] if name == "portable" else [f"-DPACELINE_HAS_{name.upper()}"]
-    sources = [NATIVE / f"{part}.cpp" for part in ("decoder", "packing", "pool", "dispatch", "tests/fuzz")]
     program = tmp_path / "fuzz"
-    subprocess.run([cxx, *FLAGS, *defines, *sources, *objects, "-pthread", "-o", program], check=True)
+    subprocess.run([cxx, *FLAGS, *defines, *SOURCES, *objects, "-pthread", "-o", program], check=True)
     run = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     assert "nothing wrong" in run.stdout
@@ -55,9 +56,8 @@ def test_the_other_instruction_set_runs_under_emulation(tmp_path: Path) -> None:
         objects.append(tmp_path / f"{isa}.o")
         subprocess.run([cxx, *flags, *more, f"-DPACELINE_ISA={isa}", f"-DPACELINE_TABLE={isa}_kernels", "-c",
                         NATIVE / "kernels_impl.cpp", "-o", objects[-1]], check=True)
-    sources = [NATIVE / f"{part}.cpp" for part in ("decoder", "packing", "pool", "dispatch", "tests/fuzz")]
     program = tmp_path / "fuzz"
-    subprocess.run([cxx, *flags, "-DPACELINE_HAS_AVX2", *sources, *objects, "-pthread", "-o", program], check=True)
+    subprocess.run([cxx, *flags, "-DPACELINE_HAS_AVX2", *SOURCES, *objects, "-pthread", "-o", program], check=True)
     run = subprocess.run([qemu, "-cpu", "max", "-L", "/usr/x86_64-linux-gnu", program], capture_output=True, text=True,
                          timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-4000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from slow_pipeline import choose, edited, support
 from paceline.errors import EmptySupportError
 from paceline.request import SamplingParams
 from paceline.sampling import NO_TOKEN, Pipeline, SampleRow, SampleState
+
+pytestmark = pytest.mark.usefixtures("either_sampler")
 
 V = 24
 token = st.integers(0, V - 1)

@@ -13,6 +13,8 @@ from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
 from paceline.sampling.logprobs import prompt_logprobs, token_logprobs
 
+pytestmark = pytest.mark.usefixtures("either_sampler")
+
 V = 400
 
 

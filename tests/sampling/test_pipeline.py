@@ -15,6 +15,8 @@ from paceline.sampling import NO_TOKEN, Pipeline, SampleRow, SampleState
 from paceline.sampling.logprobs import token_logprobs
 from paceline.sampling.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, token_bits
 
+pytestmark = pytest.mark.usefixtures("either_sampler")
+
 KINDS = [
     {"temperature": 0.0},
     {"temperature": 0.8, "top_p": 0.95},

@@ -138,9 +138,9 @@ def exp_sums(x: Tensor, temperature: Floats, top: Floats) -> Doubles:
         if x.is_cpu:
             with np.errstate(over="ignore"):
                 scores = x[part].numpy() / temperature[part, None]
-            if (top[part] == _MOST).any():
-                np.minimum(scores, _MOST, out=scores)
-            scores -= top[part, None]
+                if (top[part] == _MOST).any():
+                    np.minimum(scores, _MOST, out=scores)
+                scores -= top[part, None]
             weights = torch.from_numpy(scores).exp_()
             # Converted first: a sum that converts on the way is buffered in blocks that ignore where a row begins.
             total[part] = weights.double().numpy().sum(axis=1)

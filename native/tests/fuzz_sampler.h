@@ -1,0 +1,8 @@
+// Exits 1 where a draw is not what the rules say.
+#pragma once
+
+namespace paceline {
+
+void fuzz_sampler();
+
+}  // namespace paceline
