@@ -1,0 +1,419 @@
+// Attention over int8 keys and values, in integers as far as they go.
+//
+// Scores are integer products of int8 queries and keys. A key's weight, e^(score - peak) times the scale of its value,
+// becomes a whole number up to kTopWeight (15 bits, a share of the largest scale that the query sees in the tile), so
+// that the weighted sum of values is an integer too. What is left in float is elementwise but for the sum of the
+// weights, which has one order: every instruction set gives the same bits.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace paceline {
+namespace {
+
+// A weight is 256 * high + low with low a signed byte and high at most 127: two digits that sdot can take.
+constexpr int kTopWeight = 127 * 256 + 127;
+constexpr float kTiny = 1e-30f;  // scales below this stand for zeros; their inverse could overflow
+constexpr int kLargestHead = 256;
+// Added to a float below 2^22 in size, it leaves the nearest whole number in the low bits, and a whole number added to
+// its bits is a float plus this: conversions cost four times an addition on some cores.
+constexpr float kMagic = 12582912.0f;
+constexpr int32_t kMagicBits = 0x4b400000;
+
+// d floats to int8 (d a multiple of 16); returns their scale. `out` may be where x begins.
+inline float round_to_int8(const float* x, int d, int8_t* out) {
+    constexpr int W = V::width;
+    V top = abs(V::load(x));
+    for (int i = W; i < d; i += W) top = max(top, abs(V::load(x + i)));
+    const float scale = top.max_lane() / 127.0f;
+    if (scale <= kTiny) {
+        std::memset(out, 0, size_t(d));
+        return 0.0f;
+    }
+    const float inverse = 1.0f / scale;
+    for (int i = 0; i < d; i += 16) {
+#if PACELINE_NEON
+        int32x4_t n[4];
+        for (int j = 0; j < 4; j++) n[j] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse));
+        vst1q_s8(out + i, vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[0]), vreinterpretq_s16_s32(n[1]))),
+                                    vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[2]), vreinterpretq_s16_s32(n[3])))));
+#else
+        int8_t n[16];
+        for (int j = 0; j < 16; j++)
+            n[j] = int8_t(std::nearbyint(std::fmin(std::fmax(x[i + j] * inverse, -127.0f), 127.0f)));
+        std::memcpy(out + i, n, 16);
+#endif
+    }
+    return scale;
+}
+
+// In place: a query of d floats becomes d int8 values with their scale behind them.
+void pack_query(float* x, int d) {
+    int8_t* values = reinterpret_cast<int8_t*>(x);
+    const float scale = round_to_int8(x, d, values);
+    const float positive = scale == 0.0f ? 1.0f : scale;  // all zeros: any scale will do but 0, which -inf must not meet
+    std::memcpy(values + d, &positive, sizeof positive);
+}
+
+// a * 2^n for the n that n_plus_magic has in its low bits; exactly 0 for a = 1 and n = -127.
+inline V times_power(V a, V n_plus_magic) {
+#if PACELINE_NEON
+    return {vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.v), vshlq_n_s32(vreinterpretq_s32_f32(n_plus_magic.v), 23)))};
+#elif PACELINE_AVX2
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v),
+                                                 _mm256_slli_epi32(_mm256_castps_si256(n_plus_magic.v), 23)))};
+#else
+    return V::each([&](int i) {
+        uint32_t bits, shift;
+        std::memcpy(&bits, a.v + i, 4);
+        std::memcpy(&shift, n_plus_magic.v + i, 4);
+        bits += shift << 23;
+        float out;
+        std::memcpy(&out, &bits, 4);
+        return out;
+    });
+#endif
+}
+
+// 2^x for x <= 0 to 1e-4, a tenth of what rounding a score's query and key to int8 does to it; 0 from -127 down.
+inline V power_of_two(V x) {
+    const V y = max(x, V::set(-127.0f));
+    const V shifted = y + V::set(kMagic), r = y - (shifted - V::set(kMagic));
+    V p = fma(V::set(5.50089329e-2f), r, V::set(2.42210969e-1f));
+    p = fma(p, r, V::set(6.93282902e-1f));
+    p = fma(p, r, V::set(1.0f));
+    return times_power(p, shifted);
+}
+
+// The part [from, to) of a tile that is looked at, in whole sixteens [begin, end). Tokens that are not there have the
+// vectors of one that is, and scales of 0.
+struct Int8Tile {
+    int from, to, begin, end;
+    const void* const* key;
+    const void* const* value;
+    const float* key_scale;
+    const float* value_scale;
+
+    Int8Tile(const KeyTile& tile, int first, int last)
+        : from(first), to(last), begin(first / 16 * 16), end((last + 15) / 16 * 16), key(tile.key), value(tile.value),
+          key_scale(tile.key_scale), value_scale(tile.value_scale) {
+        if (end <= tile.count) return;
+        for (int token = begin; token < end; token++) {
+            const int there = std::min(token, tile.count - 1);
+            padded_.key[token] = tile.key[there];
+            padded_.value[token] = tile.value[there];
+            padded_.key_scale[token] = token < tile.count ? tile.key_scale[token] : 0.0f;
+            padded_.value_scale[token] = token < tile.count ? tile.value_scale[token] : 0.0f;
+        }
+        key = padded_.key;
+        value = padded_.value;
+        key_scale = padded_.key_scale;
+        value_scale = padded_.value_scale;
+    }
+    Int8Tile(const Int8Tile&) = delete;
+    Int8Tile& operator=(const Int8Tile&) = delete;
+
+  private:
+    KeyTile padded_;
+};
+
+// Value scales as shares of the largest one in [low, high), times kTopWeight. A share of 1 stands for `unit`.
+struct Shares {
+    int low = -1, high = -1;
+    float unit = 0.0f;
+    float share[kTile];
+
+    void of(const Int8Tile& view, int from, int to) {
+        if (from == low && to == high) return;
+        low = from;
+        high = to;
+        float largest = 0.0f;
+        for (int token = from; token < to; token++) largest = std::max(largest, view.value_scale[token]);
+        const float inverse = largest > kTiny ? float(kTopWeight) / largest : 0.0f;
+        unit = largest > kTiny ? largest / float(kTopWeight) : 0.0f;
+        const V by = V::set(inverse), most = V::set(float(kTopWeight));
+        for (int token = view.begin; token < view.end; token += V::width)
+            min(V::load(view.value_scale + token) * by, most).store(share + token);
+    }
+};
+
+#if PACELINE_NEON
+
+struct Weights {
+    alignas(16) int8_t high[kTile], low[kTile];
+};
+
+template <int D> constexpr int width_of(int d) { return D ? D : d; }
+
+// out[a * kTile + key] = (query . key) * scale of the key, for the fours of keys that [from, to) touches.
+template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const Int8Tile& view, int size, float* out) {
+    const int d = width_of<D>(size);
+    const int32x4_t zero = {kMagicBits, 0, 0, 0};
+    const float32x4_t magic = vdupq_n_f32(kMagic);
+    for (int key = view.from / 4 * 4; key < view.to; key += 4) {
+        const int8_t* k[4];
+        for (int b = 0; b < 4; b++) k[b] = static_cast<const int8_t*>(view.key[key + b]);
+        int32x4_t sum[NQ][4];
+        for (int a = 0; a < NQ; a++)
+            for (int b = 0; b < 4; b++) sum[a][b] = zero;
+#pragma GCC unroll 4
+        for (int i = 0; i < d; i += 16) {
+            const int8x16_t x[4] = {vld1q_s8(k[0] + i), vld1q_s8(k[1] + i), vld1q_s8(k[2] + i), vld1q_s8(k[3] + i)};
+            for (int a = 0; a < NQ; a++) {
+                const int8x16_t y = vld1q_s8(q[a] + i);
+                for (int b = 0; b < 4; b++) sum[a][b] = vdotq_s32(sum[a][b], y, x[b]);
+            }
+        }
+        const float32x4_t scale = vld1q_f32(view.key_scale + key);
+        for (int a = 0; a < NQ; a++) {
+            const int32x4_t dots = vpaddq_s32(vpaddq_s32(sum[a][0], sum[a][1]), vpaddq_s32(sum[a][2], sum[a][3]));
+            vst1q_f32(out + a * kTile + key, vmulq_f32(vsubq_f32(vreinterpretq_f32_s32(dots), magic), scale));
+        }
+    }
+}
+
+// w holds weight + 128 in its low bits, so that the second byte is the high digit and the first one 128 above the low.
+inline void split_weights(const float* w, int begin, int end, Weights& out) {
+    const int8x16_t offset = vdupq_n_s8(-128);
+    for (int key = begin; key < end; key += 16) {
+        int8x16_t n[2];
+        for (int j = 0; j < 2; j++)
+            n[j] = vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_f32(vld1q_f32(w + key + 8 * j)),
+                                                   vreinterpretq_s16_f32(vld1q_f32(w + key + 8 * j + 4))));
+        vst1q_s8(out.low + key, veorq_s8(vuzp1q_s8(n[0], n[1]), offset));
+        vst1q_s8(out.high + key, vuzp2q_s8(n[0], n[1]));
+    }
+}
+
+// Values with four tokens of a feature side by side, feature after feature, as sdot wants them.
+struct Interleaved {
+    alignas(64) int8_t values[kTile * kLargestHead];  // [fours of tokens from view.begin on][d][4]
+
+    Interleaved(const Int8Tile& view, int d) {
+        for (int token = view.begin; token < view.end; token += 4)
+            for (int i = 0; i < d; i += 16) {
+                int8x16x4_t four;
+                for (int b = 0; b < 4; b++) four.val[b] = vld1q_s8(static_cast<const int8_t*>(view.value[token + b]) + i);
+                vst4q_s8(values + (token - view.begin) * d + 4 * i, four);
+            }
+    }
+};
+
+template <int NQ, int lane>
+inline void weigh_four(const int8x16_t* v, const int8x16_t* high, const int8x16_t* low, int32x4_t (*highs)[2],
+                       int32x4_t (*lows)[2]) {
+    for (int j = 0; j < 2; j++)
+        for (int a = 0; a < NQ; a++) {
+            highs[a][j] = vdotq_laneq_s32(highs[a][j], v[j], high[a], lane);
+            lows[a][j] = vdotq_laneq_s32(lows[a][j], v[j], low[a], lane);
+        }
+}
+
+// Eight features of four tokens, side by side.
+struct FromInterleaved {
+    const int8_t* at;
+    int d;
+    FromInterleaved(const Interleaved& all, const Int8Tile&, int size, int i) : at(all.values + 4 * i), d(size) {}
+    void next(int8x16_t* v) {
+        v[0] = vld1q_s8(at);
+        v[1] = vld1q_s8(at + 16);
+        at += 4 * d;
+    }
+};
+
+struct FromCache {
+    const void* const* at;
+    int i;
+    FromCache(const Int8Tile& view, const Int8Tile&, int, int feature) : at(view.value + view.begin), i(feature) {}
+    void next(int8x16_t* v) {
+        int8x16_t x[4];
+        for (int b = 0; b < 4; b++)
+            x[b] = vcombine_s8(vld1_s8(static_cast<const int8_t*>(at[b]) + i), vcreate_s8(0));
+        const int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x[0], x[1])), high = vreinterpretq_s16_s8(vzip1q_s8(x[2], x[3]));
+        v[0] = vreinterpretq_s8_s16(vzip1q_s16(low, high));
+        v[1] = vreinterpretq_s8_s16(vzip2q_s16(low, high));
+        at += 4;
+    }
+};
+
+// out[a] = unit[a] * sum of weight * value. The sums of either digit stay below 2^21.
+template <int NQ, class From, class Source>
+inline void int8_weigh(const Weights* weights, const Source& source, const Int8Tile& view, int d, const float* unit,
+                       float* const* out) {
+    const int32x4_t zero = vdupq_n_s32(kMagicBits);
+    const float32x4_t magic = vdupq_n_f32(kMagic), base = vdupq_n_f32(256.0f);
+    for (int i = 0; i < d; i += 8) {
+        int32x4_t highs[NQ][2], lows[NQ][2];
+        for (int a = 0; a < NQ; a++)
+            for (int j = 0; j < 2; j++) highs[a][j] = lows[a][j] = zero;
+        From from(source, view, d, i);
+        for (int key = view.begin; key < view.end; key += 16) {
+            int8x16_t high[NQ], low[NQ], v[2];
+            for (int a = 0; a < NQ; a++) {
+                high[a] = vld1q_s8(weights[a].high + key);
+                low[a] = vld1q_s8(weights[a].low + key);
+            }
+            from.next(v);
+            weigh_four<NQ, 0>(v, high, low, highs, lows);
+            from.next(v);
+            weigh_four<NQ, 1>(v, high, low, highs, lows);
+            from.next(v);
+            weigh_four<NQ, 2>(v, high, low, highs, lows);
+            from.next(v);
+            weigh_four<NQ, 3>(v, high, low, highs, lows);
+        }
+        for (int a = 0; a < NQ; a++)
+            for (int j = 0; j < 2; j++) {
+                const float32x4_t high = vsubq_f32(vreinterpretq_f32_s32(highs[a][j]), magic);
+                const float32x4_t low = vsubq_f32(vreinterpretq_f32_s32(lows[a][j]), magic);
+                vst1q_f32(out[a] + i + 4 * j, vmulq_n_f32(vfmaq_f32(low, high, base), unit[a]));
+            }
+    }
+}
+
+#else
+
+struct Weights {
+    int32_t value[kTile];
+};
+
+template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const Int8Tile& view, int d, float* out) {
+    for (int key = view.from; key < view.to; key++) {
+        const int8_t* k = static_cast<const int8_t*>(view.key[key]);
+        for (int a = 0; a < NQ; a++) {
+            int32_t dot = 0;
+            for (int i = 0; i < d; i++) dot += int32_t(q[a][i]) * int32_t(k[i]);
+            out[a * kTile + key] = float(dot) * view.key_scale[key];
+        }
+    }
+}
+
+inline void split_weights(const float* w, int begin, int end, Weights& out) {
+    for (int key = begin; key < end; key++) {
+        int32_t bits;
+        std::memcpy(&bits, w + key, 4);
+        out.value[key] = (bits & 0xffff) - 128;
+    }
+}
+
+struct FromCache {};
+
+template <int NQ, class From, class Source>
+inline void int8_weigh(const Weights* weights, const Source&, const Int8Tile& view, int d, const float* unit,
+                       float* const* out) {
+    int32_t sum[kLargestHead];
+    for (int a = 0; a < NQ; a++) {
+        std::fill(sum, sum + d, 0);
+        for (int token = view.from; token < view.to; token++) {
+            const int8_t* v = static_cast<const int8_t*>(view.value[token]);
+            const int32_t weight = weights[a].value[token];
+            for (int i = 0; i < d; i++) sum[i] += weight * int32_t(v[i]);
+        }
+        for (int i = 0; i < d; i++) out[a][i] = float(sum[i]) * unit[a];
+    }
+}
+
+#endif
+
+// Scores in w, of which [low, high) count, to rounded weights in its low bits, 128 added.
+inline void int8_softmax(float* w, const Int8Tile& view, const Shares& shares, int low, int high, float query_scale,
+                         float* peak, float* mass) {
+    constexpr int W = V::width, N = 8 / W;
+    for (int key = view.begin; key < low; key++) w[key] = -INFINITY;
+    for (int key = std::max(high, view.begin); key < view.end; key++) w[key] = -INFINITY;
+    V tops[N], total[N];
+    for (int j = 0; j < N; j++) tops[j] = V::set(-INFINITY), total[j] = V::set(0);
+    for (int key = view.begin; key < view.end; key += 8)
+        for (int j = 0; j < N; j++) tops[j] = max(tops[j], V::load(w + key + j * W));
+    for (int j = 1; j < N; j++) tops[0] = max(tops[0], tops[j]);
+    const float top = tops[0].max_lane();
+    const V shift = V::set(top), scale = V::set(query_scale * 1.44269504f), rounding = V::set(kMagic + 128.0f);
+    for (int key = view.begin; key < view.end; key += 8)
+        for (int j = 0; j < N; j++) {
+            float* at = w + key + j * W;
+            const V p = power_of_two((V::load(at) - shift) * scale);
+            total[j] = total[j] + p;
+            (p * V::load(shares.share + key + j * W) + rounding).store(at);
+        }
+    float sums[8];
+    for (int j = 0; j < N; j++) total[j].store(sums + j * W);
+    *peak = top * query_scale;
+    *mass = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+template <int NQ, int D, class From, class Source>
+void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& source,
+                         const Int8Tile& view, Shares& shares, int d, float* const* out, float* peak, float* mass) {
+    alignas(64) float w[NQ * kTile];
+    Weights weights[NQ];
+    const int8_t* values[NQ];
+    float unit[NQ];
+    for (int a = 0; a < NQ; a++) values[a] = reinterpret_cast<const int8_t*>(q[a]);
+    int8_scores<NQ, D>(values, view, d, w);
+    for (int a = 0; a < NQ; a++) {
+        if (low[a] >= high[a]) {
+            peak[a] = -INFINITY;
+            mass[a] = unit[a] = 0.0f;
+            std::memset(&weights[a], 0, sizeof weights[a]);
+            continue;
+        }
+        float query_scale;
+        std::memcpy(&query_scale, values[a] + d, sizeof query_scale);
+        shares.of(view, low[a], high[a]);
+        unit[a] = shares.unit;
+        int8_softmax(w + a * kTile, view, shares, low[a], high[a], query_scale, peak + a, mass + a);
+        split_weights(w + a * kTile, view.begin, view.end, weights[a]);
+    }
+    int8_weigh<NQ, From>(weights, source, view, d, unit, out);
+}
+
+template <class From, class Source>
+void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& source,
+                      const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
+    Shares shares;
+    const auto attend = [&](auto count, int a) {
+        constexpr int NQ = decltype(count)::value;
+        if (d == 64)
+            attend_int8_queries<NQ, 64, From>(q + a, low + a, high + a, source, view, shares, d, out + a, peak + a, mass + a);
+        else
+            attend_int8_queries<NQ, 0, From>(q + a, low + a, high + a, source, view, shares, d, out + a, peak + a, mass + a);
+    };
+    int a = 0;
+    for (; a + 4 <= queries; a += 4) attend(std::integral_constant<int, 4>(), a);
+    switch (queries - a) {
+        case 3: attend(std::integral_constant<int, 3>(), a); break;
+        case 2: attend(std::integral_constant<int, 2>(), a); break;
+        case 1: attend(std::integral_constant<int, 1>(), a); break;
+        default: break;
+    }
+}
+
+// Kernels::attend for an int8 cache; q[i] as pack_query leaves it.
+void attend_int8(const float* const* q, int queries, const int* low, const int* high, const KeyTile& tile, int d,
+                 float* const* out, float* peak, float* mass) {
+    int from = kTile, to = 0;
+    for (int a = 0; a < queries; a++)
+        if (low[a] < high[a]) {
+            from = std::min(from, low[a]);
+            to = std::max(to, high[a]);
+        }
+    if (from >= to) {
+        for (int a = 0; a < queries; a++) {
+            peak[a] = -INFINITY;
+            mass[a] = 0.0f;
+        }
+        return;
+    }
+    const Int8Tile view(tile, from, to);
+#if PACELINE_NEON
+    if (queries > 4)
+        return attend_int8_from<FromInterleaved>(q, queries, low, high, Interleaved(view, d), view, d, out, peak, mass);
+#endif
+    attend_int8_from<FromCache>(q, queries, low, high, view, view, d, out, peak, mass);
+}
+
+}  // namespace
+}  // namespace paceline
