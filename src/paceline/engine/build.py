@@ -71,8 +71,8 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
                               kv_dtype=choose_kv_dtype(options.kv_dtype, dtype))
         if model.instruction_set == "portable":
-            log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels run "
-                        "in portable C++, several times slower")
+            log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
+                        "run in portable C++, several times slower")
     else:
         check_torch_cache(options)
         model = build(shape, weights, length)
