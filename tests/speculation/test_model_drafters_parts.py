@@ -25,7 +25,7 @@ from paceline.models.reduced import RoundedWeights, ShorterModel, four_bit_block
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.drafters.skip import default_skip, read_skip
-from speculation.model_drafting import PROMPT, shape, target
+from speculation.model_drafting import PROMPT, drafting_llm, shape, target
 
 needs_native = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here")
 
@@ -160,3 +160,12 @@ def test_the_skip_bench_ranks_lists_by_what_they_promise() -> None:
     llm = tiny_llm(target("llama"), words(*(f"w{i}" for i in range(VOCAB))))
     rows = measure(llm, {"one": [1], "both": [1, 2]}, ["w1 w2 w3"], max_tokens=6)
     assert {row.case for row in rows} == {"one", "both"} and rows[0].paceline >= rows[1].paceline > 0.0
+
+
+@pytest.mark.parametrize(("wish", "words"), [
+    ({"method": "exit", "verify": "rejection", "branches": 2}, "verifies chains"),
+    ({"method": "skip", "verify": "multi-round", "min_confidence": 0.5}, "bends the text")])
+def test_what_a_rule_cannot_take_is_refused_at_admission(wish: dict[str, Any], words: str) -> None:
+    llm = drafting_llm()
+    with pytest.raises(RequestError, match=words):
+        llm.engine.add([1, 2, 3], SamplingParams(), speculation=wish)

@@ -16,6 +16,7 @@ from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, 
 from paceline.speculation.models import Ask, DraftModel, DraftModels, Draw, rule_of
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.tree import DraftTree
+from paceline.speculation.verify import RULES
 
 D = TypeVar("D")
 
@@ -180,6 +181,13 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
     """The one drafter of all requests that ask for this model in this way. Reads the options that all have."""
     branching = Branching.read(options)
     confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
+    rule = RULES[options.verify]
+    if rule.chains_only and not branching.is_chain:
+        raise RequestError(f"verify={rule.name!r} verifies chains: leave branches out, or use 'multi-round', "
+                           "'without-replacement' or 'coupled'.", "speculation")
+    if rule.reads_q and confidence > 0.0:
+        raise RequestError(f"min_confidence looks at what was drawn, which bends the text under verify={rule.name!r}: "
+                           "leave it out or use 'coupled'.", "speculation")
     return shared_by(context, f"{method} {key} {branching} {confidence}",
                      lambda: ModelDrafter(method, model, branching, confidence))
 

@@ -13,8 +13,10 @@ MAX_NODES = 1024
 class Options:
     """Each reader takes one option out; finish() refuses what nobody asked for."""
 
-    def __init__(self, method: str, raw: Mapping[str, Any]) -> None:
+    def __init__(self, method: str, raw: Mapping[str, Any], verify: str = "coupled") -> None:
         self.method = method
+        self.verify = verify
+        """The rule that the drafts will be verified by."""
         self._left = dict(raw)
         self._known: list[str] = ["k", "verify", "nodes", "adaptive"]
 

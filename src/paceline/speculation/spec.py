@@ -107,7 +107,7 @@ def parse(raw: Any) -> Speculation | None:
 
 def build(spec: Speculation, context: DraftContext) -> Drafter:
     """The drafter of one request."""
-    options = Options(spec.method, spec.options or {})
+    options = Options(spec.method, spec.options or {}, spec.verify)
     drafter = BUILDERS[spec.method](spec.method, options, context)
     options.finish()
     return drafter
