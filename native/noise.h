@@ -19,7 +19,7 @@ namespace paceline {
 
 typedef uint32_t Words __attribute__((vector_size(16)));
 
-constexpr int kGroup = 16;  // tokens whose bits are made together: four evaluations of the generator, four words each
+constexpr uint32_t kQuad = 4;  // tokens that share one evaluation of the generator
 
 constexpr double kGumbelMin = -2.8116, kGumbelMax = 22.8740;  // of all 2^32 inputs, rounded outwards
 
@@ -71,8 +71,8 @@ class Noise {
         return words[token & 3];
     }
 
-    // Bits of the tokens of N groups: out[n][j][q] belongs to token groups[n] * kGroup + 4 * q + j.
-    template <size_t N> void bits(const uint32_t* groups, Words (*out)[4]) const {
+    // Bits of the tokens of 4 N quads: out[n][j][q] belongs to token kQuad * quads[4 * n + q] + j.
+    template <size_t N> void bits(const uint32_t* quads, Words (*out)[4]) const {
         Words w0[N], w1[N], w2[N], w3[N];
         // Counter words 1 to 3 are the same for all tokens, so half of the first two rounds is done once.
         const uint32_t first = position_ ^ keys_[0][0];
@@ -80,7 +80,8 @@ class Noise {
         const uint32_t fixed_high = uint32_t(product >> 32) ^ keys_[1][1], fixed_low = uint32_t(product);
         for (size_t n = 0; n < N; n++) {
             Words high, low;
-            multiply(splat(groups[n] * 4) + Words{0, 1, 2, 3}, kMultiplier0, high, low);
+            std::memcpy(&low, quads + 4 * n, sizeof low);
+            multiply(low, kMultiplier0, high, low);
             w2[n] = low ^ fixed_high;
             multiply(high ^ keys_[0][1], kMultiplier1, high, low);
             w0[n] = high ^ keys_[1][0];

@@ -13,7 +13,7 @@ typedef double Doubles __attribute__((vector_size(16)));
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr double kNear = 5.0;              // tokens this close to the best score are drawn first
-constexpr double kNothing = 50.0;          // tokens this far below the best weigh less than the rounding of the sum
+constexpr uint32_t kTogether = 16;         // quads whose bits are made at once
 constexpr int64_t kFew = 512;              // supports of up to this size are drawn token by token
 constexpr size_t kManyKeys = 2048;         // more of them are sorted by digits
 // How far below the best score to look, in tries: however far it was, the support is the same.
@@ -33,12 +33,53 @@ bool any(Mask mask) {
     return (halves[0] | halves[1]) != 0;
 }
 
+// Which lanes are set, as four bits.
+uint32_t lanes(Mask mask) {
+#if defined(__aarch64__)
+    return vaddvq_u32((uint32x4_t)((Words)mask & Words{1, 2, 4, 8}));
+#elif defined(__SSE2__)
+    return uint32_t(_mm_movemask_ps((__m128)mask));
+#else
+    return (mask[0] & 1u) | (mask[1] & 2u) | (mask[2] & 4u) | (mask[3] & 8u);
+#endif
+}
+
+// Of every such four bits: the lanes that are set, ascending, and how many they are.
+struct Lanes {
+    Words lists[16] = {};
+    uint32_t counts[16] = {};
+    Lanes() {
+        for (uint32_t bits = 0; bits < 16; bits++)
+            for (uint32_t lane = 0; lane < 4; lane++)
+                if (bits >> lane & 1) lists[bits][counts[bits]++] = lane;
+    }
+};
+const Lanes kLanes;
+
 // Of numbers; where one is NaN on NEON so is the result.
 Floats larger(Floats a, Floats b) {
 #if defined(__aarch64__)
     return (Floats)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+// The largest of each vector. Where a number among them is NaN, `good` loses a lane, or on NEON the result is NaN too.
+Floats largest(Floats a, Floats b, Floats c, Floats d, Mask& good) {
+#if defined(__aarch64__)
+    (void)good;
+    return (Floats)vpmaxq_f32(vpmaxq_f32((float32x4_t)a, (float32x4_t)b), vpmaxq_f32((float32x4_t)c, (float32x4_t)d));
+#else
+    good &= (a == a) & (b == b) & (c == c) & (d == d);
+#if defined(__SSE2__)
+    __m128 p = (__m128)a, q = (__m128)b, r = (__m128)c, s = (__m128)d;
+    _MM_TRANSPOSE4_PS(p, q, r, s);
+    return larger(larger((Floats)p, (Floats)q), larger((Floats)r, (Floats)s));
+#else
+    const auto one = [](Floats x) { return std::max(std::max(x[0], x[1]), std::max(x[2], x[3])); };
+    return Floats{one(a), one(b), one(c), one(d)};
+#endif
 #endif
 }
 
@@ -127,13 +168,13 @@ Sampler::Sampler(int64_t width)
     : width_(width),
       groups_(uint32_t((width + kGroup - 1) / kGroup)),
       full_(uint32_t(width / kGroup)),
-      peaks_(groups_),
-      active_(groups_ + 4),
+      peaks_((size_t(groups_) + 3) / 4 * 4, splat(-kInf)),
+      active_(size_t(groups_) * 4 + kTogether),
       keys_(new uint64_t[size_t(width)]) {}
 
 float Sampler::score(int64_t i) const { return score_of(keys_[size_t(i)]); }
 
-// Look at a row once: the peaks of its groups, and the largest logit; NaN where there is one.
+// Look at a row once: the peaks of its quads, and the largest logit; NaN where there is one.
 float Sampler::read(const float* x) {
     x_ = x;
     std::fill(tail_, tail_ + kGroup, -kInf);
@@ -142,13 +183,8 @@ float Sampler::read(const float* x) {
     Mask good = {-1, -1, -1, -1};
     for (uint32_t g = 0; g < groups_; g++) {
         const float* p = group(g);
-        const Floats a = load(p), b = load(p + 4), c = load(p + 8), d = load(p + 12);
-        const Floats peak = larger(larger(a, b), larger(c, d));
-#if !defined(__aarch64__)
-        good &= (a == a) & (b == b) & (c == c) & (d == d);
-#endif
-        peaks_[g] = peak;
-        top = larger(top, peak);
+        peaks_[g] = largest(load(p), load(p + 4), load(p + 8), load(p + 12), good);
+        top = larger(top, peaks_[g]);
     }
     good &= top == top;
     if (any(~good)) return std::numeric_limits<float>::quiet_NaN();
@@ -164,12 +200,19 @@ uint32_t Sampler::first_at(float value) const {
     return g * kGroup + lane;
 }
 
-// List the groups with a logit of at least `low`.
+// List the quads with a logit of at least `low`.
 size_t Sampler::find_active(float low) {
     size_t count = 0;
-    for (uint32_t g = 0; g < groups_; g++) {
-        active_[count] = g;
-        count += any(peaks_[g] >= low);
+    for (uint32_t g = 0; g < groups_; g += 4) {
+        const Mask high[4] = {peaks_[g] >= low, peaks_[g + 1] >= low, peaks_[g + 2] >= low, peaks_[g + 3] >= low};
+        if (!any((high[0] | high[1]) | (high[2] | high[3]))) continue;
+        for (uint32_t i = 0; i < 4; i++) {
+            // Four are written and as many counted as are meant: no branch that could be guessed wrongly.
+            const uint32_t which = lanes(high[i]);
+            const Words quads = kLanes.lists[which] + (g + i) * 4;
+            std::memcpy(&active_[count], &quads, sizeof quads);
+            count += kLanes.counts[which];
+        }
     }
     return count;
 }
@@ -180,11 +223,11 @@ size_t Sampler::gather(float temperature, double floor) {
     const size_t active = find_active(low);
     size_t count = 0;
     for (size_t a = 0; a < active; a++) {
-        const float* p = group(active_[a]);
-        for (uint32_t j = 0; j < kGroup; j++) {
+        const float* p = quad(active_[a]);
+        for (uint32_t j = 0; j < kQuad; j++) {
             if (!(p[j] >= low)) continue;
             const float score = scaled(p[j], temperature);
-            if (double(score) >= floor) keys_[count++] = key_of(score, active_[a] * kGroup + j);
+            if (double(score) >= floor) keys_[count++] = key_of(score, active_[a] * kQuad + j);
         }
     }
     return count;
@@ -192,10 +235,9 @@ size_t Sampler::gather(float temperature, double floor) {
 
 // Sum of e^(score - top) over the row: weights in single precision, their sum in double, in one fixed order.
 double Sampler::mass(float temperature, float top) {
-    const size_t active = find_active(lowest(temperature, double(top) - kNothing));
     Doubles low[4] = {}, high[4] = {};
-    for (size_t a = 0; a < active; a++) {
-        const float* p = group(active_[a]);
+    for (uint32_t g = 0; g < groups_; g++) {
+        const float* p = group(g);
         Floats x[4];
         for (int v = 0; v < 4; v++) x[v] = load(p + 4 * v) / temperature;
         if (top == kMost)
@@ -340,39 +382,41 @@ int64_t Sampler::draw(const Noise& noise, float temperature, float top, uint32_t
     const double room = slack(top);
     Best best{-kInf, first};
     offer(first, top, noise.bits(first), room, best);
+    const auto within_luck = [&] { return lowest(temperature, double(best.value) - kGumbelMax - room); };
     const float near = lowest(temperature, double(top) - kNear);
-    if (find_active(near) > groups_ / 2) {  // a flat row: everything at once
-        sweep(noise, temperature, lowest(temperature, double(best.value) - kGumbelMax - room), double(top), room, last,
-              best);
+    const size_t close = find_active(near);
+    if (close > size_t(groups_) * 2) {  // a flat row: everything at once
+        const float low = within_luck();
+        sweep(noise, temperature, low, find_active(low), double(top), room, last, best);
         return int64_t(best.token);
     }
-    sweep(noise, temperature, near, double(top), room, last, best);
-    const float far = lowest(temperature, double(best.value) - kGumbelMax - room);
-    if (far < near) sweep(noise, temperature, far, double(top) - kNear, room, last, best);
+    sweep(noise, temperature, near, close, double(top), room, last, best);
+    const float low = within_luck();
+    if (low < near) sweep(noise, temperature, low, find_active(low), double(top) - kNear, room, last, best);
     return int64_t(best.token);
 }
 
-// Let the tokens with logits of at least `low` try. Those not yet tried have scores of at most `cap`.
-void Sampler::sweep(const Noise& noise, float temperature, float low, double cap, double room, uint64_t last,
-                    Best& best) {
-    constexpr size_t kTogether = 4;
-    const size_t active = find_active(low);
-    std::fill_n(active_.begin() + int64_t(active), kTogether - 1, 0u);  // make up the last few; not looked at
+// Let the tokens with logits of at least `low` try, which are in the `active` quads that were found last. Those not yet
+// tried have scores of at most `cap`.
+void Sampler::sweep(const Noise& noise, float temperature, float low, size_t active, double cap, double room,
+                    uint64_t last, Best& best) {
+    std::fill_n(active_.begin() + int64_t(active), kTogether, 0u);  // makes up the last few; not looked at
     uint32_t limit = luckiest(double(best.value) - cap - room);
     for (size_t a = 0; a < active; a += kTogether) {
-        Words bits[kTogether][4];
-        noise.bits<kTogether>(&active_[a], bits);
-        for (size_t n = 0; n < kTogether && a + n < active; n++) {
-            const Words* w = bits[n];
+        Words bits[kTogether / 4][4];
+        noise.bits<kTogether / 4>(&active_[a], bits);
+        for (uint32_t n = 0; n < kTogether; n += 4) {
+            const Words* w = bits[n / 4];
             if (!any((w[0] <= limit) | (w[1] <= limit) | (w[2] <= limit) | (w[3] <= limit))) continue;
-            const uint32_t start = active_[a + n] * kGroup;
-            const float* p = group(active_[a + n]);
             const float before = best.value;
-            for (uint32_t j = 0; j < kGroup; j++) {
-                const uint32_t its = w[j & 3][j >> 2];
-                if (its > limit || !(p[j] >= low)) continue;
-                const float score = scaled(p[j], temperature);
-                if (key_of(score, start + j) <= last) offer(start + j, score, its, room, best);
+            for (uint32_t q = 0; q < 4 && a + n + q < active; q++) {
+                const uint32_t start = active_[a + n + q] * kQuad;
+                const float* p = quad(active_[a + n + q]);
+                for (uint32_t j = 0; j < kQuad; j++) {
+                    if (w[j][q] > limit || !(p[j] >= low)) continue;
+                    const float score = scaled(p[j], temperature);
+                    if (key_of(score, start + j) <= last) offer(start + j, score, w[j][q], room, best);
+                }
             }
             if (best.value > before) limit = luckiest(double(best.value) - cap - room);
         }

@@ -11,6 +11,8 @@ namespace paceline {
 
 typedef float Floats __attribute__((vector_size(16)));
 
+constexpr uint32_t kGroup = 4 * kQuad;  // tokens that are looked at together
+
 enum class Draw : uint8_t { kGreedy, kTruncated, kOpen };
 
 // What one row asks for.
@@ -48,6 +50,7 @@ class Sampler {
     };
 
     const float* group(uint32_t g) const { return g < full_ ? x_ + size_t(g) * kGroup : tail_; }
+    const float* quad(uint32_t q) const { return group(q / kQuad) + q % kQuad * kQuad; }
     float read(const float* x);
     uint32_t first_at(float value) const;
     size_t find_active(float low);
@@ -60,16 +63,17 @@ class Sampler {
     static double slack(float top);
     int64_t draw_few(const Noise& noise, float top, int64_t kept) const;
     int64_t draw(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last);
-    void sweep(const Noise& noise, float temperature, float low, double cap, double room, uint64_t last, Best& best);
+    void sweep(const Noise& noise, float temperature, float low, size_t active, double cap, double room, uint64_t last,
+               Best& best);
     void offer(uint32_t token, float score, uint32_t bits, double room, Best& best) const;
 
     int64_t width_;
-    uint32_t groups_, full_;                 // groups of kGroup tokens, and those that are whole
-    const float* x_ = nullptr;               // the row being worked on
-    alignas(16) float tail_[kGroup];         // its last group, filled up with -inf
+    uint32_t groups_, full_;          // groups of kGroup tokens, and those that are whole
+    const float* x_ = nullptr;        // the row being worked on
+    alignas(16) float tail_[kGroup];  // its last group, filled up with -inf
     GumbelBound bound_;
-    std::vector<Floats> peaks_;              // of each group, the largest of its first, second, ... lanes
-    std::vector<uint32_t> active_;           // groups found by find_active, with room for a few more
+    std::vector<Floats> peaks_;       // the largest logit of each quad, four quads a group; groups made up to fours
+    std::vector<uint32_t> active_;    // quads found by find_active, with room for a few more
     std::unique_ptr<uint64_t[]> keys_, spare_;  // score and token as one integer; the best is the smallest
 };
 

@@ -108,7 +108,7 @@ class SharedSampler {
     std::mutex mutex_;
 };
 
-// Bits and Gumbel noise of tokens at one position, one by one and in groups alike.
+// Bits and Gumbel noise of tokens at one position, one by one, or (`grouped`) as they come when four quads are made together.
 void token_noise(uint64_t seed, int64_t position, const Vector<int64_t>& tokens, MutableVector<uint32_t> bits,
                  MutableVector<float> noise, bool grouped) {
     require(bits.shape(0) == tokens.shape(0) && noise.shape(0) == tokens.shape(0), "one value of each kind a token");
@@ -119,9 +119,9 @@ void token_noise(uint64_t seed, int64_t position, const Vector<int64_t>& tokens,
         bits(i) = source.bits(token);
         if (grouped) {
             Words words[1][4];
-            const uint32_t group = token / kGroup;
-            source.bits<1>(&group, words);
-            bits(i) = words[0][token & 3][token % kGroup >> 2];
+            const uint32_t quads[4] = {0, 1, token / kQuad, 3};
+            source.bits<1>(quads, words);
+            bits(i) = words[0][token % kQuad][2];
         }
         noise(i) = gumbel(bits(i));
     }

@@ -17,6 +17,7 @@ import torch
 
 from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
+from paceline.sampling.native import load as native_sampler
 
 PROMPT = [(i * 31 + 7) % VOCAB for i in range(75)]
 NEW = 24
@@ -28,6 +29,7 @@ STYLES: dict[str, dict[str, Any]] = {
                    "frequency_penalty": 0.1, "logit_bias": {5: 1.5, 9: -2.0}, "no_repeat_ngram_size": 3,
                    "seed": SEED},
 }
+UNTRUNCATED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
 FAST_MODELS = ("llama", "qwen2", "mixtral")
 OTHER_MODELS = ("mistral", "qwen3")
 """Run the same cells under `make test-full`."""
@@ -101,7 +103,8 @@ def reference(name: str, style: str) -> tuple[list[int], list[torch.Tensor]]:
 
 
 def params(style: str) -> SamplingParams:
-    return SamplingParams(max_tokens=NEW, ignore_eos=True, **({"seed": SEED} | STYLES[style]))
+    controls = UNTRUNCATED if style == "untruncated" else STYLES[style]
+    return SamplingParams(max_tokens=NEW, ignore_eos=True, **({"seed": SEED} | controls))
 
 
 def strangers(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -176,6 +179,22 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
     run_cell(model(name), style, cell, reference(name, style))
+
+
+@pytest.mark.parametrize("sampler", ["numpy", "native"])
+@pytest.mark.parametrize("style", ["seeded", "controlled", "untruncated"])
+@pytest.mark.parametrize("cell", [cell for cell in fast_cells() if cell.name in ("batch 8", "oracle-tree",
+                                                                                 "wrong-tree")],
+                         ids=lambda cell: cell.name)
+def test_either_sampler_draws_the_same(style: str, cell: Cell, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether numpy draws or native code: the reference run is the native one's, where it is built."""
+    expected = reference("llama", style)
+    if sampler == "numpy":
+        for module in ("paceline.engine.core", "engine.tiny"):
+            monkeypatch.setattr(f"{module}.native_sampler", lambda: None)
+    elif native_sampler() is None:
+        pytest.skip("the native library is not built")
+    run_cell(model("llama"), style, cell, expected)
 
 
 @pytest.mark.full
