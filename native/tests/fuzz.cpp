@@ -56,6 +56,33 @@ std::shared_ptr<Matrix> matrix(int rows, int cols) {
     return out;
 }
 
+// How far out / mass is from the softmax of the same int8 values in double, as a share of the largest value.
+double int8_error(const float* query, int low, int high, const KeyTile& tile, int d, const float* out, float mass) {
+    const int8_t* q = reinterpret_cast<const int8_t*>(query);
+    float query_scale;
+    std::memcpy(&query_scale, q + d, sizeof query_scale);
+    std::vector<double> scores, sum(static_cast<size_t>(d));
+    double peak = -INFINITY, total = 0, largest = 0, worst = 0;
+    for (int k = low; k < high; k++) {
+        double dot = 0;
+        for (int i = 0; i < d; i++) dot += double(q[i]) * double(static_cast<const int8_t*>(tile.key[k])[i]);
+        scores.push_back(dot * double(query_scale) * double(tile.key_scale[k]));
+        peak = std::fmax(peak, scores.back());
+    }
+    for (int k = low; k < high; k++) {
+        const double p = std::exp(scores[size_t(k - low)] - peak);
+        total += p;
+        for (int i = 0; i < d; i++) {
+            const double v = double(static_cast<const int8_t*>(tile.value[k])[i]) * double(tile.value_scale[k]);
+            sum[size_t(i)] += p * v;
+            largest = std::fmax(largest, std::fabs(v));
+        }
+    }
+    for (int i = 0; i < d; i++)
+        worst = std::fmax(worst, std::fabs(double(out[i]) / double(mass) - sum[size_t(i)] / total));
+    return worst / largest;
+}
+
 void kernels(const Kernels& table) {
     for (int round = 0; round < 60; round++) {
         const int rows = pick(1, 21), groups = pick(1, 4), cols = kBlock * pick(1, 5), d = 16 * pick(1, 5);
@@ -112,6 +139,8 @@ void kernels(const Kernels& table) {
                 high.push_back(pick(0, count));
             }
             table.attend(from.data(), queries, low.data(), high.data(), tile, cache, d, to.data(), peak.data(), mass.data());
+            for (size_t a = 0; a < asked && cache == Cache::kI8; a++)
+                if (low[a] < high[a]) require(int8_error(from[a], low[a], high[a], tile, d, to[a], mass[a]) < 3e-4, "int8 attention is exact but for the weights");
             if (cache == Cache::kI8) {
                 std::vector<float> its_out(out.size()), its_peak(asked), its_mass(asked);
                 std::vector<float*> its_to;
