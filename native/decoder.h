@@ -1,10 +1,10 @@
 // A Llama-like decoder over paged keys and values: the whole forward of a step in one parallel region.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
+#include "attention.h"
 #include "kernels.h"
 #include "packing.h"
 #include "pool.h"
@@ -22,27 +22,7 @@ struct Layer {
     std::vector<float> q_norm, k_norm;     // empty: none
     std::shared_ptr<Matrix> qkv, out, gate_up, down;
     int cache_group = 0;
-    void* keys = nullptr;                  // [slots, kv_heads, head_dim]
-    void* values = nullptr;
-    float* key_scales = nullptr;           // [slots, kv_heads], int8 caches only
-    float* value_scales = nullptr;
-};
-
-// One cache group's view of a step.
-struct GroupTables {
-    const int64_t* tables = nullptr;       // [groups, width] block ids
-    int64_t width = 0;
-    const int64_t* slots = nullptr;        // [rows]
-    int window = 0;                        // 0: none
-};
-
-struct StepView {
-    int rows = 0, groups = 0, block_size = 0;
-    const int64_t* positions = nullptr;    // [rows]
-    const int64_t* offsets = nullptr;      // [groups + 1]
-    const int64_t* starts = nullptr;       // [groups]
-    const int64_t* parents = nullptr;      // [rows] row in its group, -1 for the first; nullptr: all chains
-    std::vector<GroupTables> caches;
+    Planes cache;
 };
 
 class Decoder {
@@ -63,25 +43,7 @@ class Decoder {
     void head(const Matrix& matrix, const float* norm, const float* hidden, int rows, float* out, int64_t ldout);
 
   private:
-    struct Tile { int group, row, rows; };  // consecutive rows of a group that see the same keys
-
-    // Where the rows of a step find their keys, in logical order, in one cache group.
-    struct Plan {
-        int window = 0;
-        const int64_t* slots = nullptr;       // [rows] where each row's own key goes
-        std::vector<int64_t> keys;            // all groups' key slots, group after group
-        std::vector<int64_t> first;           // [groups] where a group's list begins
-        std::vector<std::vector<int64_t>> own;  // [rows] of trees: slots from the group's start on; chains: empty
-    };
-
-    void plan(const StepView& step);
-    void split_heads(int id, const StepView& step, const Layer& layer, const Plan& plan);
-    void attention(int id, const Layer& layer, const Plan& plan, std::atomic<int>* tasks, std::atomic<int>* merges);
-    void attend_tile(const Layer& layer, const Plan& plan, const Tile& tile, int head, int64_t key_tile,
-                     float* out, float* peak, float* mass) const;
-    void finish(const Tile& tile, int head, const float* out, const float* mass);
-    int64_t first_key_tile(const Plan& plan, const Tile& tile) const;
-    int64_t last_key_tile(const Tile& tile) const;
+    void split_heads(int id, const StepView& step, const Layer& layer);
     Quantised quantised(int cols) { return {tiles_of_int8_.data(), cols / kBlock}; }
     void norm_and_quantise(int id, const float* x, const float* weight, int rows);
     void gemm(int id, const Matrix& matrix, int rows, float* y, int64_t ldy, bool add);
@@ -94,18 +56,10 @@ class Decoder {
     Cache cache_;
     const Kernels* kernels_;
     Pool pool_;
-
-    // Of the step that is running:
-    std::vector<Plan> plans_;
-    std::vector<Tile> tiles_;
-    std::vector<int64_t> starts_;                  // [groups]
-    std::vector<int64_t> seen_;                    // [rows] position of the row: it sees keys 0 .. seen
-    std::vector<int64_t> group_row_;               // [groups] first row
-    int64_t most_key_tiles_ = 0;
-    bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well
+    PagedAttention attention_;
 
     // Scratch, grown as needed.
-    std::vector<float> normed_, qkv_, attended_, gate_up_, partial_, peaks_, masses_;
+    std::vector<float> normed_, qkv_, attended_, gate_up_;
     std::vector<uint8_t> tiles_of_int8_;
 };
 

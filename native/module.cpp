@@ -1,6 +1,4 @@
 // The Python boundary: shapes, strides and dtypes are checked here, so that a mistake is an exception, never a crash.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -8,18 +6,16 @@
 #include <stdexcept>
 #include <string>
 
+#include "boundary.h"
 #include "decoder.h"
 #include "sampler_module.h"
+#include "workers_module.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace paceline {
 namespace {
-
-template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T> using Rows = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T> using MutableRows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::vector<float> copied(const Vector<float>& x, size_t size, const char* name) {
     if (x.shape(0) != size)
@@ -39,19 +35,6 @@ Format format_named(const std::string& name) {
     if (name == "q4") return Format::kQ4;
     if (name == "q8") return Format::kQ8;
     throw std::invalid_argument("unknown format " + name + ": use q4 or q8");
-}
-
-Cache cache_named(const std::string& name) {
-    if (name == "float32") return Cache::kF32;
-    if (name == "float16") return Cache::kF16;
-    if (name == "int8") return Cache::kI8;
-    throw std::invalid_argument("unknown cache type " + name + ": use float32, float16 or int8");
-}
-
-const Kernels* kernels_named(const std::string& name) {
-    const Kernels* found = name.empty() ? best_kernels() : kernels_by_name(name.c_str());
-    if (found == nullptr) throw std::invalid_argument("the kernels '" + name + "' cannot run on this machine");
-    return found;
 }
 
 // What Python builds layer by layer and then runs.
@@ -104,12 +87,10 @@ class Model {
         bound_ = false;
         slots_.assign(size_t(groups_), std::numeric_limits<int64_t>::max());
         for (size_t l = 0; l < layers.size(); l++) {
-            layers[l].keys = plane(keys[l], layers[l].cache_group);
-            layers[l].values = plane(values[l], layers[l].cache_group);
-            if (scales) {
-                layers[l].key_scales = scale_plane(key_scales[l], layers[l].cache_group);
-                layers[l].value_scales = scale_plane(value_scales[l], layers[l].cache_group);
-            }
+            const int group = layers[l].cache_group;
+            layers[l].cache = {plane(keys[l], group), plane(values[l], group),
+                               scales ? scale_plane(key_scales[l], group) : nullptr,
+                               scales ? scale_plane(value_scales[l], group) : nullptr};
         }
         bound_ = true;
     }
@@ -118,26 +99,14 @@ class Model {
              const Vector<int64_t>& starts, nb::object parents, int block_size, nb::list tables, nb::list slots,
              nb::list windows, int first, int last) {
         if (!bound_) throw std::invalid_argument("bind the cache before running");
-        StepView step;
-        step.rows = int(positions.shape(0));
-        step.groups = int(starts.shape(0));
-        step.block_size = block_size;
-        step.positions = positions.data();
-        step.offsets = offsets.data();
-        step.starts = starts.data();
+        Vector<int64_t> tree;
+        StepView step = checked_step(positions, offsets, starts, parents, tree, block_size);
         if (hidden.shape(0) != size_t(step.rows) || hidden.shape(1) != size_t(shape_.hidden))
             throw std::invalid_argument("hidden must be [rows, hidden]");
-        if (offsets.shape(0) != starts.shape(0) + 1 || offsets(0) != 0 || offsets(size_t(step.groups)) != step.rows)
-            throw std::invalid_argument("offsets must run from 0 to the number of rows, one more than there are groups");
-        if (block_size < 1 || first < 0 || last < first || last > int(decoder_->layers().size()))
-            throw std::invalid_argument("no such layers, or a block_size below 1");
-        Vector<int64_t> tree;
-        if (!parents.is_none()) {
-            tree = nb::cast<Vector<int64_t>>(parents, false);
-            if (tree.shape(0) != size_t(step.rows)) throw std::invalid_argument("parents must have an entry a row");
-            step.parents = tree.data();
-        }
-        check_rows(step);
+        if (first < 0 || last < first || last > int(decoder_->layers().size())) throw std::invalid_argument("no such layers");
+        for (int r = 0; r < step.rows; r++)
+            if (step.positions[r] >= decoder_->max_positions())
+                throw std::invalid_argument("a row lies beyond the model's positions");
         if (nb::len(tables) != size_t(groups_) || nb::len(slots) != size_t(groups_) || nb::len(windows) != size_t(groups_))
             throw std::invalid_argument("one table, slot list and window a cache group");
         std::vector<Rows<int64_t>> held_tables;
@@ -145,9 +114,7 @@ class Model {
         for (int c = 0; c < groups_; c++) {
             held_tables.push_back(nb::cast<Rows<int64_t>>(tables[size_t(c)], false));
             held_slots.push_back(nb::cast<Vector<int64_t>>(slots[size_t(c)], false));
-            check_tables(step, held_tables.back(), held_slots.back(), slots_[size_t(c)]);
-            step.caches.push_back({held_tables.back().data(), int64_t(held_tables.back().shape(1)),
-                                   held_slots.back().data(), nb::cast<int>(windows[size_t(c)])});
+            add_tables(step, held_tables.back(), held_slots.back(), nb::cast<int>(windows[size_t(c)]), slots_[size_t(c)]);
         }
         nb::gil_scoped_release free;
         decoder_->run(step, first, last, hidden.data());
@@ -170,12 +137,8 @@ class Model {
 
   private:
     void* plane(nb::handle tensor, int group) {
-        auto x = nb::cast<nb::ndarray<nb::ndim<3>, nb::c_contig, nb::device::cpu>>(tensor, false);
-        const auto want = cache_ == Cache::kF32 ? nb::dtype<float>() : nb::dtype<int8_t>();
-        const bool half = x.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && x.dtype().bits == 16;
-        if (cache_ == Cache::kF16 ? !half : x.dtype() != want) throw std::invalid_argument("a cache has another dtype than the model was told");
-        if (x.shape(1) != size_t(shape_.kv_heads) || x.shape(2) != size_t(shape_.head_dim))
-            throw std::invalid_argument("a cache must be [slots, kv_heads, head_dim]");
+        auto x = nb::cast<Plane>(tensor, false);
+        check_plane(x, cache_, shape_.kv_heads, shape_.head_dim);
         count_slots(group, x.shape(0));
         return x.data();
     }
@@ -192,37 +155,6 @@ class Model {
     void count_slots(int group, size_t count) {
         int64_t& slots = slots_[size_t(group)];
         slots = std::min<int64_t>(slots, int64_t(count));
-    }
-
-    void check_rows(const StepView& step) const {
-        for (int g = 0; g < step.groups; g++) {
-            if (step.offsets[g + 1] < step.offsets[g] || step.starts[g] < 0)
-                throw std::invalid_argument("offsets must not fall and starts must not be negative");
-            for (int64_t r = step.offsets[g]; r < step.offsets[g + 1]; r++) {
-                const int64_t in_group = r - step.offsets[g];
-                if (step.positions[r] < step.starts[g] || step.positions[r] > step.starts[g] + in_group ||
-                    step.positions[r] >= decoder_->max_positions())
-                    throw std::invalid_argument("a row's position lies outside its group or the model's positions");
-                if (step.parents != nullptr && (step.parents[r] < -1 || step.parents[r] >= in_group))
-                    throw std::invalid_argument("parents must come before their children");
-            }
-        }
-    }
-
-    void check_tables(const StepView& step, const Rows<int64_t>& tables, const Vector<int64_t>& slots, int64_t limit) const {
-        if (tables.shape(0) != size_t(step.groups) || slots.shape(0) != size_t(step.rows))
-            throw std::invalid_argument("a table must have a row a group, slots an entry a row");
-        const int64_t width = int64_t(tables.shape(1)), blocks = limit / step.block_size;
-        for (int g = 0; g < step.groups; g++) {
-            const int64_t count = step.starts[g] + step.offsets[g + 1] - step.offsets[g];
-            if (count > width * step.block_size) throw std::invalid_argument("a group is longer than its block table");
-            for (int64_t b = 0; b < (count + step.block_size - 1) / step.block_size; b++) {
-                const int64_t block = tables(size_t(g), size_t(b));
-                if (block < 0 || block >= blocks) throw std::invalid_argument("a block table names a block that does not exist");
-            }
-        }
-        for (int r = 0; r < step.rows; r++)
-            if (slots(size_t(r)) < 0 || slots(size_t(r)) >= limit) throw std::invalid_argument("a slot lies outside the cache");
     }
 
     Shape shape_;
@@ -299,6 +231,7 @@ NB_MODULE(_native, m) {
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())
         .def_prop_ro("kernels", &Model::kernels)
         .def_prop_ro("threads", &Model::threads);
+    bind_workers(m);
     bind_sampler(m);
     m.def("available_kernels", [] {
         nb::list names;

@@ -1,0 +1,195 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace paceline {
+
+namespace {
+constexpr int kQueries = 32;    // queries of a tile, at most
+constexpr int kMostShared = 16; // query heads of a key head, at most
+constexpr int kWidest = 256;    // features of a head, at most
+}  // namespace
+
+PagedAttention::PagedAttention(int heads, int kv_heads, int head_dim, Cache cache, const Kernels* kernels)
+    : heads_(heads), kv_heads_(kv_heads), head_dim_(head_dim), cache_(cache), kernels_(kernels) {
+    if (head_dim < 16 || head_dim % 16 || head_dim > kWidest)
+        throw std::invalid_argument("head_dim must be a multiple of 16, at most 256");
+    if (kv_heads < 1 || heads < 1 || heads % kv_heads) throw std::invalid_argument("heads must be a multiple of kv_heads");
+    if (heads / kv_heads > kMostShared) throw std::invalid_argument("more than 16 query heads share a key head");
+}
+
+// ---------------------------------------------------------------- who sees what
+
+void PagedAttention::plan(const StepView& step, int threads) {
+    const int fitting = std::max(1, kQueries / (heads_ / kv_heads_));
+    const int tile_rows = fitting < 4 ? fitting : fitting / 4 * 4;  // the kernel takes queries by fours
+    tiles_.clear();
+    starts_.assign(step.starts, step.starts + step.groups);
+    seen_.assign(step.positions, step.positions + step.rows);
+    plans_.resize(step.caches.size());
+    for (size_t c = 0; c < plans_.size(); c++) {
+        plans_[c].window = step.caches[c].window;
+        plans_[c].keys.clear();
+        plans_[c].first.clear();
+        plans_[c].own.assign(size_t(step.rows), {});
+    }
+    most_key_tiles_ = 1;
+    for (int g = 0; g < step.groups; g++) {
+        const int begin = int(step.offsets[g]), end = int(step.offsets[g + 1]);
+        const int64_t count = step.starts[g] + end - begin;
+        bool chain = true;
+        for (int r = begin; step.parents != nullptr && r < end; r++)
+            chain = chain && step.parents[r] == r - begin - 1;
+        for (int r = begin; r < end; r += chain ? tile_rows : 1)
+            tiles_.push_back({g, r, chain ? std::min(tile_rows, end - r) : 1});
+        most_key_tiles_ = std::max(most_key_tiles_, (count + kTile - 1) / kTile);
+        for (size_t c = 0; c < plans_.size(); c++) {
+            Plan& plan = plans_[c];
+            const int64_t* table = step.caches[c].tables + size_t(g) * size_t(step.caches[c].width);
+            plan.first.push_back(int64_t(plan.keys.size()));
+            for (int64_t p = 0; p < count; p++)
+                plan.keys.push_back(table[p / step.block_size] * step.block_size + p % step.block_size);
+            for (int r = begin; !chain && r < end; r++) {
+                std::vector<int64_t>& own = plan.own[size_t(r)];
+                for (int64_t at = r - begin; at >= 0; at = step.parents[begin + at])
+                    own.push_back(step.caches[c].slots[begin + at]);
+                std::reverse(own.begin(), own.end());
+            }
+        }
+    }
+    split_keys_ = int64_t(tiles_.size()) * kv_heads_ < 4 * threads;
+    if (!split_keys_) return;
+    const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_key_tiles_) * kQueries;
+    if (masses_.size() >= results) return;
+    partial_.resize(results * size_t(head_dim_));
+    peaks_.resize(results);
+    masses_.resize(results);
+}
+
+int64_t PagedAttention::first_key_tile(const Plan& plan, const Tile& tile) const {
+    if (plan.window == 0) return 0;
+    return std::max<int64_t>(0, seen_[size_t(tile.row)] - plan.window + 1) / kTile;
+}
+
+int64_t PagedAttention::last_key_tile(const Tile& tile) const {
+    return seen_[size_t(tile.row + tile.rows - 1)] / kTile;
+}
+
+// ---------------------------------------------------------------- attention
+
+void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head, int64_t key_tile, float* out,
+                                 float* peak, float* mass) const {
+    const int d = head_dim_, share = heads_ / kv_heads_, queries = tile.rows * share;
+    const Plan& plan = layer.plan;
+    const Planes& planes = layer.planes;
+    const int64_t from = key_tile * kTile, start = starts_[size_t(tile.group)];
+    const int64_t* keys = plan.keys.data() + plan.first[size_t(tile.group)];
+    const std::vector<int64_t>& own = plan.own[size_t(tile.row)];
+    KeyTile view;
+    view.count = int(std::min<int64_t>(kTile, seen_[size_t(tile.row + tile.rows - 1)] + 1 - from));
+    const size_t width = size_t(d) * cache_bytes(cache_), stride = width * size_t(kv_heads_);
+    for (int i = 0; i < view.count; i++) {
+        const int64_t p = from + i;
+        const size_t slot = size_t(own.empty() || p < start ? keys[p] : own[size_t(p - start)]);
+        view.key[i] = static_cast<const uint8_t*>(planes.keys) + slot * stride + width * size_t(head);
+        view.value[i] = static_cast<const uint8_t*>(planes.values) + slot * stride + width * size_t(head);
+        if (cache_ == Cache::kI8) {
+            view.key_scale[i] = planes.key_scales[slot * size_t(kv_heads_) + size_t(head)];
+            view.value_scale[i] = planes.value_scales[slot * size_t(kv_heads_) + size_t(head)];
+        }
+    }
+    // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
+    // for the next tile while this one is worked on.
+    for (int64_t p = from + kTile; p < std::min<int64_t>(from + 2 * kTile, start); p++) {
+        const size_t at = size_t(keys[p]) * stride + width * size_t(head);
+        for (size_t line = 0; line < width; line += 64) {
+            __builtin_prefetch(static_cast<const uint8_t*>(planes.keys) + at + line);
+            __builtin_prefetch(static_cast<const uint8_t*>(planes.values) + at + line);
+        }
+    }
+    const float* q[kQueries];
+    float* target[kQueries];
+    int low[kQueries], high[kQueries];
+    for (int r = 0; r < tile.rows; r++) {
+        const int64_t seen = seen_[size_t(tile.row + r)];
+        const int64_t oldest = plan.window ? std::max<int64_t>(0, seen - plan.window + 1) : 0;
+        for (int i = 0; i < share; i++) {
+            const int a = r * share + i;
+            q[a] = layer.q + size_t(tile.row + r) * layer.stride + size_t(head * share + i) * size_t(d);
+            target[a] = out + size_t(a) * size_t(d);
+            low[a] = int(std::clamp<int64_t>(oldest - from, 0, kTile));
+            high[a] = int(std::clamp<int64_t>(seen + 1 - from, 0, view.count));
+        }
+    }
+    kernels_->attend(q, queries, low, high, view, cache_, d, target, peak, mass);
+}
+
+void PagedAttention::finish(const Tile& tile, int head, const float* sum, const float* mass, float* out) const {
+    const int d = head_dim_, share = heads_ / kv_heads_;
+    for (int a = 0; a < tile.rows * share; a++) {
+        const size_t row = size_t(tile.row + a / share), h = size_t(head * share + a % share);
+        kernels_->divide(sum + size_t(a) * size_t(d), mass[a], d, out + (row * size_t(heads_) + h) * size_t(d));
+    }
+}
+
+// Every (tile, head, key tile) by itself. Heads of a key lie side by side: over long contexts one thread takes them
+// all, so that memory is read in order.
+void PagedAttention::attend_key_tiles(Team& team, int id, const Layer& layer, std::atomic<int>& next) {
+    const int heads = kv_heads_;
+    const int64_t key_tiles = most_key_tiles_;
+    const int together = key_tiles >= 4 * team.size() ? heads : 1;
+    const int64_t all = int64_t(tiles_.size()) * heads * key_tiles / together;
+    int64_t job = 0, end = all;
+    if (together == heads) Team::share(all, id, team.size(), &job, &end);
+    else job = next.fetch_add(1, std::memory_order_relaxed);
+    for (; job < end; job = together == heads ? job + 1 : next.fetch_add(1, std::memory_order_relaxed)) {
+        const int64_t key_tile = job / (heads / together) % key_tiles;
+        const int64_t index = job / (heads / together) / key_tiles;
+        const Tile& tile = tiles_[size_t(index)];
+        if (key_tile < first_key_tile(layer.plan, tile) || key_tile > last_key_tile(tile)) continue;
+        for (int h = 0; h < together; h++) {
+            const int head = together == heads ? h : int(job % heads);
+            const size_t at = (size_t(index) * size_t(heads) + size_t(head)) * size_t(key_tiles) + size_t(key_tile);
+            attend_tile(layer, tile, head, key_tile, partial_.data() + at * kQueries * size_t(head_dim_),
+                        peaks_.data() + at * kQueries, masses_.data() + at * kQueries);
+        }
+    }
+}
+
+void PagedAttention::attend(Team& team, int id, const Planes& planes, int cache_group, const float* q, size_t stride,
+                            float* out, Tasks& tasks) {
+    const int d = head_dim_, heads = kv_heads_;
+    const Layer layer{planes, plans_[size_t(cache_group)], q, stride};
+    if (split_keys_) {
+        attend_key_tiles(team, id, layer, tasks.attended);
+        team.barrier();
+    }
+    // Whether key tiles were shared out or not: the same sums in the same order.
+    alignas(64) float sum[kQueries * kWidest], more[kQueries * kWidest];
+    float peak[kQueries], mass[kQueries], more_peak[kQueries], more_mass[kQueries];
+    const int jobs = int(tiles_.size()) * heads;
+    for (int job; (job = tasks.merged.fetch_add(1, std::memory_order_relaxed)) < jobs;) {
+        const Tile& tile = tiles_[size_t(job / heads)];
+        const int head = job % heads, queries = tile.rows * (heads_ / heads);
+        for (int a = 0; a < queries; a++) peak[a] = -INFINITY;
+        const int64_t last = last_key_tile(tile);
+        for (int64_t key_tile = first_key_tile(layer.plan, tile); key_tile <= last; key_tile++) {
+            const float *from = more, *its_peak = more_peak, *its_mass = more_mass;
+            if (split_keys_) {
+                const size_t at = (size_t(job) * size_t(most_key_tiles_) + size_t(key_tile)) * kQueries;
+                from = partial_.data() + at * size_t(d);
+                its_peak = peaks_.data() + at;
+                its_mass = masses_.data() + at;
+            } else {
+                attend_tile(layer, tile, head, key_tile, more, more_peak, more_mass);
+            }
+            for (int a = 0; a < queries; a++)
+                kernels_->combine(sum + a * d, peak + a, mass + a, from + a * d, its_peak[a], its_mass[a], d);
+        }
+        finish(tile, head, sum, mass, out);
+    }
+}
+
+}  // namespace paceline

@@ -1,0 +1,93 @@
+// Attention over paged keys and values: which keys the rows of a step see, worked out once, then layer after layer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace paceline {
+
+// One cache group's view of a step.
+struct GroupTables {
+    const int64_t* tables = nullptr;       // [groups, width] block ids
+    int64_t width = 0;
+    const int64_t* slots = nullptr;        // [rows]
+    int window = 0;                        // 0: none
+};
+
+struct StepView {
+    int rows = 0, groups = 0, block_size = 0;
+    const int64_t* positions = nullptr;    // [rows] start of the group + depth
+    const int64_t* offsets = nullptr;      // [groups + 1]
+    const int64_t* starts = nullptr;       // [groups]
+    const int64_t* parents = nullptr;      // [rows] row in its group, -1 for the first; nullptr: all chains
+    std::vector<GroupTables> caches;
+};
+
+// One layer's cache.
+struct Planes {
+    void* keys = nullptr;                  // [slots, kv_heads, head_dim]
+    void* values = nullptr;
+    float* key_scales = nullptr;           // [slots, kv_heads], int8 caches only
+    float* value_scales = nullptr;
+};
+
+class PagedAttention {
+  public:
+    // What the threads of one layer have taken on so far; a fresh one for every call of attend.
+    struct Tasks { std::atomic<int> attended{0}, merged{0}; };
+
+    PagedAttention(int heads, int kv_heads, int head_dim, Cache cache, const Kernels* kernels);
+
+    // Work out who sees what, for a team of `threads`. What the step points at must stay as long as it is attended.
+    void plan(const StepView& step, int threads);
+
+    // One layer, by all threads of the team that was planned for; nobody may read `out` before the next barrier.
+    // q: [rows, heads, head_dim], scaled (packed for int8 caches), `stride` floats from row to row. The rows' own keys
+    // and values are stored. out: [rows, heads, head_dim]. cache_group: of the step's caches.
+    void attend(Team& team, int id, const Planes& planes, int cache_group, const float* q, size_t stride, float* out,
+                Tasks& tasks);
+
+  private:
+    struct Tile { int group, row, rows; };  // consecutive rows of a group that see the same keys
+
+    // Where the rows of a step find their keys, in logical order, in one cache group.
+    struct Plan {
+        int window = 0;
+        std::vector<int64_t> keys;            // all groups' key slots, group after group
+        std::vector<int64_t> first;           // [groups] where a group's list begins
+        std::vector<std::vector<int64_t>> own;  // [rows] of trees: slots from the group's start on; chains: empty
+    };
+
+    struct Layer {
+        const Planes& planes;
+        const Plan& plan;
+        const float* q;
+        size_t stride;
+    };
+
+    void attend_tile(const Layer& layer, const Tile& tile, int head, int64_t key_tile, float* out, float* peak,
+                     float* mass) const;
+    void attend_key_tiles(Team& team, int id, const Layer& layer, std::atomic<int>& next);
+    void finish(const Tile& tile, int head, const float* sum, const float* mass, float* out) const;
+    int64_t first_key_tile(const Plan& plan, const Tile& tile) const;
+    int64_t last_key_tile(const Tile& tile) const;
+
+    const int heads_, kv_heads_, head_dim_;
+    const Cache cache_;
+    const Kernels* kernels_;
+
+    // Of the step that is running:
+    std::vector<Plan> plans_;
+    std::vector<Tile> tiles_;
+    std::vector<int64_t> starts_;                  // [groups]
+    std::vector<int64_t> seen_;                    // [rows] position of the row: it sees keys 0 .. seen
+    int64_t most_key_tiles_ = 0;
+    bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well
+    std::vector<float> partial_, peaks_, masses_;  // then: the results of every key tile, grown as needed
+};
+
+}  // namespace paceline
