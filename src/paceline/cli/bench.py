@@ -156,6 +156,31 @@ def spec(
         raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
 
 
+@app.command("ties")
+def ties(
+    dataset: Annotated[str, typer.Option(help="Questions: a JSON object a line with question_id, category, turns.")],
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    prompts: Annotated[int, typer.Option(min=1, help="First turns of so many questions.")] = 200,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
+    method: Annotated[str, typer.Option(help="Speculation method.")] = "ngram",
+    k: Annotated[int, typer.Option("--k", min=1, help="Draft tokens a step, always.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+) -> None:
+    """Default mode in plain torch: answers that differ with speculation, and whether each is a numerical tie."""
+    from paceline.bench.questions import read_questions
+    from paceline.bench.ties import only_ties, run
+    from paceline.speculation.spec import parse
+
+    read_questions(dataset)
+    parse(method)
+    _fetch(model)
+    result = run(dataset, prompts, max_tokens, method, k, batch, model)
+    _emit(result, json_file)
+    if not only_ties(result):
+        raise typer.Exit(1)
+
+
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
