@@ -40,8 +40,9 @@ struct Quantised {
     uint8_t* data = nullptr;
     int blocks = 0;  // of a row
 
+    // One block more than there are: kernels load the next block's values while they work on the last.
     static size_t bytes(int rows, int blocks) {
-        return size_t((rows + kTileRows - 1) / kTileRows) * size_t(blocks) * kTileBlock;
+        return (size_t((rows + kTileRows - 1) / kTileRows) * size_t(blocks) + 1) * kTileBlock;
     }
     uint8_t* at(int row, int block) const {
         return data + (size_t(row / kTileRows) * size_t(blocks) + size_t(block)) * kTileBlock;
@@ -77,7 +78,10 @@ struct Kernels {
     // y[m][8 g .. 8 g + 7] (+)= x[m] . w for groups [first, last) and all m; ldy in floats. `add`: onto what is there.
     void (*gemm)(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add);
 
-    // Attention of `queries` query vectors (each q[i], d floats, already scaled) over one tile. Query i sees keys
+    // For int8 caches: a query, d floats already scaled, becomes d int8 values with their scale behind them, in place.
+    void (*pack_query)(float* q, int d);
+
+    // Attention of `queries` query vectors (each q[i], d floats, already scaled; packed for int8) over one tile. Query i sees keys
     // [low[i], high[i]) of it. out[i] = sum p v (d floats), peak[i] the largest score (-inf: saw nothing), mass[i] = sum p.
     void (*attend)(const float* const* q, int queries, const int* low, const int* high, const KeyTile& tile,
                    Cache cache, int d, float* const* out, float* peak, float* mass);

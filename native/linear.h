@@ -277,6 +277,23 @@ inline void place(const float (*from)[kLanes], int rows, float* y, int ldy, bool
     }
 }
 
+#if PACELINE_NEON
+constexpr int kPanelRows = 32;  // from here on it pays to unpack a group once
+
+// Rows [from, to) but for the last few; returns the first that is left.
+inline int multiply_panel(const uint8_t* w, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
+    alignas(64) uint8_t panel[kPanelBlocks * kPanelBlock];
+    alignas(16) float out[kTileRows][kLanes];
+    unpack_panel(w, x.blocks, panel);
+    int row = from;
+    for (; row + kTileRows <= to; row += kTileRows) {
+        tile_panel(panel, x.at(row, 0), x.blocks, out[0]);
+        place(out, kTileRows, y + size_t(row) * size_t(ldy), ldy, add);
+    }
+    return row;
+}
+#endif
+
 template <Format format>
 void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
     // Rows in chunks whose int8 values stay in the second-level cache while all groups pass over them.
@@ -290,6 +307,8 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
             float* target = y + size_t(g) * kLanes;
             int row = from;
 #if PACELINE_NEON
+            if (format == Format::kQ4 && to - from >= kPanelRows && blocks <= kPanelBlocks)
+                row = multiply_panel(data, x, from, to, target, ldy, add);
             for (; row + 8 <= to; row += 8) {
                 alignas(16) float lower[8][4], upper[8][4];
                 tile_8<format>(data, x.at(row, 0), x.at(row + 4, 0), blocks, lower[0], 0);

@@ -10,6 +10,7 @@
 #include "kernels.h"
 
 #if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 
 namespace paceline {
 namespace {
@@ -163,6 +164,97 @@ template <Format format> inline void tile_4(const uint8_t* w, const uint8_t* x, 
                      : [start] "r"(kStart), [out] "r"(out)
                      : "memory", "cc", PACELINE_ALL_VECTORS);
     }
+}
+
+// ---------------------------------------------------------------- many rows: weights unpacked once
+// A panel holds a group's 4-bit blocks as the dot products want them: 256 bytes of values (lower four rows: first
+// half of the columns, second half; then the upper four), and as floats the scales, what the start value of a sum
+// comes to under each scale (negative), and the minima. It is made once for many tiles of activations.
+
+constexpr int kPanelBlocks = 128;  // of a row, at most: a panel has to stay in the first-level cache
+constexpr size_t kPanelBlock = 256 + 3 * 8 * sizeof(float);
+
+inline void unpack_panel(const uint8_t* w, int blocks, uint8_t* panel) {
+    const uint8x16_t mask = vdupq_n_u8(15);
+    const float32x4_t start = vdupq_n_f32(-12582912.0f);
+    for (int b = 0; b < blocks; b++, w += 160, panel += kPanelBlock) {
+        for (int l = 0; l < 4; l++)
+            for (int half = 0; half < 2; half++) {
+                const uint8x16_t v = vld1q_u8(w + 32 * l + 16 * half);
+                vst1q_u8(panel + 128 * half + 16 * l, vandq_u8(v, mask));
+                vst1q_u8(panel + 128 * half + 64 + 16 * l, vshrq_n_u8(v, 4));
+            }
+        float* f = reinterpret_cast<float*>(panel + 256);
+        for (int half = 0; half < 2; half++) {
+            const uint16_t* h = reinterpret_cast<const uint16_t*>(w + 128 + 8 * half);
+            const float32x4_t scale = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
+            vst1q_f32(f + 4 * half, scale);
+            vst1q_f32(f + 8 + 4 * half, vmulq_f32(scale, start));
+            vst1q_f32(f + 16 + 4 * half, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 8))));
+        }
+    }
+}
+
+// v0-3, v4-7: integer sums of the lower and upper four rows; v8-15: outputs; v16-23: activations; v24-25: weights;
+// v26-27: scaled sums; v28: scales; v29: minima; v30-31: scales and sums of the activations. The floats of one half
+// are worked on while the dot products of the other run. fma(start + sum, scale, -start * scale) is sum * scale with
+// one rounding, because start * scale is exact.
+#define PACELINE_P(acc, w, x, l) "sdot v" #acc ".4s, v" #w ".16b, v" #x ".4b[" #l "]\n"
+#define PACELINE_P4(a, b, c, d, w, x0, x1, x2, x3, l) \
+    PACELINE_P(a, w, x0, l) PACELINE_P(b, w, x1, l) PACELINE_P(c, w, x2, l) PACELINE_P(d, w, x3, l)
+#define PACELINE_F(acc, out, t, w, at, lane)                                        \
+    "ldr q" #t ", [%[" #w "], #" #at "]\n fmla v" #t ".4s, v" #acc ".4s, v28.4s\n"  \
+    "ldr q" #acc ", [%[start]]\n fmla v" #out ".4s, v" #t ".4s, v30.s[" #lane "]\n"
+#define PACELINE_M(out, lane) "fmla v" #out ".4s, v29.4s, v31.s[" #lane "]\n"
+// The lower half's dot products and, piece by piece, the floats F0 .. F5 of another half.
+#define PACELINE_LOWER(F0, F1, F2, F3, F4, F5)                                                                  \
+    "ldr q20, [%[x], #16]\n ldr q21, [%[x], #48]\n ldr q22, [%[x], #80]\n ldr q23, [%[x], #112]\n"               \
+    "ldp q24, q25, [%[w]]\n" PACELINE_P4(0, 1, 2, 3, 24, 16, 17, 18, 19, 0) F0                                   \
+    PACELINE_P4(0, 1, 2, 3, 25, 16, 17, 18, 19, 1)                                                                \
+    "ldp q24, q25, [%[w], #32]\n" PACELINE_P4(0, 1, 2, 3, 24, 16, 17, 18, 19, 2) F1                              \
+    PACELINE_P4(0, 1, 2, 3, 25, 16, 17, 18, 19, 3) F2                                                             \
+    "ldp q24, q25, [%[w], #64]\n" PACELINE_P4(0, 1, 2, 3, 24, 20, 21, 22, 23, 0) F3                              \
+    PACELINE_P4(0, 1, 2, 3, 25, 20, 21, 22, 23, 1) F4                                                             \
+    "ldp q24, q25, [%[w], #96]\n" PACELINE_P4(0, 1, 2, 3, 24, 20, 21, 22, 23, 2)                                 \
+    PACELINE_P4(0, 1, 2, 3, 25, 20, 21, 22, 23, 3) F5
+#define PACELINE_FLOATS_LOWER_0 "ldr q28, [%[w], #256]\n ldr q29, [%[w], #320]\n"
+#define PACELINE_UPPER                                                                                          \
+    "ldp q24, q25, [%[w], #128]\n" PACELINE_P4(4, 5, 6, 7, 24, 16, 17, 18, 19, 0) PACELINE_FLOATS_LOWER_0        \
+    PACELINE_P4(4, 5, 6, 7, 25, 16, 17, 18, 19, 1) PACELINE_F(0, 8, 26, w, 288, 0)                                \
+    "ldp q24, q25, [%[w], #160]\n" PACELINE_P4(4, 5, 6, 7, 24, 16, 17, 18, 19, 2) PACELINE_F(1, 9, 27, w, 288, 1) \
+    PACELINE_P4(4, 5, 6, 7, 25, 16, 17, 18, 19, 3)                                                                \
+    "ldr q16, [%[x], #160]\n ldr q17, [%[x], #192]\n ldr q18, [%[x], #224]\n ldr q19, [%[x], #256]\n"            \
+    "ldp q24, q25, [%[w], #192]\n" PACELINE_P4(4, 5, 6, 7, 24, 20, 21, 22, 23, 0) PACELINE_F(2, 10, 26, w, 288, 2) \
+    PACELINE_P4(4, 5, 6, 7, 25, 20, 21, 22, 23, 1) PACELINE_F(3, 11, 27, w, 288, 3)                               \
+    "ldp q24, q25, [%[w], #224]\n" PACELINE_P4(4, 5, 6, 7, 24, 20, 21, 22, 23, 2) PACELINE_M(8, 0) PACELINE_M(9, 1) \
+    PACELINE_P4(4, 5, 6, 7, 25, 20, 21, 22, 23, 3) PACELINE_M(10, 2) PACELINE_M(11, 3)
+#define PACELINE_U0 "ldr q28, [%[old], #272]\n ldr q29, [%[old], #336]\n"
+#define PACELINE_U1 PACELINE_F(4, 12, 26, old, 304, 0)
+#define PACELINE_U2 PACELINE_F(5, 13, 27, old, 304, 1)
+#define PACELINE_U3 PACELINE_F(6, 14, 26, old, 304, 2)
+#define PACELINE_U4 PACELINE_F(7, 15, 27, old, 304, 3)
+#define PACELINE_U5 PACELINE_M(12, 0) PACELINE_M(13, 1) PACELINE_M(14, 2) PACELINE_M(15, 3)
+
+// out: [4 rows of activations, 8]. Reads up to 128 bytes behind the last block of x.
+inline void tile_panel(const uint8_t* w, const uint8_t* x, int64_t blocks, float* out) {
+    const uint8_t* old = w;
+    asm volatile(
+        "movi v8.2d, #0\n movi v9.2d, #0\n movi v10.2d, #0\n movi v11.2d, #0\n"
+        "movi v12.2d, #0\n movi v13.2d, #0\n movi v14.2d, #0\n movi v15.2d, #0\n"
+        "ldr q0, [%[start]]\n ldr q1, [%[start]]\n ldr q2, [%[start]]\n ldr q3, [%[start]]\n"
+        "ldr q4, [%[start]]\n ldr q5, [%[start]]\n ldr q6, [%[start]]\n ldr q7, [%[start]]\n"
+        "ldr q16, [%[x]]\n ldr q17, [%[x], #32]\n ldr q18, [%[x], #64]\n ldr q19, [%[x], #96]\n"
+        "ldp q30, q31, [%[x], #128]\n"
+        PACELINE_LOWER("", "", "", "", "", "")
+        "1:\n" PACELINE_UPPER
+        "mov %[old], %[w]\n add %[w], %[w], #352\n add %[x], %[x], #160\n subs %[blocks], %[blocks], #1\n b.eq 2f\n"
+        PACELINE_LOWER(PACELINE_U0, PACELINE_U1, PACELINE_U2, PACELINE_U3, PACELINE_U4, PACELINE_U5)
+        "ldp q30, q31, [%[x], #128]\n b 1b\n"
+        "2:\n" PACELINE_U0 PACELINE_U1 PACELINE_U2 PACELINE_U3 PACELINE_U4 PACELINE_U5
+        "stp q8, q12, [%[out]]\n stp q9, q13, [%[out], #32]\n stp q10, q14, [%[out], #64]\n stp q11, q15, [%[out], #96]\n"
+        : [w] "+r"(w), [x] "+r"(x), [old] "+r"(old), [blocks] "+r"(blocks)
+        : [start] "r"(kStart), [out] "r"(out)
+        : "memory", "cc", PACELINE_ALL_VECTORS);
 }
 
 }  // namespace
