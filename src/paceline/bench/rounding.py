@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.kernels.eager import EagerKernels
+from paceline.kernels.packed import Weight
 from paceline.models.interface import WeightSource
 
 BLOCK = 32
@@ -81,7 +82,7 @@ class RoundedKernels(EagerKernels):
         self._float_widths = float_widths
         self._int8_cache = int8_cache
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         if self._activations is not None and x.shape[1] not in self._float_widths:
             x = round_int8(x, self._activations or None)
         return super().linear(x, weight, bias)

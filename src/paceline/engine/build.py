@@ -21,14 +21,17 @@ from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
 from paceline.kernels.cpu import load as native_library
+from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
-from paceline.models.native import EIGHT_BITS, FOUR_BITS, NativeDecoder, unsupported
+from paceline.models.native import NativeDecoder, unsupported
+from paceline.models.packing import EIGHT_BITS, FOUR_BITS, PackingWeights
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import parse as parse_speculation
@@ -36,6 +39,9 @@ from paceline.speculation.spec import parse as parse_speculation
 log = logging.getLogger("paceline.engine")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = DTYPES | {"int8": torch.int8}
+PROBES = tuple(f"model.layers.0.{name}.weight" for name in (
+    "mlp.down_proj", "block_sparse_moe.experts.0.w2", "self_attn.o_proj"))
+"""The first of these that a checkpoint has tells how it stores its matrices."""
 
 
 def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
@@ -67,15 +73,19 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
         log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
                     length, shape.max_position_embeddings)
     model: CausalLM
-    if wants_native(options, shape, checkpoint, device):
+    native = wants_native(options, checkpoint, device)
+    if native and unsupported(shape) is None:
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
                               kv_dtype=choose_kv_dtype(options.kv_dtype, dtype))
-        if model.instruction_set == "portable":
-            log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
-                        "run in portable C++, several times slower")
     else:
         check_torch_cache(options)
-        model = build(shape, weights, length)
+        if native:
+            log.info("the native kernels run this model's linear and attention layers, torch the rest: %s",
+                     unsupported(shape))
+        model = build(shape, PackingWeights(weights) if native else weights, length)
+    if native and require_native().available_kernels()[0] == "portable":
+        log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
+                    "run in portable C++, several times slower")
     unused = weights.unused()
     if unused:
         log.warning("%d tensors of %s are not used, among them %s", len(unused), checkpoint.path, unused[0])
@@ -102,7 +112,8 @@ class ModelFiles:
             if tokenizer is not None:
                 check_vocabulary(checkpoint, tokenizer.vocab_size)
             shape = ModelConfig.from_dict(checkpoint.config)
-            if options.kv_dtype == "int8" and not wants_native(options, shape, checkpoint, self._device):
+            whole = unsupported(shape) is None and wants_native(options, checkpoint, self._device)
+            if options.kv_dtype == "int8" and not whole:
                 options = replace(options, kv_dtype="auto")  # a cache of its own, that torch can run
             length = min(max_model_len, shape.max_position_embeddings)
             model = build_model(options, checkpoint, self._device, self._dtype, length)
@@ -133,15 +144,18 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
 
 
 def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -> Kernels:
-    return NativeKernels() if isinstance(model, NativeDecoder) else select(
-        deterministic=options.deterministic or options.kernels == "reference", device=device)
+    if isinstance(model, NativeDecoder):  # does everything itself
+        return NativeKernels()
+    if options.kernels == "native" or (isinstance(model, Decoder) and model.bits < 16):
+        return NativeKernels(native_threads(options))
+    return select(deterministic=options.deterministic or options.kernels == "reference", device=device)
 
 
 def native_threads(options: EngineOptions) -> int:
     return options.threads or torch.get_num_threads()
 
 
-def wants_native(options: EngineOptions, shape: ModelConfig, checkpoint: Checkpoint, device: torch.device) -> bool:
+def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> bool:
     """Native code runs what the file itself stores in blocks; rounding a model that is stored in floats has to be
     asked for (kernels="native")."""
     if options.kernels == "native":
@@ -150,9 +164,9 @@ def wants_native(options: EngineOptions, shape: ModelConfig, checkpoint: Checkpo
         return True
     if options.kernels != "auto" or device.type != "cpu" or options.dtype not in ("auto", "float32"):
         return False
-    if unsupported(shape) is not None or options.kv_dtype == "bfloat16":
+    if options.kv_dtype == "bfloat16":
         return False
-    probe = checkpoint.packed("model.layers.0.mlp.down_proj.weight")
+    probe = next((checkpoint.packed(name) for name in PROBES if checkpoint.has(name)), None)
     if probe is None or probe[0] not in FOUR_BITS | EIGHT_BITS:
         return False
     if native_library() is None:

@@ -21,8 +21,10 @@ from paceline.errors import RequestError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.interface import Kernels
+from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM, WeightSource
 from paceline.models.native import NativeDecoder, unsupported
+from paceline.models.packing import PackingWeights
 from paceline.models.reduced import RoundedWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
@@ -106,7 +108,7 @@ class EngineDraftModels:
 
     def rounded(self, bits: int | None) -> DraftModel:
         target = self._target
-        own = target.model.bits if isinstance(target.model, NativeDecoder) else 16
+        own = target.model.bits if isinstance(target.model, NativeDecoder | Decoder) else 16
         if own <= 4 or (bits is not None and bits >= own):
             raise RequestError(
                 f"The model runs in {own} bits already, so there is nothing to draft with in {bits or 'fewer'} bits: "
@@ -131,14 +133,17 @@ class EngineDraftModels:
         if self.source is None:
             raise RequestError("speculation method 'precision' needs the model's weights once more, and this engine "
                                "was built around a model in memory: use another method.", "speculation")
-        native = (self._device.type == "cpu" and unsupported(config) is None and native_library() is not None
-                  and target.kv_dtype in (torch.float32, torch.float16, torch.int8))
+        native = self._device.type == "cpu" and native_library() is not None
+        whole = unsupported(config) is None and target.kv_dtype in (torch.float32, torch.float16, torch.int8)
         with self.source.weights() as weights:
             rounded = RoundedWeights(weights, bits)
-            if native:
+            if native and whole:
                 return self._reduced(
                     NativeDecoder(config, rounded, self._config.max_model_len, threads=self.source.threads,
                                   kv_dtype=target.kv_dtype), NativeKernels())
+            if native:
+                return self._reduced(build(config, PackingWeights(rounded), self._config.max_model_len),
+                                     NativeKernels(self.source.threads))
             log.warning("precision: this model cannot run in %d bits here, so the draft's weights are rounded but as "
                         "large as the target's: right, and no faster", bits)
             return self._reduced(build(config, rounded, self._config.max_model_len))

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.packed import Weight
 
 
 class Kernels(Protocol):
@@ -22,7 +23,7 @@ class Kernels(Protocol):
     @property
     def deterministic(self) -> bool: ...
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [N, K], weight [M, K], bias [M] -> [N, M] in x's dtype, not necessarily contiguous."""
         ...
 

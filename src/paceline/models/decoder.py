@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from paceline.errors import ModelFormatError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
+from paceline.kernels.packed import PackedWeight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, FeedForward, Linear, RMSNorm
+from paceline.models.layers import Attention, FeedForward, Linear, RMSNorm, load_matrix
+from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 
 
@@ -49,18 +51,18 @@ class Decoder(ABC):
             raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
         self.config = config
         self.cache_groups = cache_groups(config)
-        self.embedding = weights.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        device = self.embedding.device
+        size, width = config.vocab_size, config.hidden_size
+        self.embedding = load_matrix(weights, ["model.embed_tokens.weight"], [size], width)
         factors = None
         if config.rope.kind == "factors":
             factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,), torch.float32)
-        self.rope = Rope(config, max_model_len, device, factors)
+        self.rope = Rope(config, max_model_len, self.embedding.device, factors)
         self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
         self.norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
-        head = self.embedding
-        if not config.tie_word_embeddings:
-            head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = Linear(head)
+        tied = config.tie_word_embeddings
+        self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width))
+        self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
+        """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
 
     @abstractmethod
     def attention(self, weights: WeightSource, layer: int) -> Attention:
@@ -79,6 +81,8 @@ class Decoder(ABC):
                      norm("post_attention_layernorm"), self.feed_forward(weights, layer))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.embedding, PackedWeight):
+            return self.embedding.rows(token_ids)
         return F.embedding(token_ids, self.embedding)
 
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:

@@ -7,15 +7,17 @@ from typing import Protocol
 import torch
 
 from paceline.kernels.interface import Kernels
+from paceline.kernels.packed import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
+from paceline.models.packing import COLUMNS, PackingWeights
 
 
 class Linear:
     """y = x W^T + b."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
 
@@ -23,10 +25,19 @@ class Linear:
         return kernels.linear(x, self.weight, self.bias)
 
 
+def load_matrix(weights: WeightSource, names: list[str], rows: list[int], cols: int) -> Weight:
+    """The tensors [rows, cols] of these names, stacked; packed where the source packs."""
+    if isinstance(weights, PackingWeights) and cols % COLUMNS == 0:
+        packed = weights.matrix(list(zip(names, rows, strict=True)), cols)
+        weights.let_go()
+        return packed
+    parts = [weights.take(name, (size, cols)) for name, size in zip(names, rows, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs: int, bias: bool) -> Linear:
     """One Linear from the tensors `<name>.weight` [out, inputs] (and `<name>.bias`), stacked: fewer, larger calls."""
-    parts = [weights.take(f"{name}.weight", (size, inputs)) for name, size in zip(names, out, strict=True)]
-    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    weight = load_matrix(weights, [f"{name}.weight" for name in names], out, inputs)
     if not bias:
         return Linear(weight)
     biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]

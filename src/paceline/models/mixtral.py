@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.errors import ModelFormatError
 from paceline.models.decoder import Decoder
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, GatedMLP, MixtureOfExperts, load_linear
+from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts
 
 
 class Mixtral(Decoder):
@@ -17,7 +17,8 @@ class Mixtral(Decoder):
         if not config.num_experts:
             raise ModelFormatError("config.json has no num_local_experts; a mixtral model needs it.")
         prefix = f"model.layers.{layer}.block_sparse_moe"
-        router = load_linear(weights, [f"{prefix}.gate"], [config.num_experts], config.hidden_size, bias=False)
+        # Small, and a rounded score could send a row to another expert: never packed.
+        router = Linear(weights.take(f"{prefix}.gate.weight", (config.num_experts, config.hidden_size)))
         experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", names=("w1", "w3", "w2"))
                    for expert in range(config.num_experts)]
         return MixtureOfExperts(router, experts, config.experts_per_token, renormalise=True)

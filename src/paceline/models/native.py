@@ -6,24 +6,23 @@ an order that depends on neither rows nor threads, so it is deterministic always
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.errors import ConfigError
 from paceline.kernels import cpu
+from paceline.kernels.cpu.backend import StepArrays, attention_runs
 from paceline.kernels.interface import Kernels
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import ROPE_FACTORS, cache_groups
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
+from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-FOUR_BITS, EIGHT_BITS = frozenset({"Q4_0", "Q4_1"}), frozenset({"Q8_0"})
 NOTHING = np.zeros(0, dtype=np.float32)
 
 
@@ -38,8 +37,8 @@ def unsupported(config: ModelConfig) -> str | None:
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     if any(width % 32 for width in widths) or config.num_kv_heads * config.head_dim % 8:
         return f"widths {widths} are not multiples of 32"
-    if config.num_heads // config.num_kv_heads > 16:
-        return "more than 16 query heads share a key head"
+    if not attention_runs(config.head_dim, config.num_heads, config.num_kv_heads):
+        return "more than 16 query heads share a key head, or a head has more than 256 features"
     return None
 
 
@@ -55,9 +54,7 @@ class NativeDecoder:
         self._native = cpu.require()
         self.config = config
         self.cache_groups = cache_groups(config)
-        packer = _Packer(self._native, weights)
-        self.bits = 8
-        """Bits of a weight: 4 where every matrix of the layers is in 4-bit blocks."""
+        packer = PackingWeights(weights)
         hidden, d = config.hidden_size, config.head_dim
         # The largest matrix first: file and copy are in memory together only while nothing else is.
         self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
@@ -66,7 +63,6 @@ class NativeDecoder:
         if not config.tie_word_embeddings:
             self._head = packer.matrix([("lm_head.weight", config.vocab_size)], hidden)
             packer.let_go()
-        packer.bits.clear()
         self._norm = packer.vector("model.norm.weight", hidden)
         factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
@@ -78,16 +74,14 @@ class NativeDecoder:
         for layer in range(config.num_layers):
             self._add_layer(packer, layer, group_of[layer])
             packer.let_go()
-        if packer.bits == {4}:
-            self.bits = 4
+        self.bits = packer.bits
+        """Of a weight in the layers."""
         self._windows = [group.window or 0 for group in self.cache_groups]
         self._bound: Any = None
         self.instruction_set: str = self._model.kernels
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        out = np.empty((token_ids.shape[0], self.config.hidden_size), dtype=np.float32)
-        self._embedding.embed(token_ids.numpy(), out)
-        return torch.from_numpy(out)
+        return self._embedding.rows(token_ids)
 
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
         end = self.config.num_layers if last is None else last
@@ -106,8 +100,8 @@ class NativeDecoder:
         return out
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        out = np.empty((hidden.shape[0], self._head.rows), dtype=np.float32)
-        self._model.head(self._head, self._norm, hidden.contiguous().numpy(), out)
+        out = np.empty((hidden.shape[0], self._head.matrix.rows), dtype=np.float32)
+        self._model.head(self._head.matrix, self._norm, hidden.contiguous().numpy(), out)
         return torch.from_numpy(out)[:, :self.config.vocab_size]
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
@@ -124,18 +118,13 @@ class NativeDecoder:
                                      for plane in planes))
             self._bound = context.keys
         layout = context.layout
-        parents = None
-        if any(tree is not None for tree in layout.parents):
-            parents = np.concatenate([
-                np.arange(-1, end - begin - 1) if tree is None else np.array(tree)
-                for tree, begin, end in zip(layout.parents, layout.offsets, layout.offsets[1:])]).astype(np.int64)
+        step = StepArrays.of(layout)
         self._model.run(
-            hidden.numpy(), layout.positions.numpy(), np.array(layout.offsets, dtype=np.int64),
-            np.array(layout.starts, dtype=np.int64), parents, layout.block_size,
+            hidden.numpy(), step.positions, step.offsets, step.starts, step.parents, layout.block_size,
             [np.ascontiguousarray(view.tables.numpy()) for view in layout.views],
             [view.slots.numpy() for view in layout.views], self._windows, first, last)
 
-    def _add_layer(self, packer: _Packer, layer: int, group: int) -> None:
+    def _add_layer(self, packer: PackingWeights, layer: int, group: int) -> None:
         config, name = self.config, f"model.layers.{layer}."
         d, wide = config.head_dim, config.intermediate_size
         q, kv = config.num_heads * d, config.num_kv_heads * d
@@ -148,10 +137,10 @@ class NativeDecoder:
         self._model.add_layer(
             packer.vector(name + "input_layernorm.weight", config.hidden_size),
             packer.vector(name + "post_attention_layernorm.weight", config.hidden_size),
-            packer.matrix([(f"{attention}{part}.weight", rows) for part, rows in heads], config.hidden_size),
-            packer.matrix([(attention + "o_proj.weight", config.hidden_size)], q),
-            packer.matrix([(mlp + "gate_proj.weight", wide), (mlp + "up_proj.weight", wide)], config.hidden_size),
-            packer.matrix([(mlp + "down_proj.weight", config.hidden_size)], wide),
+            packer.matrix([(f"{attention}{part}.weight", rows) for part, rows in heads], config.hidden_size).matrix,
+            packer.matrix([(attention + "o_proj.weight", config.hidden_size)], q).matrix,
+            packer.matrix([(f"{mlp}{part}_proj.weight", wide) for part in ("gate", "up")], config.hidden_size).matrix,
+            packer.matrix([(mlp + "down_proj.weight", config.hidden_size)], wide).matrix,
             group, bias, packer.vector(attention + "q_norm.weight", d) if normed else NOTHING,
             packer.vector(attention + "k_norm.weight", d) if normed else NOTHING)
 
@@ -162,52 +151,3 @@ def _whole_layers(skip: frozenset[tuple[int, str]]) -> frozenset[int]:
     if layers != frozenset(layer for layer, part in skip if part == "mlp"):
         raise ConfigError("The native decoder skips whole layers only: name both 'attn' and 'mlp' of each.")
     return layers
-
-
-class _Packer:
-    """Takes a checkpoint's tensors and packs them for the native code."""
-
-    def __init__(self, native: Any, weights: WeightSource) -> None:
-        self._native = native
-        self._weights = weights
-        self.bits: set[int] = set()
-        """Of the matrices packed so far."""
-
-    def let_go(self) -> None:
-        """Everything taken so far is packed: the source need not hold it in memory as well."""
-        source = getattr(self._weights, "let_go", None)
-        if source is not None:
-            source()
-
-    def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        return np.ascontiguousarray(self._weights.take(name, (size,)).float().numpy())
-
-    def matrix(self, parts: Sequence[tuple[str, int]], cols: int) -> Any:
-        """Parts stacked by rows into one packed matrix, the last rows padded with zeros to a multiple of 8."""
-        rows = sum(count for _, count in parts)
-        packed = [self._blocks(name, count, cols) for name, count in parts]
-        kinds = {blocks[0] for blocks in packed if blocks is not None}
-        aligned = all(count % 8 == 0 for _, count in parts)
-        if aligned and None not in packed and (kinds <= FOUR_BITS or kinds <= EIGHT_BITS):
-            matrix = self._native.Matrix("q4" if kinds <= FOUR_BITS else "q8", rows, cols)
-            self.bits.add(4 if kinds <= FOUR_BITS else 8)
-            first = 0
-            for blocks, (_, count) in zip(packed, parts):
-                if blocks is not None:
-                    matrix.take_blocks(np.ascontiguousarray(blocks[1]), blocks[0], first)
-                first += count
-            return matrix
-        self.bits.add(8)
-        whole = np.zeros((-(-rows // 8) * 8, cols), dtype=np.float32)
-        first = 0
-        for name, count in parts:
-            whole[first:first + count] = self._weights.take(name, (count, cols)).float().numpy()
-            first += count
-        matrix = self._native.Matrix("q8", whole.shape[0], cols)
-        matrix.take_floats(whole, 0)
-        return matrix
-
-    def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]] | None:
-        """As the file stores them; a source without blocks (weights made in memory) gives floats instead."""
-        source = getattr(self._weights, "blocks", None)
-        return None if source is None else source(name, (rows, cols))

@@ -1,32 +1,6 @@
 """The native CPU kernels: C++ under native/, built when Paceline is installed. Everything runs without them."""
 
-from __future__ import annotations
+from paceline.kernels.cpu.backend import NativeKernels
+from paceline.kernels.cpu.library import HOW_TO_BUILD, load, require
 
-import importlib
-from typing import Any
-
-from paceline.errors import ConfigError
-from paceline.kernels.reference import ReferenceKernels
-
-HOW_TO_BUILD = "install a C++17 compiler and run `pip install .` (or `make setup`) again to build them"
-
-
-def load() -> Any | None:
-    """The extension module, or None where it was not built."""
-    try:
-        return importlib.import_module("paceline.kernels.cpu._native")
-    except ImportError:
-        return None
-
-
-def require() -> Any:
-    module = load()
-    if module is None:
-        raise ConfigError(f"The native CPU kernels are not built here: {HOW_TO_BUILD}, or use kernels='auto'.")
-    return module
-
-
-class NativeKernels(ReferenceKernels):
-    """Beside a native model: the few operations that are still torch's use the deterministic ones."""
-
-    name = "native"
+__all__ = ["HOW_TO_BUILD", "NativeKernels", "load", "require"]

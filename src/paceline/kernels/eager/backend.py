@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from paceline.kernels.eager import attention
 from paceline.kernels.eager.linear import linear
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.packed import Weight, plain
 
 
 class EagerKernels:
@@ -20,8 +21,8 @@ class EagerKernels:
         self._openblas = not torch._C.has_mkl
         self._zero = torch.zeros(1)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, weight, bias, self._openblas)
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(x, plain(weight), bias, self._openblas)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         size = x.shape[-1]

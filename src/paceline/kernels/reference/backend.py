@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.packed import Weight, plain
 from paceline.kernels.reference import attention
 from paceline.kernels.reference.linear import linear
 from paceline.kernels.reference.ordered import exp, ordered_sum, silu
@@ -16,8 +17,8 @@ class ReferenceKernels:
     name = "reference"
     deterministic = True
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, weight, bias)
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(x, plain(weight), bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

@@ -1,0 +1,34 @@
+"""PackedWeight: a weight matrix in the native code's blocks, where other backends have a tensor."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+
+class PackedWeight:
+    """[rows, cols] in blocks of 4 or 8 bits, on the CPU. NativeKernels multiplies with it as it is."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, matrix: Any, rows: int, bits: int) -> None:
+        """`matrix`: a native Matrix of at least `rows` rows; those beyond are padding."""
+        self.matrix = matrix
+        self.bits = bits
+        self.shape: tuple[int, int] = (rows, matrix.cols)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 -> the rows of that number in floats, [N, cols] float32."""
+        out = np.empty((ids.shape[0], self.shape[1]), dtype=np.float32)
+        self.matrix.embed(ids.numpy(), out)
+        return torch.from_numpy(out)
+
+
+Weight: TypeAlias = torch.Tensor | PackedWeight
+
+
+def plain(weight: Weight) -> torch.Tensor:
+    """For backends that know tensors only: right, though nothing is won by packing then."""
+    return weight if isinstance(weight, torch.Tensor) else weight.rows(torch.arange(weight.shape[0]))
