@@ -20,14 +20,15 @@ Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<floa
 void Decoder::reserve(int rows) {
     // Whole tiles: the size of one buffer then tells that all of them suffice.
     const size_t n = size_t((rows + kTileRows - 1) / kTileRows * kTileRows), d = size_t(shape_.head_dim);
-    const size_t wide = size_t(std::max({shape_.hidden, shape_.intermediate, shape_.heads * shape_.head_dim}));
-    const size_t bytes = Quantised::bytes(rows, int(wide / kBlock));
-    if (tiles_of_int8_.size() >= bytes) return;
-    normed_.resize(n * wide);
+    const int wide = std::max(shape_.hidden, shape_.heads * shape_.head_dim);
+    const size_t bytes = Quantised::bytes(rows, wide / kBlock);
+    if (int8_.size() >= bytes) return;
+    normed_.resize(n * size_t(shape_.hidden));
     qkv_.resize(n * d * size_t(shape_.heads + 2 * shape_.kv_heads));
     attended_.resize(n * d * size_t(shape_.heads));
     gate_up_.resize(n * 2 * size_t(shape_.intermediate));
-    tiles_of_int8_.resize(bytes);
+    int8_.resize(bytes);
+    gated_int8_.resize(Quantised::bytes(rows, shape_.intermediate / kBlock));
 }
 
 void Decoder::norm_and_quantise(int id, const float* x, const float* weight, int rows) {
@@ -41,10 +42,28 @@ void Decoder::norm_and_quantise(int id, const float* x, const float* weight, int
     }
 }
 
-void Decoder::gemm(int id, const Matrix& matrix, int rows, float* y, int64_t ldy, bool add) {
+void Decoder::gemm(int id, const Matrix& matrix, const Quantised& x, int rows, float* y, int64_t ldy, bool add) {
     int64_t begin, end;
     Team::share(matrix.view().groups(), id, pool_.size(), &begin, &end);
-    kernels_->gemm(matrix.view(), quantised(matrix.view().cols), rows, int(begin), int(end), y, int(ldy), add);
+    kernels_->gemm(matrix.view(), x, rows, int(begin), int(end), y, int(ldy), add);
+}
+
+// silu(gate) * up in int8. A thread takes the same columns of both halves, so that it waits for nobody in between.
+void Decoder::gate_and_up(int id, const Matrix& matrix, int rows) {
+    const int f = shape_.intermediate, blocks = f / kBlock, groups = kBlock / kLanes;
+    int64_t begin, end;
+    Team::share(blocks, id, pool_.size(), &begin, &end);
+    for (const int half : {0, f / kLanes})
+        kernels_->gemm(matrix.view(), quantised(shape_.hidden), rows, half + int(begin) * groups, half + int(end) * groups,
+                       gate_up_.data(), 2 * f, false);
+    alignas(64) float product[kBlock];
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t block = begin; block < end; block++) {
+            const float* gate = gate_up_.data() + r * 2 * f + block * kBlock;
+            kernels_->silu_mul(gate, gate + f, kBlock, product);
+            kernels_->quantise(product, 1, gated(), int(r), int(block));
+        }
+    }
 }
 
 // Bias, head norms, rotary positions, the query's scale, and the rows' keys and values into the cache.
@@ -82,7 +101,7 @@ void Decoder::split_heads(int id, const StepView& step, const Layer& layer) {
 }
 
 void Decoder::run(const StepView& step, int first, int last, float* hidden) {
-    const int rows = step.rows, f = shape_.intermediate;
+    const int rows = step.rows;
     if (rows == 0) return;
     reserve(rows);
     attention_.plan(step, pool_.size());
@@ -93,7 +112,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
             const Layer& layer = layers_[size_t(l)];
             norm_and_quantise(id, hidden, layer.input_norm.data(), rows);
             team.barrier();
-            gemm(id, *layer.qkv, rows, qkv_.data(), layer.qkv->view().rows, false);
+            gemm(id, *layer.qkv, quantised(shape_.hidden), rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
             split_heads(id, step, layer);
             team.barrier();
@@ -107,22 +126,13 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
                 kernels_->quantise(attended_.data() + block * kBlock, 1, quantised(width), int(block / blocks),
                                    int(block % blocks));
             team.barrier();
-            gemm(id, *layer.out, rows, hidden, layer.out->view().rows, true);
+            gemm(id, *layer.out, quantised(width), rows, hidden, layer.out->view().rows, true);
             team.barrier();
             norm_and_quantise(id, hidden, layer.post_norm.data(), rows);
             team.barrier();
-            gemm(id, *layer.gate_up, rows, gate_up_.data(), layer.gate_up->view().rows, false);
+            gate_and_up(id, *layer.gate_up, rows);
             team.barrier();
-            Team::share(int64_t(rows) * (f / kBlock), id, team.size(), &begin, &end);
-            for (int64_t block = begin; block < end; block++) {
-                const int64_t r = block / (f / kBlock), c = block % (f / kBlock) * kBlock;
-                const float* gate = gate_up_.data() + r * 2 * f + c;
-                float* out = normed_.data() + block * kBlock;
-                kernels_->silu_mul(gate, gate + f, kBlock, out);
-                kernels_->quantise(out, 1, quantised(f), int(r), int(c / kBlock));
-            }
-            team.barrier();
-            gemm(id, *layer.down, rows, hidden, layer.down->view().rows, true);
+            gemm(id, *layer.down, gated(), rows, hidden, layer.down->view().rows, true);
             team.barrier();
         }
     });
@@ -135,7 +145,7 @@ void Decoder::head(const Matrix& matrix, const float* norm, const float* hidden,
     pool_.run([&](int id) {
         norm_and_quantise(id, hidden, norm, rows);
         pool_.team().barrier();
-        gemm(id, matrix, rows, out, ldout, false);
+        gemm(id, matrix, quantised(shape_.hidden), rows, out, ldout, false);
     });
 }
 

@@ -44,9 +44,11 @@ class Decoder {
 
   private:
     void split_heads(int id, const StepView& step, const Layer& layer);
-    Quantised quantised(int cols) { return {tiles_of_int8_.data(), cols / kBlock}; }
+    Quantised quantised(int cols) { return {int8_.data(), cols / kBlock}; }
+    Quantised gated() { return {gated_int8_.data(), shape_.intermediate / kBlock}; }
+    void gate_and_up(int id, const Matrix& matrix, int rows);
     void norm_and_quantise(int id, const float* x, const float* weight, int rows);
-    void gemm(int id, const Matrix& matrix, int rows, float* y, int64_t ldy, bool add);
+    void gemm(int id, const Matrix& matrix, const Quantised& x, int rows, float* y, int64_t ldy, bool add);
     void reserve(int rows);
 
     Shape shape_;
@@ -60,7 +62,7 @@ class Decoder {
 
     // Scratch, grown as needed.
     std::vector<float> normed_, qkv_, attended_, gate_up_;
-    std::vector<uint8_t> tiles_of_int8_;
+    std::vector<uint8_t> int8_, gated_int8_;
 };
 
 }  // namespace paceline

@@ -3,8 +3,8 @@
 namespace paceline {
 
 namespace {
-// About 50 us: longer than the host's work between two steps of a small model, short enough not to heat a laptop.
-constexpr int kSpinsBeforeParking = 30000;
+// About a millisecond: longer than the host's work between two steps, short enough not to heat a laptop.
+constexpr int kSpinsBeforeParking = 2000000;
 }  // namespace
 
 Pool::Pool(int threads) : team_(threads < 1 ? 1 : threads) {
