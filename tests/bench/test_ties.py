@@ -115,6 +115,13 @@ def test_the_document_counts_and_measures(dataset: Path, llm: LLM) -> None:
     assert result["settings"]["dataset"] == "question.jsonl"
 
 
+def test_when_time_is_over_the_rest_is_left_out_and_not_counted(dataset: Path, llm: LLM) -> None:
+    with dataset.open("a") as file:
+        file.writelines(json.dumps({"category": "qa", "turns": [f"more {number}"]}) + "\n" for number in range(5))
+    result = ties.run(dataset, max_tokens=2, llm=llm, minutes=0.0)
+    assert result["settings"]["prompts"] == 8 and result["rows"][1]["paceline"] == 16, "two at a seat, then no more"
+
+
 def test_a_difference_that_is_no_tie_fails_the_command(dataset: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch,
                                                        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest = ties.answers

@@ -19,6 +19,7 @@ Greedy answers without penalties are compared, so the processed scores are the l
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,14 +173,19 @@ def compare(engine: Engine, names: Sequence[str], prompts: Sequence[Sequence[int
     return differences, deviations
 
 
-def answers(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, wish: Any
+def answers(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, wish: Any, minutes: float | None = None
             ) -> tuple[list[RequestOutput], list[RequestOutput]]:
-    """Greedy answers to all prompts, plain and drafted, in portions that take turns. Both find the same cache entries
-    of a prompt, so what differs comes from decoding."""
+    """Greedy answers to all prompts, plain and drafted, in portions that take turns; after `minutes` no portion is
+    begun, and the prompts behind are left out. Both find the same cache entries of a prompt, so what differs comes
+    from decoding."""
     both: tuple[list[RequestOutput], list[RequestOutput]] = ([], [])
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    portion = 4 * llm.engine.config.max_num_seqs
+    portion = 2 * llm.engine.config.max_num_seqs
+    begun = time.monotonic()
     for begin in range(0, len(prompts), portion):
+        if begin and minutes is not None and time.monotonic() - begun > 60.0 * minutes:
+            say(f"ties: {minutes:g} minutes are over, {len(prompts) - begin} prompts are left out")
+            break
         for outs, speculation in zip(both, (None, wish)):
             outs += llm.generate(list(prompts[begin:begin + portion]), params, speculation=speculation)
             say(f"ties: {len(outs)} of {len(prompts)} answers, {'plain' if speculation is None else 'drafted'}")
@@ -190,8 +196,10 @@ def answers(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, wish: Any
 
 
 def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: str = "ngram", k: int = 4,
-        batch: int = 16, model: str | None = None, llm: LLM | None = None) -> dict[str, Any]:
-    """The bench document. `llm`: an engine that is there already, instead of `model` and `batch`."""
+        batch: int = 16, model: str | None = None, minutes: float | None = None, llm: LLM | None = None
+        ) -> dict[str, Any]:
+    """The bench document; its settings say how many prompts there was time for. `llm`: an engine that is there
+    already, instead of `model` and `batch`."""
     for name, value in (("prompts", prompts), ("max-tokens", max_tokens), ("batch", batch), ("k", k)):
         if value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}.")
@@ -201,13 +209,13 @@ def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: 
     llm = llm or LLM(model, device="cpu", dtype="float32", kernels="eager", max_num_seqs=batch)
     engine = llm.engine
     rendered = [_render(llm, question.turns[0]) for question in questions]
-    plain, drafted = answers(llm, rendered, max_tokens, wish)
+    plain, drafted = answers(llm, rendered, max_tokens, wish, minutes)
     seats = engine.config.max_num_seqs
     widths = sorted({k + 1, seats, seats * (k + 1)})
     ours, theirs = ([out.outputs[0].token_ids for out in outs] for outs in (plain, drafted))
     differences, deviations = compare(engine, [question.id for question in questions], rendered, ours, theirs, widths)
 
-    count, tokens = len(questions), sum(map(len, ours))
+    count, tokens = len(plain), sum(map(len, ours))
     stats = [out.speculation for out in drafted if out.speculation is not None]
     rows = [Row("prompts", "prompts", count), Row("plain answers", "tokens", tokens),
             Row("drafted", "tokens", sum(one.drafted for one in stats)),
@@ -247,10 +255,12 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4, help="draft tokens a step, always")
     parser.add_argument("--batch", type=int, default=16, help="requests at once")
     parser.add_argument("--model", default=None)
+    parser.add_argument("--minutes", type=float, default=None, help="leave out what is not begun by then")
     json_argument(parser)
     given = parser.parse_args()
     try:
-        result = run(given.dataset, given.prompts, given.max_tokens, given.method, given.k, given.batch, given.model)
+        result = run(given.dataset, given.prompts, given.max_tokens, given.method, given.k, given.batch, given.model,
+                     given.minutes)
     except PacelineError as problem:
         raise SystemExit(f"error: {problem}") from None
     emit(result, given.json)

@@ -166,6 +166,7 @@ def ties(
     method: Annotated[str, typer.Option(help="Speculation method.")] = "ngram",
     k: Annotated[int, typer.Option("--k", min=1, help="Draft tokens a step, always.")] = 4,
     batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Leave out what is not begun by then.")] = None,
 ) -> None:
     """Default mode in plain torch: answers that differ with speculation, and whether each is a numerical tie."""
     from paceline.bench.questions import read_questions
@@ -175,7 +176,7 @@ def ties(
     read_questions(dataset)
     parse(method)
     _fetch(model)
-    result = run(dataset, prompts, max_tokens, method, k, batch, model)
+    result = run(dataset, prompts, max_tokens, method, k, batch, model, minutes)
     _emit(result, json_file)
     if not only_ties(result):
         raise typer.Exit(1)
