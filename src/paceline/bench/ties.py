@@ -37,9 +37,9 @@ from paceline.llm import LLM
 from paceline.request import Request, RequestOutput, SamplingParams
 from paceline.speculation.spec import parse
 
-ROUNDING = 1e-3
-"""Share of the largest absolute logit above which a deviation is a mistake. Float32 stays about a hundred times below
-it; a wrong mask, position or cache entry is far above."""
+ROUNDING = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
+"""Share of the largest absolute logit above which a deviation is a mistake. Rounding stays far below it; a wrong mask,
+position or cache entry is far above."""
 SAMPLES = 8
 """Answers that do not differ and are measured too, so that there is a deviation even where nothing differs."""
 
@@ -52,6 +52,8 @@ class Deviation:
     """[V] one row at a time."""
     largest: float
     """Largest absolute difference between any two passes, over the vocabulary."""
+    limit: float = ROUNDING["float32"]
+    """The largest share of the highest logit that rounding can explain."""
 
     @property
     def share(self) -> float:
@@ -59,7 +61,7 @@ class Deviation:
 
     @property
     def rounding(self) -> bool:
-        return self.share <= ROUNDING
+        return self.share <= self.limit
 
     def gap(self, *tokens: int) -> float:
         """How far the least of `tokens` is below the highest logit."""
@@ -145,7 +147,8 @@ def deviate(engine: Engine, prompt: Sequence[int], answer: Sequence[int], follow
     finally:
         engine.cache.close(sequence.allocation)
     every = torch.stack(found)
-    return Deviation(found[0], float((every.amax(0) - every.amin(0)).max()))
+    limit = ROUNDING[str(engine.runner.storage.keys[0].dtype).removeprefix("torch.")]
+    return Deviation(found[0], float((every.amax(0) - every.amin(0)).max()), limit)
 
 
 def compare(engine: Engine, names: Sequence[str], prompts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]],
@@ -196,8 +199,8 @@ def answers(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, wish: Any, 
 
 
 def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: str = "ngram", k: int = 4,
-        batch: int = 16, model: str | None = None, minutes: float | None = None, llm: LLM | None = None
-        ) -> dict[str, Any]:
+        batch: int = 16, model: str | None = None, minutes: float | None = None, llm: LLM | None = None,
+        device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
     """The bench document; its settings say how many prompts there was time for. `llm`: an engine that is there
     already, instead of `model` and `batch`."""
     for name, value in (("prompts", prompts), ("max-tokens", max_tokens), ("batch", batch), ("k", k)):
@@ -206,7 +209,7 @@ def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: 
     wish = {"method": method, "k": k, "adaptive": False}
     parse(wish)
     questions = read_questions(dataset)[:prompts]
-    llm = llm or LLM(model, device="cpu", dtype="float32", kernels="eager", max_num_seqs=batch)
+    llm = llm or LLM(model, device=device, dtype=dtype, kernels="eager", max_num_seqs=batch)
     engine = llm.engine
     rendered = [_render(llm, question.turns[0]) for question in questions]
     plain, drafted = answers(llm, rendered, max_tokens, wish, minutes)
@@ -226,7 +229,7 @@ def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: 
                 note=f"at {len(deviations)} positions, passes of 1, {', '.join(map(str, widths))} rows")]
     result = document(rows, dataset=Path(dataset).name, model=model or "default", kernels=engine.kernels.name,
                       prompts=count, max_tokens=max_tokens, speculation=wish, batch=seats, widths=[1, *widths],
-                      rounding=ROUNDING)
+                      device=device, dtype=dtype, rounding=ROUNDING[dtype])
     result["rows"] += [one.as_row() for one in differences]
     return result
 
@@ -255,12 +258,14 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4, help="draft tokens a step, always")
     parser.add_argument("--batch", type=int, default=16, help="requests at once")
     parser.add_argument("--model", default=None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--minutes", type=float, default=None, help="leave out what is not begun by then")
     json_argument(parser)
     given = parser.parse_args()
     try:
         result = run(given.dataset, given.prompts, given.max_tokens, given.method, given.k, given.batch, given.model,
-                     given.minutes)
+                     given.minutes, device=given.device, dtype=given.dtype)
     except PacelineError as problem:
         raise SystemExit(f"error: {problem}") from None
     emit(result, given.json)
