@@ -102,7 +102,15 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
     }
     // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
     // for the next tile while this one is worked on.
-    for (int64_t p = from + kTile; p < std::min<int64_t>(from + 2 * kTile, start); p++) {
+    const int64_t next = from + kTile, after = std::min<int64_t>(next + kTile, start);
+    if (cache_ == Cache::kI8 && next < after && keys[next] - keys[from] == kTile &&
+        keys[after - 1] - keys[after - 1 - kTile] == kTile)
+        view.ahead = int64_t(kTile * stride);
+    for (int64_t p = next; cache_ == Cache::kI8 && head == 0 && p < after; p += 4) {
+        __builtin_prefetch(planes.key_scales + size_t(keys[p]) * size_t(kv_heads_));
+        __builtin_prefetch(planes.value_scales + size_t(keys[p]) * size_t(kv_heads_));
+    }
+    for (int64_t p = next; view.ahead == 0 && p < after; p++) {
         const size_t at = size_t(keys[p]) * stride + width * size_t(head);
         for (size_t line = 0; line < width; line += 64) {
             __builtin_prefetch(static_cast<const uint8_t*>(planes.keys) + at + line);

@@ -96,10 +96,11 @@ struct Int8Tile {
     const void* const* value;
     const float* key_scale;
     const float* value_scale;
+    int64_t ahead;
 
     Int8Tile(const KeyTile& tile, int first, int last)
         : from(first), to(last), begin(first / 16 * 16), end((last + 15) / 16 * 16), key(tile.key), value(tile.value),
-          key_scale(tile.key_scale), value_scale(tile.value_scale) {
+          key_scale(tile.key_scale), value_scale(tile.value_scale), ahead(tile.ahead) {
         if (end <= tile.count) return;
         for (int token = begin; token < end; token++) {
             const int there = std::min(token, tile.count - 1);
@@ -131,31 +132,37 @@ struct Shares {
         low = from;
         high = to;
         float largest = 0.0f;
-        for (int token = from; token < to; token++) largest = std::max(largest, view.value_scale[token]);
+        int token = from;
+        if (to - from >= V::width) {
+            V most = V::set(0);
+            for (; token + V::width <= to; token += V::width) most = max(most, V::load(view.value_scale + token));
+            largest = most.max_lane();
+        }
+        for (; token < to; token++) largest = std::max(largest, view.value_scale[token]);
         const float inverse = largest > kTiny ? float(kTopWeight) / largest : 0.0f;
         unit = largest > kTiny ? largest / float(kTopWeight) : 0.0f;
         const V by = V::set(inverse), most = V::set(float(kTopWeight));
-        for (int token = view.begin; token < view.end; token += V::width)
+        for (token = view.begin; token < view.end; token += V::width)
             min(V::load(view.value_scale + token) * by, most).store(share + token);
     }
 };
 
 #if PACELINE_NEON
 
-struct Weights {
-    alignas(16) int8_t high[kTile], low[kTile];
-};
-
 template <int D> constexpr int width_of(int d) { return D ? D : d; }
 
 // out[a * kTile + key] = (query . key) * scale of the key, for the fours of keys that [from, to) touches.
-template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const Int8Tile& view, int size, float* out) {
+template <int NQ, int D>
+__attribute__((noinline)) void int8_scores(const int8_t* const* q, const Int8Tile& view, int size, float* out) {
     const int d = width_of<D>(size);
     const int32x4_t zero = {kMagicBits, 0, 0, 0};
     const float32x4_t magic = vdupq_n_f32(kMagic);
     for (int key = view.from / 4 * 4; key < view.to; key += 4) {
         const int8_t* k[4];
-        for (int b = 0; b < 4; b++) k[b] = static_cast<const int8_t*>(view.key[key + b]);
+        for (int b = 0; b < 4; b++) {
+            k[b] = static_cast<const int8_t*>(view.key[key + b]);
+            for (int line = 0; line < d; line += 64) __builtin_prefetch(k[b] + view.ahead + line);
+        }
         int32x4_t sum[NQ][4];
         for (int a = 0; a < NQ; a++)
             for (int b = 0; b < 4; b++) sum[a][b] = zero;
@@ -175,18 +182,35 @@ template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const I
     }
 }
 
-// w holds weight + 128 in its low bits, so that the second byte is the high digit and the first one 128 above the low.
-inline void split_weights(const float* w, int begin, int end, Weights& out) {
-    const int8x16_t offset = vdupq_n_s8(-128);
-    for (int key = begin; key < end; key += 16) {
-        int8x16_t n[2];
-        for (int j = 0; j < 2; j++)
-            n[j] = vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_f32(vld1q_f32(w + key + 8 * j)),
-                                                   vreinterpretq_s16_f32(vld1q_f32(w + key + 8 * j + 4))));
-        vst1q_s8(out.low + key, veorq_s8(vuzp1q_s8(n[0], n[1]), offset));
-        vst1q_s8(out.high + key, vuzp2q_s8(n[0], n[1]));
+// The digits of up to three queries: for each four of keys, four bytes a digit, high and low of one query after the
+// other, so that a lane of a register is what sdot multiplies a feature of four tokens with.
+template <int NQ> struct Weights {
+    alignas(16) int8_t two[kTile / 4][16];  // of the first two queries, from view.begin on
+    int8_t third[kTile / 4][8];             // of the third, or of an only one
+
+    // w[a * kTile + key] holds weight + 128 in its low bits: the second byte is the high digit and the first one 128
+    // above the low.
+    void split(const float* w, int begin, int end) {
+        const int8x16_t offset = vdupq_n_s8(-128);
+        for (int key = begin; key < end; key += 16) {
+            int32x4_t high[NQ], low[NQ];
+            for (int a = 0; a < NQ; a++) {
+                int8x16_t n[2];
+                for (int j = 0; j < 2; j++) {
+                    const float* at = w + a * kTile + key + 8 * j;
+                    n[j] = vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_f32(vld1q_f32(at)),
+                                                           vreinterpretq_s16_f32(vld1q_f32(at + 4))));
+                }
+                high[a] = vreinterpretq_s32_s8(vuzp2q_s8(n[0], n[1]));
+                low[a] = vreinterpretq_s32_s8(veorq_s8(vuzp1q_s8(n[0], n[1]), offset));
+            }
+            if constexpr (NQ >= 2)
+                vst4q_s32(reinterpret_cast<int32_t*>(two[(key - begin) / 4]), {{high[0], low[0], high[1], low[1]}});
+            if constexpr (NQ != 2)
+                vst2q_s32(reinterpret_cast<int32_t*>(third[(key - begin) / 4]), {{high[NQ - 1], low[NQ - 1]}});
+        }
     }
-}
+};
 
 // Values with four tokens of a feature side by side, feature after feature, as sdot wants them.
 struct Interleaved {
@@ -202,83 +226,95 @@ struct Interleaved {
     }
 };
 
-template <int NQ, int lane>
-inline void weigh_four(const int8x16_t* v, const int8x16_t* high, const int8x16_t* low, int32x4_t (*highs)[2],
-                       int32x4_t (*lows)[2]) {
-    for (int j = 0; j < 2; j++)
-        for (int a = 0; a < NQ; a++) {
-            highs[a][j] = vdotq_laneq_s32(highs[a][j], v[j], high[a], lane);
-            lows[a][j] = vdotq_laneq_s32(lows[a][j], v[j], low[a], lane);
-        }
+// Sixteen features of four tokens side by side into v27, v28, v25, v24; x9 steps through the tokens. In assembly because
+// with 24 sums the compiler copies registers about: a third of the loop's time.
+#define PACELINE_FROM_CACHE                                                                  \
+    "ldr x15, [x9, %[which]]\nprfm pldl1keep, [x15, %[ahead]]\n"                             \
+    "ldp x10, x11, [x9]\nldp x12, x13, [x9, #16]\nadd x9, x9, #32\n"                         \
+    "ldr q24, [x10, %[step]]\nldr q25, [x11, %[step]]\n"                                     \
+    "ldr q26, [x12, %[step]]\nldr q27, [x13, %[step]]\n"                                     \
+    "zip1 v28.16b, v24.16b, v25.16b\nzip2 v24.16b, v24.16b, v25.16b\n"                       \
+    "zip1 v25.16b, v26.16b, v27.16b\nzip2 v26.16b, v26.16b, v27.16b\n"                       \
+    "zip1 v27.8h, v28.8h, v25.8h\nzip2 v28.8h, v28.8h, v25.8h\n"                             \
+    "zip1 v25.8h, v24.8h, v26.8h\nzip2 v24.8h, v24.8h, v26.8h\n"
+#define PACELINE_INTERLEAVED "ldp q27, q28, [x9]\nldp q25, q24, [x9, #32]\nadd x9, x9, %[step]\n"
+#define PACELINE_QUERY(h0, h1, h2, h3, l0, l1, l2, l3, w, high, low)                         \
+    "sdot %" #h0 ".4s, v27.16b, " w ".4b[" #high "]\nsdot %" #l0 ".4s, v27.16b, " w ".4b[" #low "]\n" \
+    "sdot %" #h1 ".4s, v28.16b, " w ".4b[" #high "]\nsdot %" #l1 ".4s, v28.16b, " w ".4b[" #low "]\n" \
+    "sdot %" #h2 ".4s, v25.16b, " w ".4b[" #high "]\nsdot %" #l2 ".4s, v25.16b, " w ".4b[" #low "]\n" \
+    "sdot %" #h3 ".4s, v24.16b, " w ".4b[" #high "]\nsdot %" #l3 ".4s, v24.16b, " w ".4b[" #low "]\n"
+#define PACELINE_ZERO(a, b, c, d, e, f, g, h)                                                \
+    "movi %" #a ".4s, #0\nmovi %" #b ".4s, #0\nmovi %" #c ".4s, #0\nmovi %" #d ".4s, #0\n"    \
+    "movi %" #e ".4s, #0\nmovi %" #f ".4s, #0\nmovi %" #g ".4s, #0\nmovi %" #h ".4s, #0\n"
+#define PACELINE_SUMS(x) "=&w"(x[0]), "=&w"(x[1]), "=&w"(x[2]), "=&w"(x[3]), "=&w"(x[4]), "=&w"(x[5]), "=&w"(x[6]), "=&w"(x[7])
+#define PACELINE_WEIGH(NQ, SOURCE, ZERO, WEIGHTS, QUERIES, ...)                              \
+    asm volatile("mov x9, %[source]\nmov x14, %[digits]\nadd x16, x14, #256\n" ZERO         \
+                 "1:\n" SOURCE WEIGHTS QUERIES "cmp x9, %[end]\nb.ne 1b\n"                   \
+                 : __VA_ARGS__                                                               \
+                 : [source] "r"(source), [end] "r"(end), [step] "r"(step), [digits] "r"(digits), [which] "r"(which), [ahead] "r"(ahead) \
+                 : "v24", "v25", "v26", "v27", "v28", "v30", "v31", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", \
+                   "cc", "memory")
+#define PACELINE_ONE PACELINE_QUERY(0, 1, 2, 3, 4, 5, 6, 7, "v31", 0, 1)
+#define PACELINE_TWO PACELINE_QUERY(0, 1, 2, 3, 4, 5, 6, 7, "v30", 0, 1) PACELINE_QUERY(8, 9, 10, 11, 12, 13, 14, 15, "v30", 2, 3)
+#define PACELINE_THREE PACELINE_TWO PACELINE_QUERY(16, 17, 18, 19, 20, 21, 22, 23, "v31", 0, 1)
+#define PACELINE_LOAD_TWO "ldr q30, [x14], #16\n"
+#define PACELINE_LOAD_THIRD "ldr d31, [x16], #8\n"
+#define PACELINE_WEIGH_ALL(SOURCE)                                                           \
+    if constexpr (NQ == 1)                                                                   \
+        PACELINE_WEIGH(1, SOURCE, PACELINE_ZERO(0, 1, 2, 3, 4, 5, 6, 7), PACELINE_LOAD_THIRD, PACELINE_ONE, \
+                       PACELINE_SUMS(sums[0]));                                              \
+    else if constexpr (NQ == 2)                                                              \
+        PACELINE_WEIGH(2, SOURCE, PACELINE_ZERO(0, 1, 2, 3, 4, 5, 6, 7) PACELINE_ZERO(8, 9, 10, 11, 12, 13, 14, 15), \
+                       PACELINE_LOAD_TWO, PACELINE_TWO, PACELINE_SUMS(sums[0]), PACELINE_SUMS(sums[1])); \
+    else                                                                                     \
+        PACELINE_WEIGH(3, SOURCE, PACELINE_ZERO(0, 1, 2, 3, 4, 5, 6, 7) PACELINE_ZERO(8, 9, 10, 11, 12, 13, 14, 15) \
+                       PACELINE_ZERO(16, 17, 18, 19, 20, 21, 22, 23), PACELINE_LOAD_TWO PACELINE_LOAD_THIRD, \
+                       PACELINE_THREE, PACELINE_SUMS(sums[0]), PACELINE_SUMS(sums[1]), PACELINE_SUMS(sums[2]))
+
+// The tokens of [view.begin, view.end) weighed, for the sixteen features from i on: sums[a] holds the four vectors of
+// the high digit, then those of the low one.
+template <int NQ>
+inline void weigh_features(const Interleaved& values, const Int8Tile& view, const Weights<NQ>& weights, int d, int i,
+                           int32x4_t (*sums)[8]) {
+    const Weights<NQ>* digits = &weights;
+    const int8_t* source = values.values + 4 * i;
+    const int64_t step = 4 * d, which = 0, ahead = 0;
+    const int8_t* end = source + (view.end - view.begin) / 4 * step;
+    PACELINE_WEIGH_ALL(PACELINE_INTERLEAVED);
 }
 
-// Eight features of four tokens, side by side.
-struct FromInterleaved {
-    const int8_t* at;
-    int d;
-    FromInterleaved(const Interleaved& all, const Int8Tile&, int size, int i) : at(all.values + 4 * i), d(size) {}
-    void next(int8x16_t* v) {
-        v[0] = vld1q_s8(at);
-        v[1] = vld1q_s8(at + 16);
-        at += 4 * d;
-    }
-};
-
-struct FromCache {
-    const void* const* at;
-    int i;
-    FromCache(const Int8Tile& view, const Int8Tile&, int, int feature) : at(view.value + view.begin), i(feature) {}
-    void next(int8x16_t* v) {
-        int8x16_t x[4];
-        for (int b = 0; b < 4; b++)
-            x[b] = vcombine_s8(vld1_s8(static_cast<const int8_t*>(at[b]) + i), vcreate_s8(0));
-        const int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x[0], x[1])), high = vreinterpretq_s16_s8(vzip1q_s8(x[2], x[3]));
-        v[0] = vreinterpretq_s8_s16(vzip1q_s16(low, high));
-        v[1] = vreinterpretq_s8_s16(vzip2q_s16(low, high));
-        at += 4;
-    }
-};
+template <int NQ>
+inline void weigh_features(const Int8Tile& values, const Int8Tile& view, const Weights<NQ>& weights, int, int i,
+                           int32x4_t (*sums)[8]) {
+    const Weights<NQ>* digits = &weights;
+    const void* const* source = values.value + view.begin;
+    const void* const* end = values.value + view.end;
+    // Four runs over the tokens ask for a line of every one.
+    const int64_t step = i, which = i % 64 / 2, ahead = view.ahead + i / 64 * 64;
+    PACELINE_WEIGH_ALL(PACELINE_FROM_CACHE);
+}
 
 // out[a] = unit[a] * sum of weight * value. The sums of either digit stay below 2^21.
-template <int NQ, class From, class Source>
-inline void int8_weigh(const Weights* weights, const Source& source, const Int8Tile& view, int d, const float* unit,
+template <int NQ, class Source>
+inline void int8_weigh(const Weights<NQ>& weights, const Source& values, const Int8Tile& view, int d, const float* unit,
                        float* const* out) {
-    const int32x4_t zero = vdupq_n_s32(kMagicBits);
+    const int32x4_t bits = vdupq_n_s32(kMagicBits);
     const float32x4_t magic = vdupq_n_f32(kMagic), base = vdupq_n_f32(256.0f);
-    for (int i = 0; i < d; i += 8) {
-        int32x4_t highs[NQ][2], lows[NQ][2];
+    for (int i = 0; i < d; i += 16) {
+        int32x4_t sums[NQ][8];
+        weigh_features<NQ>(values, view, weights, d, i, sums);
+#pragma GCC unroll 3
         for (int a = 0; a < NQ; a++)
-            for (int j = 0; j < 2; j++) highs[a][j] = lows[a][j] = zero;
-        From from(source, view, d, i);
-        for (int key = view.begin; key < view.end; key += 16) {
-            int8x16_t high[NQ], low[NQ], v[2];
-            for (int a = 0; a < NQ; a++) {
-                high[a] = vld1q_s8(weights[a].high + key);
-                low[a] = vld1q_s8(weights[a].low + key);
-            }
-            from.next(v);
-            weigh_four<NQ, 0>(v, high, low, highs, lows);
-            from.next(v);
-            weigh_four<NQ, 1>(v, high, low, highs, lows);
-            from.next(v);
-            weigh_four<NQ, 2>(v, high, low, highs, lows);
-            from.next(v);
-            weigh_four<NQ, 3>(v, high, low, highs, lows);
-        }
-        for (int a = 0; a < NQ; a++)
-            for (int j = 0; j < 2; j++) {
-                const float32x4_t high = vsubq_f32(vreinterpretq_f32_s32(highs[a][j]), magic);
-                const float32x4_t low = vsubq_f32(vreinterpretq_f32_s32(lows[a][j]), magic);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                const float32x4_t high = vsubq_f32(vreinterpretq_f32_s32(vaddq_s32(sums[a][j], bits)), magic);
+                const float32x4_t low = vsubq_f32(vreinterpretq_f32_s32(vaddq_s32(sums[a][j + 4], bits)), magic);
                 vst1q_f32(out[a] + i + 4 * j, vmulq_n_f32(vfmaq_f32(low, high, base), unit[a]));
             }
     }
 }
 
 #else
-
-struct Weights {
-    int32_t value[kTile];
-};
 
 template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const Int8Tile& view, int d, float* out) {
     for (int key = view.from; key < view.to; key++) {
@@ -291,25 +327,28 @@ template <int NQ, int D> inline void int8_scores(const int8_t* const* q, const I
     }
 }
 
-inline void split_weights(const float* w, int begin, int end, Weights& out) {
-    for (int key = begin; key < end; key++) {
-        int32_t bits;
-        std::memcpy(&bits, w + key, 4);
-        out.value[key] = (bits & 0xffff) - 128;
+template <int NQ> struct Weights {
+    int32_t value[NQ][kTile];
+
+    void split(const float* w, int begin, int end) {
+        for (int a = 0; a < NQ; a++)
+            for (int key = begin; key < end; key++) {
+                int32_t bits;
+                std::memcpy(&bits, w + a * kTile + key, 4);
+                value[a][key] = (bits & 0xffff) - 128;
+            }
     }
-}
+};
 
-struct FromCache {};
-
-template <int NQ, class From, class Source>
-inline void int8_weigh(const Weights* weights, const Source&, const Int8Tile& view, int d, const float* unit,
+template <int NQ, class Source>
+inline void int8_weigh(const Weights<NQ>& weights, const Source&, const Int8Tile& view, int d, const float* unit,
                        float* const* out) {
     int32_t sum[kLargestHead];
     for (int a = 0; a < NQ; a++) {
         std::fill(sum, sum + d, 0);
         for (int token = view.from; token < view.to; token++) {
             const int8_t* v = static_cast<const int8_t*>(view.value[token]);
-            const int32_t weight = weights[a].value[token];
+            const int32_t weight = weights.value[a][token];
             for (int i = 0; i < d; i++) sum[i] += weight * int32_t(v[i]);
         }
         for (int i = 0; i < d; i++) out[a][i] = float(sum[i]) * unit[a];
@@ -319,7 +358,7 @@ inline void int8_weigh(const Weights* weights, const Source&, const Int8Tile& vi
 #endif
 
 // Scores in w, of which [low, high) count, to rounded weights in its low bits, 128 added.
-inline void int8_softmax(float* w, const Int8Tile& view, const Shares& shares, int low, int high, float query_scale,
+__attribute__((noinline)) void int8_softmax(float* w, const Int8Tile& view, const Shares& shares, int low, int high, float query_scale,
                          float* peak, float* mass) {
     constexpr int W = V::width, N = 8 / W;
     for (int key = view.begin; key < low; key++) w[key] = -INFINITY;
@@ -344,51 +383,47 @@ inline void int8_softmax(float* w, const Int8Tile& view, const Shares& shares, i
     *mass = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
 }
 
-template <int NQ, int D, class From, class Source>
-void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& source,
+template <int NQ, int D, class Source>
+void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& values,
                          const Int8Tile& view, Shares& shares, int d, float* const* out, float* peak, float* mass) {
     alignas(64) float w[NQ * kTile];
-    Weights weights[NQ];
-    const int8_t* values[NQ];
+    const int8_t* query[NQ];
     float unit[NQ];
-    for (int a = 0; a < NQ; a++) values[a] = reinterpret_cast<const int8_t*>(q[a]);
-    int8_scores<NQ, D>(values, view, d, w);
+    for (int a = 0; a < NQ; a++) query[a] = reinterpret_cast<const int8_t*>(q[a]);
+    int8_scores<NQ, D>(query, view, d, w);
     for (int a = 0; a < NQ; a++) {
         if (low[a] >= high[a]) {
             peak[a] = -INFINITY;
             mass[a] = unit[a] = 0.0f;
-            std::memset(&weights[a], 0, sizeof weights[a]);
+            std::fill(w + a * kTile, w + (a + 1) * kTile, kMagic);  // any number will do
             continue;
         }
         float query_scale;
-        std::memcpy(&query_scale, values[a] + d, sizeof query_scale);
+        std::memcpy(&query_scale, query[a] + d, sizeof query_scale);
         shares.of(view, low[a], high[a]);
         unit[a] = shares.unit;
         int8_softmax(w + a * kTile, view, shares, low[a], high[a], query_scale, peak + a, mass + a);
-        split_weights(w + a * kTile, view.begin, view.end, weights[a]);
     }
-    int8_weigh<NQ, From>(weights, source, view, d, unit, out);
+    Weights<NQ> weights;
+    weights.split(w, view.begin, view.end);
+    int8_weigh<NQ>(weights, values, view, d, unit, out);
 }
 
-template <class From, class Source>
-void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& source,
+template <class Source>
+void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& values,
                       const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
     Shares shares;
     const auto attend = [&](auto count, int a) {
         constexpr int NQ = decltype(count)::value;
         if (d == 64)
-            attend_int8_queries<NQ, 64, From>(q + a, low + a, high + a, source, view, shares, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 64>(q + a, low + a, high + a, values, view, shares, d, out + a, peak + a, mass + a);
         else
-            attend_int8_queries<NQ, 0, From>(q + a, low + a, high + a, source, view, shares, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 0>(q + a, low + a, high + a, values, view, shares, d, out + a, peak + a, mass + a);
     };
     int a = 0;
-    for (; a + 4 <= queries; a += 4) attend(std::integral_constant<int, 4>(), a);
-    switch (queries - a) {
-        case 3: attend(std::integral_constant<int, 3>(), a); break;
-        case 2: attend(std::integral_constant<int, 2>(), a); break;
-        case 1: attend(std::integral_constant<int, 1>(), a); break;
-        default: break;
-    }
+    for (; a + 3 <= queries; a += 3) attend(std::integral_constant<int, 3>(), a);
+    if (queries - a == 2) attend(std::integral_constant<int, 2>(), a);
+    if (queries - a == 1) attend(std::integral_constant<int, 1>(), a);
 }
 
 // Kernels::attend for an int8 cache; q[i] as pack_query leaves it.
@@ -409,10 +444,10 @@ void attend_int8(const float* const* q, int queries, const int* low, const int* 
     }
     const Int8Tile view(tile, from, to);
 #if PACELINE_NEON
-    if (queries > 4)
-        return attend_int8_from<FromInterleaved>(q, queries, low, high, Interleaved(view, d), view, d, out, peak, mass);
+    if (queries > 3)
+        return attend_int8_from(q, queries, low, high, Interleaved(view, d), view, d, out, peak, mass);
 #endif
-    attend_int8_from<FromCache>(q, queries, low, high, view, view, d, out, peak, mass);
+    attend_int8_from(q, queries, low, high, view, view, d, out, peak, mass);
 }
 
 }  // namespace
