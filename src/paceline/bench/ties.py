@@ -38,8 +38,8 @@ from paceline.request import Request, RequestOutput, SamplingParams
 from paceline.speculation.spec import parse
 
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-"""Share of the largest absolute logit above which a deviation is a mistake. Rounding stays far below it; a wrong mask,
-position or cache entry is far above."""
+"""Share of the largest absolute logit above which a deviation counts as a mistake, not as rounding. Chosen, not
+derived: it is there so that an error of the verification cannot make its own consequences look like ties."""
 SAMPLES = 8
 """Answers that do not differ and are measured too, so that there is a deviation even where nothing differs."""
 
