@@ -61,7 +61,10 @@ void PagedAttention::plan(const StepView& step, int threads) {
     }
     split_keys_ = int64_t(tiles_.size()) * kv_heads_ < 4 * threads;
     if (!split_keys_) return;
-    const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_key_tiles_) * kQueries;
+    // Side by side, not a largest tile apart: strides of a power of two fight for the same lines of the caches.
+    most_queries_ = 0;
+    for (const Tile& tile : tiles_) most_queries_ = std::max(most_queries_, size_t(tile.rows * (heads_ / kv_heads_)));
+    const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_key_tiles_) * most_queries_;
     if (masses_.size() >= results) return;
     partial_.resize(results * size_t(head_dim_));
     peaks_.resize(results);
@@ -90,15 +93,23 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
     KeyTile view;
     view.count = int(std::min<int64_t>(kTile, seen_[size_t(tile.row + tile.rows - 1)] + 1 - from));
     const size_t width = size_t(d) * cache_bytes(cache_), stride = width * size_t(kv_heads_);
+    const uint8_t* first_key = static_cast<const uint8_t*>(planes.keys) + width * size_t(head);
+    const uint8_t* first_value = static_cast<const uint8_t*>(planes.values) + width * size_t(head);
+    int64_t tree_slots[kTile];
+    const int64_t* slots = keys + from;
+    if (!own.empty() && from + view.count > start) {
+        for (int i = 0; i < view.count; i++)
+            tree_slots[i] = from + i < start ? keys[from + i] : own[size_t(from + i - start)];
+        slots = tree_slots;
+    }
     for (int i = 0; i < view.count; i++) {
-        const int64_t p = from + i;
-        const size_t slot = size_t(own.empty() || p < start ? keys[p] : own[size_t(p - start)]);
-        view.key[i] = static_cast<const uint8_t*>(planes.keys) + slot * stride + width * size_t(head);
-        view.value[i] = static_cast<const uint8_t*>(planes.values) + slot * stride + width * size_t(head);
-        if (cache_ == Cache::kI8) {
-            view.key_scale[i] = planes.key_scales[slot * size_t(kv_heads_) + size_t(head)];
-            view.value_scale[i] = planes.value_scales[slot * size_t(kv_heads_) + size_t(head)];
-        }
+        view.key[i] = first_key + size_t(slots[i]) * stride;
+        view.value[i] = first_value + size_t(slots[i]) * stride;
+    }
+    for (int i = 0; cache_ == Cache::kI8 && i < view.count; i++) {
+        const size_t at = size_t(slots[i]) * size_t(kv_heads_) + size_t(head);
+        view.key_scale[i] = planes.key_scales[at];
+        view.value_scale[i] = planes.value_scales[at];
     }
     // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
     // for the next tile while this one is worked on.
@@ -160,8 +171,8 @@ void PagedAttention::attend_key_tiles(Team& team, int id, const Layer& layer, st
         for (int h = 0; h < together; h++) {
             const int head = together == heads ? h : int(job % heads);
             const size_t at = (size_t(index) * size_t(heads) + size_t(head)) * size_t(key_tiles) + size_t(key_tile);
-            attend_tile(layer, tile, head, key_tile, partial_.data() + at * kQueries * size_t(head_dim_),
-                        peaks_.data() + at * kQueries, masses_.data() + at * kQueries);
+            attend_tile(layer, tile, head, key_tile, partial_.data() + at * most_queries_ * size_t(head_dim_),
+                        peaks_.data() + at * most_queries_, masses_.data() + at * most_queries_);
         }
     }
 }
@@ -186,7 +197,7 @@ void PagedAttention::attend(Team& team, int id, const Planes& planes, int cache_
         for (int64_t key_tile = first_key_tile(layer.plan, tile); key_tile <= last; key_tile++) {
             const float *from = more, *its_peak = more_peak, *its_mass = more_mass;
             if (split_keys_) {
-                const size_t at = (size_t(job) * size_t(most_key_tiles_) + size_t(key_tile)) * kQueries;
+                const size_t at = (size_t(job) * size_t(most_key_tiles_) + size_t(key_tile)) * most_queries_;
                 from = partial_.data() + at * size_t(d);
                 its_peak = peaks_.data() + at;
                 its_mass = masses_.data() + at;

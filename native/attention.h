@@ -86,6 +86,7 @@ class PagedAttention {
     std::vector<int64_t> starts_;                  // [groups]
     std::vector<int64_t> seen_;                    // [rows] position of the row: it sees keys 0 .. seen
     int64_t most_key_tiles_ = 0;
+    size_t most_queries_ = 0;                      // of a tile, all its rows and heads of a key head together
     bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well
     std::vector<float> partial_, peaks_, masses_;  // then: the results of every key tile, grown as needed
 };

@@ -244,11 +244,12 @@ struct Interleaved {
     "sdot %" #h2 ".4s, v25.16b, " w ".4b[" #high "]\nsdot %" #l2 ".4s, v25.16b, " w ".4b[" #low "]\n" \
     "sdot %" #h3 ".4s, v24.16b, " w ".4b[" #high "]\nsdot %" #l3 ".4s, v24.16b, " w ".4b[" #low "]\n"
 #define PACELINE_ZERO(a, b, c, d, e, f, g, h)                                                \
-    "movi %" #a ".4s, #0\nmovi %" #b ".4s, #0\nmovi %" #c ".4s, #0\nmovi %" #d ".4s, #0\n"    \
-    "movi %" #e ".4s, #0\nmovi %" #f ".4s, #0\nmovi %" #g ".4s, #0\nmovi %" #h ".4s, #0\n"
+    "mov %" #a ".16b, v24.16b\nmov %" #b ".16b, v24.16b\nmov %" #c ".16b, v24.16b\nmov %" #d ".16b, v24.16b\n" \
+    "mov %" #e ".16b, v24.16b\nmov %" #f ".16b, v24.16b\nmov %" #g ".16b, v24.16b\nmov %" #h ".16b, v24.16b\n"
 #define PACELINE_SUMS(x) "=&w"(x[0]), "=&w"(x[1]), "=&w"(x[2]), "=&w"(x[3]), "=&w"(x[4]), "=&w"(x[5]), "=&w"(x[6]), "=&w"(x[7])
 #define PACELINE_WEIGH(NQ, SOURCE, ZERO, WEIGHTS, QUERIES, ...)                              \
-    asm volatile("mov x9, %[source]\nmov x14, %[digits]\nadd x16, x14, #256\n" ZERO         \
+    asm volatile("mov x9, %[source]\nmov x14, %[digits]\nadd x16, x14, #256\n"               \
+                 "mov w10, #0x4b400000\ndup v24.4s, w10\n" ZERO                              \
                  "1:\n" SOURCE WEIGHTS QUERIES "cmp x9, %[end]\nb.ne 1b\n"                   \
                  : __VA_ARGS__                                                               \
                  : [source] "r"(source), [end] "r"(end), [step] "r"(step), [digits] "r"(digits), [which] "r"(which), [ahead] "r"(ahead) \
@@ -298,19 +299,28 @@ inline void weigh_features(const Int8Tile& values, const Int8Tile& view, const W
 template <int NQ, class Source>
 inline void int8_weigh(const Weights<NQ>& weights, const Source& values, const Int8Tile& view, int d, const float* unit,
                        float* const* out) {
-    const int32x4_t bits = vdupq_n_s32(kMagicBits);
     const float32x4_t magic = vdupq_n_f32(kMagic), base = vdupq_n_f32(256.0f);
     for (int i = 0; i < d; i += 16) {
         int32x4_t sums[NQ][8];
         weigh_features<NQ>(values, view, weights, d, i, sums);
-#pragma GCC unroll 3
-        for (int a = 0; a < NQ; a++)
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                const float32x4_t high = vsubq_f32(vreinterpretq_f32_s32(vaddq_s32(sums[a][j], bits)), magic);
-                const float32x4_t low = vsubq_f32(vreinterpretq_f32_s32(vaddq_s32(sums[a][j + 4], bits)), magic);
-                vst1q_f32(out[a] + i + 4 * j, vmulq_n_f32(vfmaq_f32(low, high, base), unit[a]));
+        // By name, not in a loop: the sums stay in registers then.
+        const auto finish = [&](int a, int j, int32x4_t highs, int32x4_t lows) {
+            const float32x4_t high = vsubq_f32(vreinterpretq_f32_s32(highs), magic);
+            const float32x4_t low = vsubq_f32(vreinterpretq_f32_s32(lows), magic);
+            vst1q_f32(out[a] + i + 4 * j, vmulq_n_f32(vfmaq_f32(low, high, base), unit[a]));
+        };
+        const auto finish_query = [&](auto query) {
+            constexpr int a = decltype(query)::value;
+            if constexpr (a < NQ) {
+                finish(a, 0, sums[a][0], sums[a][4]);
+                finish(a, 1, sums[a][1], sums[a][5]);
+                finish(a, 2, sums[a][2], sums[a][6]);
+                finish(a, 3, sums[a][3], sums[a][7]);
             }
+        };
+        finish_query(std::integral_constant<int, 0>());
+        finish_query(std::integral_constant<int, 1>());
+        finish_query(std::integral_constant<int, 2>());
     }
 }
 

@@ -178,7 +178,7 @@ void combine(float* out, float* peak, float* mass, const float* more, float more
         return;
     }
     const float top = *peak > more_peak ? *peak : more_peak;
-    const float old = exp(*peak - top), fresh = exp(more_peak - top);
+    const float old = *peak == top ? 1.0f : exp(*peak - top), fresh = more_peak == top ? 1.0f : exp(more_peak - top);
     const V a = V::set(old), b = V::set(fresh);
     for (int i = 0; i < d; i += W) fma(V::load(more + i), b, V::load(out + i) * a).store(out + i);
     *mass = std::fmaf(more_mass, fresh, *mass * old);
