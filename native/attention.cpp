@@ -114,7 +114,7 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
     // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
     // for the next tile while this one is worked on.
     const int64_t next = from + kTile, after = std::min<int64_t>(next + kTile, start);
-    if (cache_ == Cache::kI8 && next < after && keys[next] - keys[from] == kTile &&
+    if (next < after && keys[next] - keys[from] == kTile &&
         keys[after - 1] - keys[after - 1 - kTile] == kTile)
         view.ahead = int64_t(kTile * stride);
     for (int64_t p = next; cache_ == Cache::kI8 && head == 0 && p < after; p += 4) {

@@ -58,8 +58,8 @@ struct KeyTile {
     float key_scale[kTile];
     float value_scale[kTile];
     int count = 0;
-    // Bytes from a token's vectors to those of the token a tile further on, where they lie that regularly: the int8
-    // kernel asks for them while it works. 0: not known.
+    // Bytes from a token's vectors to those of the token a tile further on, where they lie that regularly: the
+    // kernels ask for them while they work. 0: not known.
     int64_t ahead = 0;
 };
 

@@ -79,10 +79,18 @@ inline void scores(const float* const* q, const KeyTile& tile, int key, int d, f
     }
 }
 
-template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, int from, int to, int d,
-                                              float* out) {
+// The lines of the token a tile further on: memory brings them while this tile is worked on.
+inline void ask_ahead(const void* token, int64_t ahead, int bytes) {
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const uint8_t*>(token) + ahead + line);
+}
+
+template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, int64_t ahead, int from,
+                                              int to, int d, float* out) {
     int key = from;
-    for (; key + 4 <= to; key += 4) scores<kind, NQ, 4>(q, tile, key, d, out);
+    for (; key + 4 <= to; key += 4) {
+        for (int b = 0; ahead != 0 && b < 4; b++) ask_ahead(tile.key[key + b], ahead, d * int(cache_bytes(kind)));
+        scores<kind, NQ, 4>(q, tile, key, d, out);
+    }
     for (; key < to; key++) scores<kind, NQ, 1>(q, tile, key, d, out);
 }
 
@@ -90,7 +98,7 @@ template <int lane> using Lane = std::integral_constant<int, lane>;
 
 // sum of p * v over the keys, for NQ queries and NV vectors of the head from feature i on.
 template <Cache kind, int NQ, int NV>
-inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, float* const* out) {
+inline void weigh(const float* p, const KeyTile& tile, int64_t ahead, int from, int to, int i, float* const* out) {
     V sum[NQ][NV];
     for (int a = 0; a < NQ; a++)
         for (int j = 0; j < NV; j++) sum[a][j] = V::set(0);
@@ -101,7 +109,10 @@ inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, 
             for (int j = 0; j < NV; j++) sum[a][j] = fma_lane<decltype(lane)::value>(v[j], weights + a * kTile, sum[a][j]);
     };
     int key = from;
+    const int bytes = NV * W * int(cache_bytes(kind));
+    const int64_t value_ahead = ahead == 0 ? 0 : ahead + i * int64_t(cache_bytes(kind));
     for (; key + 4 <= to; key += 4) {
+        for (int b = 0; ahead != 0 && b < 4; b++) ask_ahead(tile.value[key + b], value_ahead, bytes);
         add(key, Lane<0>(), p + key);
         add(key + 1, Lane<1>(), p + key);
         add(key + 2, Lane<2>(), p + key);
@@ -113,7 +124,7 @@ inline void weigh(const float* p, const KeyTile& tile, int from, int to, int i, 
 }
 
 template <Cache kind, int NQ>
-void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, int d,
+void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, int64_t ahead, int d,
                     float* const* out, float* peak, float* mass) {
     alignas(64) float p[NQ * kTile + 4];
     int from = kTile, to = 0;
@@ -123,7 +134,7 @@ void attend_queries(const float* const* q, const int* low, const int* high, cons
     }
     if (from >= to) from = to = 0;
     const int begin = from / W * W, end = (to + W - 1) / W * W;
-    all_scores<kind, NQ>(q, tile, from, to, d, p);
+    all_scores<kind, NQ>(q, tile, ahead, from, to, d, p);
     for (int a = 0; a < NQ; a++) {
         // Whole vectors around what any of the queries sees; what this one does not see weighs exactly nothing.
         float* row = p + a * kTile;
@@ -144,8 +155,8 @@ void attend_queries(const float* const* q, const int* low, const int* high, cons
             for (int key = from; key < to; key++) row[key] = row[key] * tile.value_scale[key];
     }
     int i = 0;
-    for (; i + 4 * W <= d; i += 4 * W) weigh<kind, NQ, 4>(p, tile, from, to, i, out);
-    for (; i < d; i += W) weigh<kind, NQ, 1>(p, tile, from, to, i, out);
+    for (; i + 4 * W <= d; i += 4 * W) weigh<kind, NQ, 4>(p, tile, ahead, from, to, i, out);
+    for (; i < d; i += W) weigh<kind, NQ, 1>(p, tile, ahead, from, to, i, out);
 }
 
 template <Cache kind>
@@ -153,11 +164,11 @@ void attend_kind(const float* const* q, int queries, const int* low, const int* 
                  float* const* out, float* peak, float* mass) {
     int a = 0;
     for (; a + 4 <= queries; a += 4)
-        attend_queries<kind, 4>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a);
+        attend_queries<kind, 4>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a);
     switch (queries - a) {
-        case 3: attend_queries<kind, 3>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
-        case 2: attend_queries<kind, 2>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
-        case 1: attend_queries<kind, 1>(q + a, low + a, high + a, tile, d, out + a, peak + a, mass + a); break;
+        case 3: attend_queries<kind, 3>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
+        case 2: attend_queries<kind, 2>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
+        case 1: attend_queries<kind, 1>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
         default: break;
     }
 }

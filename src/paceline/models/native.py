@@ -53,6 +53,8 @@ class NativeDecoder:
             raise ConfigError(f"kernels='native' cannot run this model: {reason}; use kernels='auto'.")
         self._native = cpu.require()
         self.config = config
+        self.kv_dtype = kv_dtype
+        """What its cache holds."""
         self.cache_groups = cache_groups(config)
         packer = PackingWeights(weights)
         hidden, d = config.hidden_size, config.head_dim
