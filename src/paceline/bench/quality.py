@@ -75,19 +75,21 @@ GATE = (
 class Scorer:
     """One window at a time through a model, with a cache of its own."""
 
-    def __init__(self, model: CausalLM, kernels: Kernels, window: int, cache: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: CausalLM, kernels: Kernels, window: int, cache: torch.dtype = torch.float32,
+                 device: str = "cpu") -> None:
+        self._device = torch.device(device)
         self._model = model
         self._kernels = kernels
         blocks = -(-window // BLOCK_SIZE)
         groups = model.cache_groups
-        self._table = torch.arange(1, blocks + 1)[None]  # block 0 is never used
-        self._storage = KVStorage(groups, [blocks + 1] * len(groups), BLOCK_SIZE, cache, torch.device("cpu"))
+        self._table = torch.arange(1, blocks + 1, device=self._device)[None]  # block 0 is never used
+        self._storage = KVStorage(groups, [blocks + 1] * len(groups), BLOCK_SIZE, cache, self._device)
 
     @torch.inference_mode()
     def surprise(self, tokens: list[int], chunk: int = CHUNK) -> float:
         """Sum of -log p(token | the tokens before it in this window) over all but the first, in nats."""
         total = 0.0
-        ids = torch.tensor(tokens)
+        ids = torch.tensor(tokens, device=self._device)
         for begin in range(0, len(tokens), chunk):
             end = min(begin + chunk, len(tokens))
             hidden = self._model.forward(ids[begin:end], self._context(begin, end))
@@ -98,7 +100,7 @@ class Scorer:
         return total
 
     def _context(self, begin: int, end: int) -> Forward:
-        positions = torch.arange(begin, end)
+        positions = torch.arange(begin, end, device=self._device)
         slots = self._table[0, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         pages = -(-end // BLOCK_SIZE)
         views = [GroupView(self._table[:, :pages].contiguous(), slots, group.window)
@@ -122,9 +124,10 @@ def perplexity(scorer: Scorer, tokens: list[int], window: int) -> float:
     return math.exp(sum(map(scorer.surprise, parts)) / sum(len(part) - 1 for part in parts))
 
 
-def scorer(format: Format, checkpoint: Checkpoint, window: int, threads: int) -> Scorer:
+def scorer(format: Format, checkpoint: Checkpoint, window: int, threads: int, device: str = "cpu") -> Scorer:
+    """`device` is for the formats that run in torch."""
     shape = ModelConfig.from_dict(checkpoint.config)
-    weights = Weights(checkpoint)
+    weights = Weights(checkpoint, device="cpu" if format.native else device)
     if format.native:
         source = weights if format.weights == "file" else RoundedWeights(weights)  # hides the blocks: 8 bits then
         dtype = getattr(torch, format.cache)
@@ -134,7 +137,7 @@ def scorer(format: Format, checkpoint: Checkpoint, window: int, threads: int) ->
     plain = format.activations is None and format.cache != "int8"
     kernels = EagerKernels() if plain else RoundedKernels(format.activations, widths, format.cache == "int8")
     dtype = torch.float16 if format.cache == "float16" else torch.float32
-    return Scorer(build(shape, RoundedWeights(weights, format.weights), window), kernels, window, dtype)
+    return Scorer(build(shape, RoundedWeights(weights, format.weights), window), kernels, window, dtype, device)
 
 
 def read_text(path: str | Path) -> str:
@@ -147,7 +150,7 @@ def read_text(path: str | Path) -> str:
 
 
 def run(text: str | Path, model: str | None = None, tokens: int = 20000, window: int = WINDOW,
-        gate_windows: int = 6, threads: int | None = None) -> dict[str, Any]:
+        gate_windows: int = 6, threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Engines on `tokens` tokens; the rounded formats on the first gate_windows windows (0: not at all). Each loss is
     against float32 on the same tokens."""
     threads = threads or torch.get_num_threads()
@@ -169,7 +172,7 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
         for formats, some in ((engines, ids), ((ENGINES[0], *GATE) if len(short) > 1 else (), short)):
             baseline = 0.0
             for format in formats:
-                value = perplexity(scorer(format, checkpoint, min(window, len(some)), threads), some, window)
+                value = perplexity(scorer(format, checkpoint, min(window, len(some)), threads, device), some, window)
                 baseline = baseline or value
                 loss = 100 * (value / baseline - 1)
                 say(f"quality: {format.name}: {value:.4f} ({loss:+.2f} %) on {len(some)} tokens")
@@ -188,9 +191,11 @@ def main() -> None:
     parser.add_argument("--model", default=None)
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--gate-windows", type=int, default=6, help="windows for the formats tried in torch; 0: none")
+    parser.add_argument("--device", default="cpu", help="of the formats that run in torch")
     json_argument(parser)
     arguments = parser.parse_args()
-    emit(run(arguments.text, arguments.model, arguments.tokens, gate_windows=arguments.gate_windows), arguments.json)
+    emit(run(arguments.text, arguments.model, arguments.tokens, gate_windows=arguments.gate_windows,
+             device=arguments.device), arguments.json)
 
 
 if __name__ == "__main__":
