@@ -48,6 +48,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+NATIVE_CACHES = {"native": torch.float32, "native int8": torch.int8}
+
+
 class OtherWeights(RandomWeights):
     """As many numbers, all of them others."""
 
@@ -75,24 +78,27 @@ def shape(name: str) -> ModelConfig:
 
 @functools.cache
 def target(kind: str) -> Any:
-    """"native", or the name of an architecture that runs in torch."""
-    if kind == "native":
-        return NativeDecoder(shape("llama"), RandomWeights(), 512, threads=1)
+    """"native", "native int8" (its cache, as the engine has it by default), or the name of an architecture that runs in
+    torch."""
+    if kind in NATIVE_CACHES:
+        return NativeDecoder(shape("llama"), RandomWeights(), 512, threads=1, kv_dtype=NATIVE_CACHES[kind])
     return build(shape(kind), RandomWeights(), 512)
 
 
 @functools.cache
-def draft_model(weights: str, native: bool) -> LoadedModel:
+def draft_model(weights: str, kind: str) -> LoadedModel:
     source = RandomWeights() if weights == "same" else OtherWeights()
-    if native:
-        return LoadedModel(NativeDecoder(shape("llama"), source, 512, threads=1), None, NativeKernels())
+    if kind in NATIVE_CACHES:
+        dtype = NATIVE_CACHES[kind]
+        return LoadedModel(NativeDecoder(shape("llama"), source, 512, threads=1, kv_dtype=dtype), None,
+                           NativeKernels(), dtype)
     return LoadedModel(build(shape("llama"), source, 512), None, ReferenceKernels())
 
 
 def drafting_llm(kind: str = FAST, **options: Any) -> LLM:
     llm = tiny_llm(target(kind), **options)
     for name in ("same", "other"):
-        llm.engine.draft_models.add(name, draft_model(name, kind == "native"))
+        llm.engine.draft_models.add(name, draft_model(name, kind if kind in NATIVE_CACHES else "torch"))
     llm.engine.draft_models.source = WeightsAgain()
     return llm
 

@@ -19,7 +19,7 @@ from paceline.kernels import cpu
 from paceline.speculation.datastore import write_datastore
 from paceline.speculation.spec import BUILDERS
 from speculation.model_drafting import METHODS as MODEL_METHODS
-from speculation.model_drafting import drafting_llm
+from speculation.model_drafting import NATIVE_CACHES, drafting_llm
 
 WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "ngram": {"method": "ngram"},
@@ -35,8 +35,8 @@ WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "oracle": {"method": "oracle", "branches": 2},
     "wrong": {"method": "wrong", "branches": 2},
 }
-NATIVE = pytest.param("native", marks=pytest.mark.skipif(
-    cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)"))
+NATIVE = [pytest.param(kind, marks=pytest.mark.skipif(
+    cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")) for kind in NATIVE_CACHES]
 SLOW = [pytest.param(kind, marks=pytest.mark.full) for kind in ("llama", "qwen2")]
 
 
@@ -137,7 +137,7 @@ def check(kind: str, requests: list[dict[str, Any]], around: dict[str, Any], sto
         llm.engine.cache.check([])
 
 
-@pytest.mark.parametrize("kind", ["llama", NATIVE])
+@pytest.mark.parametrize("kind", ["llama", *NATIVE])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(requests=st.lists(REQUEST, min_size=1, max_size=4), around=CIRCUMSTANCES)
 def test_any_mix_gives_the_tokens_of_plain_decoding(kind: str, requests: list[dict[str, Any]],
@@ -146,7 +146,7 @@ def test_any_mix_gives_the_tokens_of_plain_decoding(kind: str, requests: list[di
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "qwen3", "mixtral", NATIVE])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "qwen3", "mixtral", *NATIVE])
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(requests=st.lists(REQUEST, min_size=1, max_size=12), around=CIRCUMSTANCES)
 def test_very_many_mixes(kind: str, requests: list[dict[str, Any]], around: dict[str, Any], store: str) -> None:
@@ -154,7 +154,7 @@ def test_very_many_mixes(kind: str, requests: list[dict[str, Any]], around: dict
 
 
 @pytest.mark.parametrize("name", sorted(WISHES))
-@pytest.mark.parametrize("kind", [NATIVE, *SLOW])
+@pytest.mark.parametrize("kind", [*NATIVE, *SLOW])
 def test_each_drafter_in_company(kind: str, name: str, store: str) -> None:
     """One drafter for three requests of different kinds, beside one without."""
     styles: list[dict[str, Any]] = [
