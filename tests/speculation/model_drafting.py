@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.tiny import BASE, SHAPES, VOCAB, RandomWeights, tiny_llm
+from paceline import SamplingParams
 from paceline.engine.draft_models import LoadedModel
 from paceline.kernels import cpu
 from paceline.kernels.cpu import NativeKernels
@@ -113,11 +114,14 @@ class Watch:
         self.drafter: Any = speculations.build(parsed, llm.engine._draft_context)
         self.proposals: list[tuple[list[int], DraftTree | None]] = []
         """The tokens of the sequence, and the tree."""
+        self.params: list[SamplingParams] = []
+        """Of the request that each proposal was for."""
         propose = self.drafter.propose
 
         def watched(sequences: Any, budgets: Any) -> list[DraftTree | None]:
             trees: list[DraftTree | None] = propose(sequences, budgets)
             self.proposals += [(list(seq.tokens), tree) for seq, tree in zip(sequences, trees)]
+            self.params += [seq.request.params for seq in sequences]
             return trees
 
         self.drafter.propose = watched

@@ -1,7 +1,6 @@
 """Drafters that run a model: whatever they guess, and whatever happens around them, the text is that of plain decoding.
 
-The second half is about the guesses: a model that is the target guesses right, one that is not guesses wrong, and
-what a sampled draft says it was drawn from is what it was drawn from.
+The second half is about the guesses: a model that is the target guesses right, one that is not guesses wrong.
 """
 
 from __future__ import annotations
@@ -243,80 +242,7 @@ def test_a_draft_stops_where_the_model_doubts() -> None:
     assert 4.0 >= depths[0] > depths[1] >= depths[2] == 1.0
 
 
-# ---------------------------------------------------------------- sampled drafts say what they were drawn from
-
-
-RULES = ("rejection", "multi-round", "without-replacement")
-
-
-@pytest.mark.parametrize("wish", [{"method": "draft", "model": "other"}, {"method": "exit"}], ids=["own", "target's"])
-@pytest.mark.parametrize("rule", RULES)
-def test_q_is_the_models_distribution_after_every_control(rule: str, wish: dict[str, Any]) -> None:
-    """Compared with the pipeline on the model's own logits: prompt log-probabilities of an engine around it."""
-    llm = drafting_llm()
-    full = wish | FIXED | {"verify": rule, "branches": 1 if rule == "rejection" else 3}
-    watch = Watch(llm, full)
-    llm.generate([PROMPT], params("controlled"), speculation=full)
-    trees = [tree for _, tree in watch.proposals if tree is not None]
-    assert trees
-    for tree in trees:
-        assert tree.q is not None and len(tree.q) == len(tree)
-        for token, q in zip(tree.tokens, tree.q):
-            assert q is not None and q.shape == (VOCAB,) and abs(q.sum() - 1.0) < 1e-12
-            assert q[token] > 0.0 and (q == 0.0).any(), "min_p leaves some tokens out"
-        for node, parent in enumerate(tree.parents):
-            siblings = [other for other, its in enumerate(tree.parents) if its == parent]
-            assert all(tree.q[other] is tree.q[node] for other in siblings)
-            if rule == "without-replacement":
-                assert len({tree.tokens[other] for other in siblings}) == len(siblings)
-    if rule == "rejection":
-        assert all(tree.is_chain for tree in trees)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_drafts_are_drawn_from_q(rule: str) -> None:
-    """800 seeds, the same prompt: q of the first draft token is the same every time, and its draws follow it. Cells of
-    at least 5 expected, 5 sigma of chi-square. The second sibling follows q without the first, or q itself."""
-    llm = drafting_llm(max_num_seqs=64)
-    wish = {"method": "exit", "k": 1, "adaptive": False, "verify": rule, "branches": 1 if rule == "rejection" else 2}
-    watch = Watch(llm, wish)
-    count = 800
-    llm.generate([PROMPT] * count, [SamplingParams(max_tokens=3, temperature=1.0, top_k=6, seed=seed, ignore_eos=True)
-                                    for seed in range(count)], speculation=wish)
-    by_context: dict[tuple[int, ...], list[Any]] = {}
-    for tokens, tree in watch.proposals:
-        if tree is not None:
-            by_context.setdefault(tuple(tokens), []).append(tree)
-    trees = max(by_context.values(), key=len)
-    q = trees[0].q[0]
-    assert len(trees) > 100 and all(np.array_equal(tree.q[0], q) for tree in trees)
-    firsts = np.bincount([tree.tokens[0] for tree in trees], minlength=VOCAB)
-    close(firsts, q * len(trees))
-    if rule != "rejection":
-        seconds = np.bincount([tree.tokens[1] for tree in trees], minlength=VOCAB)
-        after = q
-        if rule == "without-replacement":
-            after = sum(q[x] * np.where(np.arange(VOCAB) == x, 0.0, q) / (1.0 - q[x]) for x in np.flatnonzero(q))
-        close(seconds, after * len(trees))
-
-
-def close(seen: np.ndarray, expected: np.ndarray) -> None:
-    large = expected >= 5.0
-    cells = np.append(expected[large], expected[~large].sum())
-    counts = np.append(seen[large], seen[~large].sum())
-    assert counts[-1] == 0 or cells[-1] > 0
-    used = cells > 0
-    statistic = float(((counts[used] - cells[used]) ** 2 / cells[used]).sum())
-    freedom = int(used.sum()) - 1
-    assert statistic < freedom + 5.0 * (2.0 * freedom) ** 0.5 + 10.0
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_draft_by_the_target_itself_is_always_accepted(rule: str) -> None:
-    """q = p: u < p/q holds for every u."""
-    wish = {"method": "draft", "model": "same", "verify": rule, "branches": 1 if rule == "rejection" else 2} | FIXED
-    stats = drafting_llm().generate([PROMPT], params("seeded", max_tokens=41), speculation=wish)[0].speculation
-    assert stats.failure is None and stats.mean_accepted_length == 5.0
+# ---------------------------------------------------------------- drafters for drafters
 
 
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
