@@ -88,7 +88,7 @@ class RoundedKernels(EagerKernels):
         return super().linear(x, weight, bias)
 
     def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
-              v: torch.Tensor) -> None:
+              v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
         if self._int8_cache:
             k, v = (round_int8(part.reshape(-1, part.shape[-1])).view(part.shape) for part in (k, v))
-        super().store(k_cache, v_cache, slots, k, v)
+        super().store(k_cache, v_cache, slots, k, v, scales)

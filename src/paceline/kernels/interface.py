@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
 
 
@@ -44,17 +45,18 @@ class Kernels(Protocol):
         ...
 
     def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
-              v: torch.Tensor) -> None:
-        """Write k, v [N, H_kv, d] to the slots [N] of the caches [slots, H_kv, d], in place."""
+              v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+        """Write k, v [N, H_kv, d] to the slots [N] of the caches [slots, H_kv, d], in place. With `scales` of keys
+        and values [slots, H_kv] the caches hold 8-bit codes and a token's heads are rounded, each with its own."""
         ...
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float) -> torch.Tensor:
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         """Attention of each row over its committed prefix, its ancestors in the group and itself.
 
         q [N, H, d] -> [N, H, d]; the rows' own keys and values are already stored. With view.window a row at
         position p attends to positions p - window < key <= p. Positions a row does not attend to never influence
-        it, whatever their slots hold.
+        it, whatever their slots hold. `scales`: as in store.
         """
         ...
 
@@ -62,4 +64,31 @@ class Kernels(Protocol):
         """Router of a mixture: logits [N, E] -> weights [N, experts] float32 and expert ids [N, experts] int64,
         heaviest first, ties to the lowest id. Weights are the softmax over all E, or over the chosen ones when
         `renormalise`."""
+        ...
+
+    # What follows is fused where a backend can; elsewhere it is composed of the above (kernels/composed.py).
+
+    def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
+                cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
+        """The way from the residual stream into attention: rotate_and_store(linear(norm(x))). weight
+        [(H + 2 H_kv) d, K] holds the rows of queries, keys, values."""
+        ...
+
+    def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
+                         slots: torch.Tensor) -> torch.Tensor:
+        """qkv [N, (H + 2 H_kv) d] -> q [N, H, d]: queries and keys normed (where `heads` says so) and rotated, keys
+        and values stored. qkv may be overwritten."""
+        ...
+
+    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """silu_mul(linear(norm(x))), weight [2 F, K] holding gate, then up -> [N, F]."""
+        ...
+
+    def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,
+                   residual: torch.Tensor) -> torch.Tensor:
+        """residual [N, M] + linear(x). The residual may be overwritten: it is not to be used any more."""
+        ...
+
+    def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """linear(norm(x)) in float32, contiguous."""
         ...

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from paceline.errors import ModelFormatError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
+from paceline.kernels.operands import Norm
 from paceline.kernels.packed import PackedWeight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, FeedForward, Linear, RMSNorm, load_matrix
+from paceline.models.layers import Attention, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 
@@ -22,24 +23,22 @@ from paceline.models.rope import Rope
 class Block:
     """x + attention(norm x), then + feed_forward(norm x)."""
 
-    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: FeedForward) -> None:
+    def __init__(self, attention_norm: Norm, attention: Attention, mlp_norm: Norm, mlp: FeedForward) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
     def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        kernels = context.kernels
-        x = x + self.attention(self.attention_norm(x, kernels), context, cos, sin)
-        return x + self.mlp(self.mlp_norm(x, kernels), kernels)
+        x = self.attention(x, self.attention_norm, context, cos, sin)
+        return self.mlp(x, self.mlp_norm, context.kernels)
 
     def reduced(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor, attention: bool,
                 mlp: bool) -> torch.Tensor:
         """The same with a part, or both, left out."""
-        kernels = context.kernels
         if attention:
-            x = x + self.attention(self.attention_norm(x, kernels), context, cos, sin)
-        return x + self.mlp(self.mlp_norm(x, kernels), kernels) if mlp else x
+            x = self.attention(x, self.attention_norm, context, cos, sin)
+        return self.mlp(x, self.mlp_norm, context.kernels) if mlp else x
 
 
 class Decoder(ABC):
@@ -58,7 +57,7 @@ class Decoder(ABC):
             factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,), torch.float32)
         self.rope = Rope(config, max_model_len, self.embedding.device, factors)
         self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
-        self.norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
+        self.norm = Norm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
         tied = config.tie_word_embeddings
         self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width))
         self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
@@ -73,9 +72,9 @@ class Decoder(ABC):
         """The feed-forward part of one layer, built from its tensors."""
 
     def _block(self, weights: WeightSource, layer: int) -> Block:
-        def norm(name: str) -> RMSNorm:
+        def norm(name: str) -> Norm:
             weight = weights.take(f"model.layers.{layer}.{name}.weight", (self.config.hidden_size,))
-            return RMSNorm(weight, self.config.norm_eps)
+            return Norm(weight, self.config.norm_eps)
 
         return Block(norm("input_layernorm"), self.attention(weights, layer),
                      norm("post_attention_layernorm"), self.feed_forward(weights, layer))
@@ -91,7 +90,7 @@ class Decoder(ABC):
         taps = context.taps
         for index in range(first, end):
             if index in taps:
-                context.tapped[index] = hidden
+                context.tapped[index] = hidden.clone()
             block = self.blocks[index]
             if context.skip:
                 hidden = block.reduced(hidden, context, cos, sin, (index, "attn") not in context.skip,
@@ -103,7 +102,7 @@ class Decoder(ABC):
         return hidden
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return self.head(self.norm(hidden, kernels), kernels).float().contiguous()
+        return kernels.head(hidden, self.norm, self.head.weight, self.head.bias)
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         return self.layers(self.embed(token_ids), context)

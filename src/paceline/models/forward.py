@@ -10,13 +10,14 @@ import torch
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import KVCache
 
 
 @dataclass(slots=True)
 class Forward:
     """One pass over the rows of `layout`. keys and values hold each layer's cache [slots, kv_heads, head_dim];
-    layout.views[i] belongs to groups[i]. key_scales and value_scales [slots, kv_heads] are there for int8 caches only,
-    which only the native decoder runs.
+    layout.views[i] belongs to groups[i]. key_scales and value_scales [slots, kv_heads] are there for 8-bit caches
+    only.
 
     Taps: `tapped[i]` becomes the residual stream [N, h] that enters layer i, for i = number of layers the one that
     leaves the last layer, before the final norm.
@@ -41,9 +42,9 @@ class Forward:
         self._views = {layer: view for group, view in zip(self.groups, self.layout.views, strict=True)
                        for layer in group.layers}
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """Store the rows' keys and values [N, H_kv, d] in the layer's cache, then attend with q [N, H, d]."""
-        view = self._views[layer]
-        keys, values = self.keys[layer], self.values[layer]
-        self.kernels.store(keys, values, view.slots, k, v)
-        return self.kernels.attend(q, keys, values, self.layout, view, scale)
+    def view(self, layer: int) -> GroupView:
+        """The cache group of a layer as this step sees it."""
+        return self._views[layer]
+
+    def cache(self, layer: int) -> KVCache:
+        return KVCache(self.keys[layer], self.values[layer], self.key_scales.get(layer), self.value_scales.get(layer))

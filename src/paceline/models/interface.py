@@ -40,7 +40,7 @@ class CausalLM(Protocol):
 
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
         """Run layers first .. last - 1 (None: to the end) on the residual stream [N, h]; stores their keys and values.
-        layers(layers(x, c, 0, b), c, b) is layers(x, c)."""
+        layers(layers(x, c, 0, b), c, b) is layers(x, c). `hidden` may be overwritten."""
         ...
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:

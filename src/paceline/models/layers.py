@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from paceline.kernels.interface import Kernels
+from paceline.kernels.operands import Heads, Norm
 from paceline.kernels.packed import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
@@ -44,15 +45,6 @@ def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs:
     return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases))
 
 
-class RMSNorm:
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self.weight = weight
-        self.eps = eps
-
-    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return kernels.rms_norm(x, self.weight, self.eps)
-
-
 class Attention:
     """Grouped-query attention with rotary positions; optionally a norm on each head's queries and keys."""
 
@@ -60,35 +52,29 @@ class Attention:
                  qk_norm: bool = False) -> None:
         prefix = f"model.layers.{layer}.self_attn"
         self.layer = layer
-        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = self.dim ** -0.5
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = dim ** -0.5
         self.qkv = load_linear(weights, [f"{prefix}.{part}_proj" for part in "qkv"],
-                               [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim],
-                               config.hidden_size, qkv_bias)
-        self.out = load_linear(weights, [f"{prefix}.o_proj"], [config.hidden_size], self.heads * self.dim, out_bias)
-        self.q_norm: RMSNorm | None = None
-        self.k_norm: RMSNorm | None = None
-        if qk_norm:
-            self.q_norm = RMSNorm(weights.take(f"{prefix}.q_norm.weight", (self.dim,)), config.norm_eps)
-            self.k_norm = RMSNorm(weights.take(f"{prefix}.k_norm.weight", (self.dim,)), config.norm_eps)
+                               [heads * dim, kv_heads * dim, kv_heads * dim], config.hidden_size, qkv_bias)
+        self.out = load_linear(weights, [f"{prefix}.o_proj"], [config.hidden_size], heads * dim, out_bias)
 
-    def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        kernels = context.kernels
-        rows, heads, turning = x.shape[0], self.heads, self.heads + self.kv_heads
-        qkv = self.qkv(x, kernels).contiguous().view(rows, turning + self.kv_heads, self.dim)
-        if self.q_norm is None or self.k_norm is None:
-            turned = kernels.rotate(qkv[:, :turning], cos, sin)
-            q, k = turned[:, :heads], turned[:, heads:]
-        else:
-            q = kernels.rotate(self.q_norm(qkv[:, :heads], kernels), cos, sin)
-            k = kernels.rotate(self.k_norm(qkv[:, heads:turning], kernels), cos, sin)
-        mixed = context.attend(self.layer, q, k, qkv[:, turning:], self.scale)
-        return self.out(mixed.reshape(rows, heads * self.dim), kernels)
+        def norm(part: str) -> Norm | None:
+            return Norm(weights.take(f"{prefix}.{part}_norm.weight", (dim,)), config.norm_eps) if qk_norm else None
+
+        self.heads = Heads(heads, kv_heads, dim, norm("q"), norm("k"))
+
+    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor,
+                 sin: torch.Tensor) -> torch.Tensor:
+        """x + attention(norm x); x may be overwritten."""
+        kernels, cache, view = context.kernels, context.cache(self.layer), context.view(self.layer)
+        q = kernels.project(x, norm, self.qkv.weight, self.qkv.bias, self.heads, cos, sin, cache, view.slots)
+        mixed = kernels.attend(q, cache.keys, cache.values, context.layout, view, self.scale, cache.scales)
+        return kernels.linear_add(mixed.reshape(x.shape[0], -1), self.out.weight, self.out.bias, x)
 
 
 class FeedForward(Protocol):
-    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """[N, h] -> [N, h]."""
+    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
+        """[N, h] -> x + feed_forward(norm x); x may be overwritten."""
         ...
 
 
@@ -102,8 +88,13 @@ class GatedMLP:
         self.gate_up = load_linear(weights, [gate, up], [inner, inner], config.hidden_size, bias)
         self.down = load_linear(weights, [down], [config.hidden_size], inner, bias)
 
-    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return self.down(kernels.silu_mul(self.gate_up(x, kernels)), kernels)
+    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
+        inner = kernels.gated(x, norm, self.gate_up.weight, self.gate_up.bias)
+        return kernels.linear_add(inner, self.down.weight, self.down.bias, x)
+
+    def alone(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """Without norm and residual: an expert among others."""
+        return self.down(kernels.gated(x, None, self.gate_up.weight, self.gate_up.bias), kernels)
 
 
 class MixtureOfExperts:
@@ -115,14 +106,15 @@ class MixtureOfExperts:
         self.chosen = chosen
         self.renormalise = renormalise
 
-    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        weights, ids = kernels.route(self.router(x, kernels), self.chosen, self.renormalise)
+    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
+        normed = kernels.rms_norm(x, norm.weight, norm.eps)
+        weights, ids = kernels.route(self.router(normed, kernels), self.chosen, self.renormalise)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         # One expert after the other, each row at most once in each: every row sums in the same order, with no
         # atomics, whoever shares its experts.
         for index, expert in enumerate(self.experts):
             rows, place = torch.where(ids == index)
             if len(rows):
-                mixed = expert(x.index_select(0, rows), kernels) * weights[rows, place][:, None]
+                mixed = expert.alone(normed.index_select(0, rows), kernels) * weights[rows, place][:, None]
                 out.index_copy_(0, rows, out.index_select(0, rows) + mixed)
-        return out.to(x.dtype)
+        return x + out.to(x.dtype)

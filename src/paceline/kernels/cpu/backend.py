@@ -41,9 +41,9 @@ class NativeKernels(ReferenceKernels):
         return (product if bias is None else product + bias).to(x.dtype)
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float) -> torch.Tensor:
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         if k_cache.dtype not in CACHES or not attention_runs(q.shape[2], q.shape[1], k_cache.shape[1]):
-            return super().attend(q, k_cache, v_cache, layout, view, scale)
+            return super().attend(q, k_cache, v_cache, layout, view, scale, scales)
         step = view.scratch.get("native.step")
         if step is None:
             step = view.scratch["native.step"] = StepArrays.of(layout)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from paceline.kernels.composed import Composed
 from paceline.kernels.eager import attention
 from paceline.kernels.eager.linear import linear
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.packed import Weight, plain
+from paceline.kernels.reference import attention as reference
+from paceline.kernels.reference.quantised import quantised
 
 
-class EagerKernels:
+class EagerKernels(Composed):
     """Few, large torch calls. A row's bits may depend on the rows beside it."""
 
     name = "eager"
@@ -46,14 +49,18 @@ class EagerKernels:
         return turned if whole else torch.cat((turned, x[..., width:]), dim=-1)
 
     def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
-              v: torch.Tensor) -> None:
+              v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+        if scales is not None:
+            k, v = quantised(k, v, k_cache.dtype, slots, scales)
         if k.dtype != k_cache.dtype:
             k, v = k.to(k_cache.dtype), v.to(v_cache.dtype)
         k_cache.index_copy_(0, slots, k)
         v_cache.index_copy_(0, slots, v)
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float) -> torch.Tensor:
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+        if scales is not None:
+            return reference.attend(q, k_cache, v_cache, layout, view, scale, scales)
         return attention.attend(q, k_cache, v_cache, layout, view, scale)
 
     def route(self, logits: torch.Tensor, experts: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

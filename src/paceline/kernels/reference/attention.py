@@ -40,8 +40,9 @@ class KeyTile:
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-           scale: float) -> torch.Tensor:
+           scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
     """q [N, H, d], caches [slots, H_kv, d] -> [N, H, d]; the contract is Kernels.attend."""
+    key_scales, value_scales = (None, None) if scales is None else scales
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     shared = heads // kv_heads
@@ -52,8 +53,8 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
 
     for tile in _plan(layout, view, 4 * kv_heads * dim):
         n = tile.rows.shape[0]
-        keys = _gather(k_cache, tile.slots, n)
-        values = _gather(v_cache, tile.slots, n)
+        keys = _gather(k_cache, tile.slots, n, key_scales)
+        values = _gather(v_cache, tile.slots, n, value_scales)
         query = queries[tile.rows].view(n * kv_heads, shared, dim)
         scores = bmm(query, keys.transpose(1, 2)).view(n, kv_heads, shared, TILE)
         scores = scores.masked_fill(tile.hidden, -torch.inf)
@@ -68,10 +69,13 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     return (result / total[..., None]).reshape(rows, heads, dim).to(q.dtype)
 
 
-def _gather(cache: torch.Tensor, slots: torch.Tensor, rows: int) -> torch.Tensor:
+def _gather(cache: torch.Tensor, slots: torch.Tensor, rows: int, scales: torch.Tensor | None) -> torch.Tensor:
     """[n * 64] slots -> [n * H_kv, 64, d] float32, contiguous: the product's memory layout is part of its shape."""
     _, kv_heads, dim = cache.shape
-    gathered = cache.index_select(0, slots).float().view(rows, TILE, kv_heads, dim)
+    gathered = cache.index_select(0, slots).float()
+    if scales is not None:
+        gathered = gathered * scales.index_select(0, slots)[..., None]
+    gathered = gathered.view(rows, TILE, kv_heads, dim)
     return gathered.transpose(1, 2).reshape(rows * kv_heads, TILE, dim)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from paceline.kernels.composed import Composed
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.reference import attention
 from paceline.kernels.reference.linear import linear
 from paceline.kernels.reference.ordered import exp, ordered_sum, silu
+from paceline.kernels.reference.quantised import quantised
 
 
-class ReferenceKernels:
+class ReferenceKernels(Composed):
     """Simple, bitwise independent of batch, chunking and threads; sums in float32 whatever the dtype."""
 
     name = "reference"
@@ -37,13 +39,15 @@ class ReferenceKernels:
         return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
     def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
-              v: torch.Tensor) -> None:
+              v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+        if scales is not None:
+            k, v = quantised(k, v, k_cache.dtype, slots, scales)
         k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
         v_cache.index_copy_(0, slots, v.to(v_cache.dtype))
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float) -> torch.Tensor:
-        return attention.attend(q, k_cache, v_cache, layout, view, scale)
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+        return attention.attend(q, k_cache, v_cache, layout, view, scale, scales)
 
     def route(self, logits: torch.Tensor, experts: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         wide = logits.float()
