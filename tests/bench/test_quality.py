@@ -167,6 +167,28 @@ def test_losses_are_against_float32_on_the_same_tokens(tmp_path, monkeypatch):
     assert rounded["note"].endswith("% on 32 tokens")
 
 
+def test_the_command_runs_torch_formats_on_the_device_that_was_asked_for(tmp_path, monkeypatch, capsys):
+    folder = tiny_folder(tmp_path)
+    (tmp_path / "text.txt").write_text("the quick brown fox")
+    monkeypatch.setattr(quality, "ENGINES", quality.ENGINES[:1])
+    monkeypatch.setattr(quality, "GATE", ())
+    monkeypatch.setattr("paceline.engine.build.torch.cuda.is_available", lambda: False)
+    scorer, devices = quality.scorer, []
+
+    def watched(*arguments):
+        devices.append(arguments[-1])
+        return scorer(*arguments)
+
+    monkeypatch.setattr(quality, "scorer", watched)
+    arguments = ["bench", "quality", "--text", str(tmp_path / "text.txt"), "--model", str(folder), "--json", "-"]
+    assert main([*arguments, "--device", "auto"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["device"] == "cpu"
+    assert set(devices) == {"cpu"}
+    for device in ("cuda", "warp"):
+        assert main([*arguments, "--device", device]) == 2
+        assert device in capsys.readouterr().err
+
+
 def tiny_folder(tmp_path):
     from safetensors.torch import save_file
 

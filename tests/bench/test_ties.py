@@ -150,6 +150,33 @@ def test_a_difference_that_is_no_tie_fails_the_command(dataset: Path, llm: LLM, 
 def test_mistakes_are_refused_before_anything_is_loaded(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ties", "--dataset", str(dataset), "--method", "warp"]) == 2
     assert main(["bench", "ties", "--dataset", str(dataset) + "x"]) == 2
+    assert main(["bench", "ties", "--dataset", str(dataset), "--device", "warp"]) == 2
+    assert main(["bench", "ties", "--dataset", str(dataset), "--dtype", "float8"]) == 2
     assert "error: " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="--prompts"):
         ties.run(dataset, prompts=0)
+    with pytest.raises(ConfigError, match=r"float32, bfloat16, float16, not in 'float8'"):
+        ties.run(dataset, dtype="float8")
+
+
+def test_device_and_dtype_reach_the_engine(dataset: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def loaded(*args: Any, device: str, dtype: str, **kwargs: Any) -> LLM:
+        asked.append((device, dtype))
+        return llm
+
+    monkeypatch.setattr(ties, "LLM", loaded)
+    monkeypatch.setattr("paceline.cli.bench._fetch", lambda model: None)
+    arguments = ["bench", "ties", "--dataset", str(dataset), "--prompts", "1", "--max-tokens", "2"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--device", "auto", "--dtype", "bfloat16"]) == 0
+    assert asked == [("cpu", "float32"), ("auto", "bfloat16")]
+
+
+def test_a_cache_whose_rounding_nobody_measured_is_refused(llm: LLM) -> None:
+    keys = cast(Any, llm.engine.runner.storage.keys)
+    for layer in list(keys):
+        keys[layer] = keys[layer].double()
+    with pytest.raises(ConfigError, match="'float64'"):
+        ties.deviate(llm.engine, PROMPT, [1, 2], [3], WIDTHS)

@@ -15,7 +15,8 @@ import torch
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.bench.rounding import RoundedKernels, RoundedWeights
 from paceline.cache.storage import KVStorage
-from paceline.errors import ConfigError
+from paceline.engine.build import choose_device
+from paceline.errors import ConfigError, PacelineError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.eager import EagerKernels
@@ -152,8 +153,9 @@ def read_text(path: str | Path) -> str:
 def run(text: str | Path, model: str | None = None, tokens: int = 20000, window: int = WINDOW,
         gate_windows: int = 6, threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Engines on `tokens` tokens; the rounded formats on the first gate_windows windows (0: not at all). Each loss is
-    against float32 on the same tokens."""
+    against float32 on the same tokens. `device` runs what is in torch."""
     threads = threads or torch.get_num_threads()
+    device = str(choose_device(device))
     found: list[tuple[Row, float]] = []
     with open_checkpoint(resolve(model)) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
@@ -179,7 +181,7 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
                 found.append((Row(format.name, "perplexity", value, higher_is_better=False,
                                   note=f"{loss:+.2f} % on {len(some)} tokens"), loss))
     result = document([row for row, _ in found], model=model or "default", tokens=len(ids), window=window,
-                      gate_windows=gate_windows)
+                      gate_windows=gate_windows, device=device)
     for row, (_, loss) in zip(result["rows"], found):
         row["loss_percent"] = loss
     return result
@@ -194,8 +196,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of the formats that run in torch")
     json_argument(parser)
     arguments = parser.parse_args()
-    emit(run(arguments.text, arguments.model, arguments.tokens, gate_windows=arguments.gate_windows,
-             device=arguments.device), arguments.json)
+    try:
+        result = run(arguments.text, arguments.model, arguments.tokens, gate_windows=arguments.gate_windows,
+                     device=arguments.device)
+    except PacelineError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    emit(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,14 @@ SAMPLES = 8
 """Answers that do not differ and are measured too, so that there is a deviation even where nothing differs."""
 
 
+def rounding(dtype: str) -> float:
+    """The share of a data type, by its name."""
+    if dtype not in ROUNDING:
+        raise ConfigError(f"bench ties knows how much rounding explains in {', '.join(ROUNDING)}, not in {dtype!r}: "
+                          "choose one of these with --dtype.")
+    return ROUNDING[dtype]
+
+
 @dataclass(frozen=True)
 class Deviation:
     """The logits of one position, computed in passes of several widths."""
@@ -108,6 +116,7 @@ def deviate(engine: Engine, prompt: Sequence[int], answer: Sequence[int], follow
             widths: Sequence[int]) -> Deviation:
     """The logits after prompt + answer, in passes of one row and of each of `widths`. `following` (not empty) stands
     for the drafts behind the position. Runs beside the requests of the engine, which must be at rest."""
+    limit = rounding(str(engine.runner.storage.keys[0].dtype).removeprefix("torch."))
     tokens = [*prompt, *answer]
     end = len(tokens)
     room = engine.config.max_model_len - end
@@ -147,7 +156,6 @@ def deviate(engine: Engine, prompt: Sequence[int], answer: Sequence[int], follow
     finally:
         engine.cache.close(sequence.allocation)
     every = torch.stack(found)
-    limit = ROUNDING[str(engine.runner.storage.keys[0].dtype).removeprefix("torch.")]
     return Deviation(found[0], float((every.amax(0) - every.amin(0)).max()), limit)
 
 
@@ -208,6 +216,7 @@ def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: 
             raise ConfigError(f"--{name} must be at least 1, got {value}.")
     wish = {"method": method, "k": k, "adaptive": False}
     parse(wish)
+    limit = rounding(dtype)
     questions = read_questions(dataset)[:prompts]
     llm = llm or LLM(model, device=device, dtype=dtype, kernels="eager", max_num_seqs=batch)
     engine = llm.engine
@@ -229,7 +238,7 @@ def run(dataset: str | Path, prompts: int = 200, max_tokens: int = 128, method: 
                 note=f"at {len(deviations)} positions, passes of 1, {', '.join(map(str, widths))} rows")]
     result = document(rows, dataset=Path(dataset).name, model=model or "default", kernels=engine.kernels.name,
                       prompts=count, max_tokens=max_tokens, speculation=wish, batch=seats, widths=[1, *widths],
-                      device=device, dtype=dtype, rounding=ROUNDING[dtype])
+                      device=device, dtype=dtype, rounding=limit)
     result["rows"] += [one.as_row() for one in differences]
     return result
 

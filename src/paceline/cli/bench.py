@@ -106,13 +106,16 @@ def quality(
     gate_windows: Annotated[
         int, typer.Option(min=0, help="Windows for the formats that are tried in torch; 0: none.")
     ] = 6,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the formats that are tried in torch.")] = "cpu",
 ) -> None:
     """Perplexity of a text in each number format, and what it loses against float32."""
     from paceline.bench.quality import read_text, run
+    from paceline.engine.build import choose_device
 
     read_text(text)
+    choose_device(device)
     _fetch(model)
-    _emit(run(text, model, tokens, gate_windows=gate_windows), json_file)
+    _emit(run(text, model, tokens, gate_windows=gate_windows, device=device), json_file)
 
 
 @app.command("spec")
@@ -167,16 +170,21 @@ def ties(
     k: Annotated[int, typer.Option("--k", min=1, help="Draft tokens a step, always.")] = 4,
     batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     minutes: Annotated[float | None, typer.Option(min=0, help="Leave out what is not begun by then.")] = None,
+    device: options.Device = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
 ) -> None:
     """Default mode in plain torch: answers that differ with speculation, and whether each is a numerical tie."""
     from paceline.bench.questions import read_questions
-    from paceline.bench.ties import only_ties, run
+    from paceline.bench.ties import only_ties, rounding, run
+    from paceline.engine.build import choose_device
     from paceline.speculation.spec import parse
 
     read_questions(dataset)
     parse(method)
+    rounding(dtype)
+    choose_device(device)
     _fetch(model)
-    result = run(dataset, prompts, max_tokens, method, k, batch, model, minutes)
+    result = run(dataset, prompts, max_tokens, method, k, batch, model, minutes, device=device, dtype=dtype)
     _emit(result, json_file)
     if not only_ties(result):
         raise typer.Exit(1)
