@@ -96,9 +96,9 @@ def test_a_tally_counts_as_spec_bench_does() -> None:
     tally.add(8, 2.0, [stats])
     tally.add(6, 1.0, [])
     assert tally.rate == pytest.approx((4.0 + 6.0) / 2)
-    assert tally.mean_accepted == 3.0
-    assert tally.tokens_per_step == 8 / 4
-    assert tally.by_position == [1.0, 0.5, 0.5]
+    assert tally.stats.mean_accepted_length == 3.0
+    assert tally.stats.tokens_per_step == 8 / 4
+    assert tally.stats.acceptance_by_position == [1.0, 0.5, 0.5]
 
 
 def test_every_method_runs_beside_plain_decoding(dataset: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,18 @@ def test_net_speed_is_what_plain_decoding_would_have_taken_over_what_was_spent()
     assert (figures["draft_s"], figures["verify_s"], figures["sample_s"]) == pytest.approx((0.2, 1.0, 0.2))
 
 
+def test_requests_add_up_as_if_they_had_been_one() -> None:
+    cycles = [(2, 1, 2, 2), (4, 4, 4, 5), (3, 0, 7, 1)]
+    whole, first, second = (SpeculationStats("x", plain=plain) for plain in (5, 3, 2))
+    for stats, some in ((whole, cycles), (first, cycles[:1]), (second, cycles[1:])):
+        for cycle in some:
+            stats.record(*cycle)
+            stats.spend(0.25, 0.5, 0.125, 1.0, 2.0)
+    first.add(second)
+    assert first.as_dict() == whole.as_dict()
+    assert second.by_depth == [1, 1, 1, 1], "what was added is not changed"
+
+
 def test_an_oracle_counts_every_token_but_the_first(llm: LLM) -> None:
     wish = {"method": "oracle", "tokens": script(llm), "k": 4}
     out = llm.generate([PROMPT], GREEDY, speculation=wish)[0]

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.llm import LLM
 from paceline.request import SamplingParams
+from paceline.speculation.stats import SpeculationStats
 
 QUESTIONS = ("Explain why the sky is blue to a child.", "Write a short story about a lighthouse keeper.",
              "List five ways to save water at home.", "What is the difference between a virus and a bacterium?")
@@ -57,10 +58,11 @@ def measure(llm: LLM, lists: Mapping[str, list[int]], questions: Sequence[str] =
     for name, skip in lists.items():
         say(f"skip: {name}, {len(skip)} of {layers} layers")
         wish = {"method": "skip", "skip": skip, "k": DEEPEST, "adaptive": False}
-        found = [out.speculation for out in llm.generate(prompts, params, speculation=wish)]
-        tried = [sum(stats.tried_by_depth[d] for stats in found) for d in range(DEEPEST)]
-        rates = [sum(stats.by_depth[d] for stats in found) / max(1, tried[d]) for d in range(DEEPEST)]
-        seconds = sum(stats.draft_s for stats in found) / max(1, sum(stats.drafted for stats in found))
+        total = SpeculationStats("skip")
+        for out in llm.generate(prompts, params, speculation=wish):
+            total.add(out.speculation)
+        rates = total.acceptance_by_position
+        seconds = total.draft_s / max(1, total.drafted)
         cost = 1.0 - len(skip) / layers
         rows.append(Row(name, "x (forecast)", forecast(rates, cost), note=(
             f"layers {','.join(map(str, skip))}; cost {cost:.2f}; accepted to depth 1.. "

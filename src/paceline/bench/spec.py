@@ -42,12 +42,7 @@ class Tally:
     rates: list[float] = field(default_factory=list)
     """Decode tokens a second, one figure a question."""
     tokens: int = 0
-    cycles: int = 0
-    emitted: int = 0
-    plain: int = 0
-    by_depth: list[int] = field(default_factory=list)
-    tried_by_depth: list[int] = field(default_factory=list)
-    draft_s: float = 0.0
+    stats: SpeculationStats = field(default_factory=lambda: SpeculationStats("all of them"))
 
     def add(self, tokens: int, seconds: float, stats: Sequence[SpeculationStats]) -> None:
         """One question: tokens after the first of each turn and the time they took."""
@@ -55,33 +50,11 @@ class Tally:
             self.rates.append(tokens / seconds)
         self.tokens += tokens
         for one in stats:
-            self.cycles += one.cycles
-            self.emitted += one.emitted
-            self.plain += one.plain
-            self.draft_s += one.draft_s
-            for ours, theirs in ((self.by_depth, one.by_depth), (self.tried_by_depth, one.tried_by_depth)):
-                ours += [0] * (len(theirs) - len(ours))
-                for depth, count in enumerate(theirs):
-                    ours[depth] += count
+            self.stats.add(one)
 
     @property
     def rate(self) -> float:
         return sum(self.rates) / len(self.rates) if self.rates else 0.0
-
-    @property
-    def mean_accepted(self) -> float:
-        """Tokens a verification, the bonus counted: of the steps that had a draft."""
-        return self.emitted / self.cycles if self.cycles else 1.0
-
-    @property
-    def tokens_per_step(self) -> float:
-        """The same over all decode steps: Spec-Bench's figure for methods that always draft."""
-        steps = self.cycles + self.plain
-        return (self.emitted + self.plain) / steps if steps else 1.0
-
-    @property
-    def by_position(self) -> list[float]:
-        return [hits / tries for hits, tries in zip(self.by_depth, self.tried_by_depth)]
 
 
 class Difference(PacelineError):
@@ -224,10 +197,11 @@ def rows_of(tallies: dict[str, dict[str, Tally]]) -> list[dict[str, Any]]:
             continue
         for category, tally in categories.items():
             row = Row(f"{name}/{category}", "tok/s", tally.rate, {PLAIN: tallies[PLAIN][category].rate}).as_dict()
+            stats = tally.stats
             rows.append(row | {
-                "method": name, "category": category, "mean_accepted_tokens": tally.mean_accepted,
-                "tokens_per_step": tally.tokens_per_step, "acceptance_by_position": tally.by_position,
-                "questions": len(tally.rates), "tokens": tally.tokens, "draft_s": tally.draft_s})
+                "method": name, "category": category, "mean_accepted_tokens": stats.mean_accepted_length,
+                "tokens_per_step": stats.tokens_per_step, "acceptance_by_position": stats.acceptance_by_position,
+                "questions": len(tally.rates), "tokens": tally.tokens, "draft_s": stats.draft_s})
     return rows
 
 

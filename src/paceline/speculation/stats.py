@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ class Provenance(NamedTuple):
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of one request. A cycle is one verification pass with a draft."""
+    """Counts of one request, or the sum of several (add). A cycle is one verification pass with a draft."""
 
     method: str
     verify: str = "coupled"
@@ -72,6 +73,11 @@ class SpeculationStats:
         """How many times as fast as plain decoding, by the engine's own estimate; None: nothing was measured."""
         return self.plain_s / self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
 
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Of the cycles whose draft reached depth 1, 2, ...: the share in which it was accepted there."""
+        return [hits / tries for hits, tries in zip(self.by_depth, self.tried_by_depth)]
+
     def spend(self, draft: float, verify: float, sample: float, whole: float, plain: float) -> None:
         """Seconds of one decode step, and what plain decoding would have taken for its tokens."""
         self.draft_s += draft
@@ -86,19 +92,32 @@ class SpeculationStats:
         self.drafted += drafted
         self.accepted += path
         self.emitted += emitted
-        while len(self.by_depth) < depth:
-            self.by_depth.append(0)
-            self.tried_by_depth.append(0)
-        for level in range(depth):
-            self.tried_by_depth[level] += 1
-        for level in range(path):
-            self.by_depth[level] += 1
+        _add_up(self.by_depth, [1] * path + [0] * (depth - path))
+        _add_up(self.tried_by_depth, [1] * depth)
+
+    def add(self, other: SpeculationStats) -> None:
+        """Another request's counts and times on top of these; method, rules, provenance and failure stay."""
+        self.cycles += other.cycles
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.emitted += other.emitted
+        self.plain += other.plain
+        _add_up(self.by_depth, other.by_depth)
+        _add_up(self.tried_by_depth, other.tried_by_depth)
+        self.spend(other.draft_s, other.verify_s, other.sample_s, other.spent_s, other.plain_s)
 
     def as_dict(self) -> dict[str, Any]:
         return {"method": self.method, "verify": self.verify, "lossy": self.lossy,
                 "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
                 "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,
-                "acceptance_by_position": [a / t for a, t in zip(self.by_depth, self.tried_by_depth)],
+                "acceptance_by_position": self.acceptance_by_position,
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
                 "net_speed": self.net_speed, "failure": self.failure}
+
+
+def _add_up(ours: list[int], theirs: Sequence[int]) -> None:
+    """theirs[i] on ours[i], which grows as needed."""
+    ours += [0] * (len(theirs) - len(ours))
+    for index, count in enumerate(theirs):
+        ours[index] += count
