@@ -148,7 +148,7 @@ class PrefixCache:
                 kept = nodes[usable].ahead
                 if lookahead and kept is not None and group in kept:
                     end = (usable + 1) * size
-                    common = _common(kept[group], tokens[end:end + lookahead])
+                    common = common_prefix(kept[group], tokens[end:end + lookahead])
                     if common < lookahead:
                         return diverged(end + common)
             return EVICTED
@@ -159,7 +159,7 @@ class PrefixCache:
         if digest in self._evicted:
             return EVICTED
         if parent is not None and parent.children:
-            common = max(_common(child.tokens, block) for child in islice(parent.children, 64))
+            common = max(common_prefix(child.tokens, block) for child in islice(parent.children, 64))
             if common or nodes:
                 return diverged(at + common)
         return SALT if salt and not nodes else NEVER_SEEN
@@ -210,7 +210,8 @@ class PrefixCache:
         before.twin = node.twin
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading tokens two texts share."""
     count = 0
     for a, b in zip(left, right):
         if a != b:

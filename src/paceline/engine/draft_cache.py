@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.prefix import common_prefix
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy
 from paceline.engine.draft_sampling import DraftSampler, Place
@@ -109,7 +110,7 @@ class CachedModel(ABC):
         chain = known + ask.tokens[:lead]
         # A node that is drawn after has to be read again even if it is in the cache already.
         first = min(len(known) + node if node < lead else len(chain) for node in ask.at)
-        begin = min(_common(held.chain, chain), first, len(chain) - 1)
+        begin = min(common_prefix(held.chain, chain), first, len(chain) - 1)
         tokens = chain[begin:] + ask.tokens[lead:]
         end = held.final + begin + len(tokens)
         if end > self._longest:
@@ -231,7 +232,7 @@ class OwnCacheModel(CachedModel):
             held = self._held[seq] = Held(allocation, allocation.cached)
         self._held.move_to_end(seq)
         newest = seq.tokens[held.final:-1]
-        came_true = _common(held.chain, newest)
+        came_true = common_prefix(held.chain, newest)
         held.final += came_true
         held.chain = held.chain[came_true:] if came_true == len(newest) else []
         if came_true:
@@ -294,16 +295,6 @@ def _group(held: Held, seq: Sequence, start: int, tokens: list[int], parents: li
            logits_from: int) -> RowGroup:
     """Rows of a step of the runner, which reads of a group's sequence nothing but its allocation."""
     return RowGroup(cast(Sequence, held), start, tokens, parents, None, logits_from, seq.epoch)
-
-
-def _common(a: Seq[int], b: Seq[int]) -> int:
-    """How many leading tokens two lists share."""
-    count = 0
-    for x, y in zip(a, b):
-        if x != y:
-            break
-        count += 1
-    return count
 
 
 def _lead(parents: Seq[int]) -> int:
