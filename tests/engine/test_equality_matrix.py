@@ -91,9 +91,10 @@ def model(name: str) -> Any:
 
 
 @functools.cache
-def reference(name: str, style: str) -> tuple[list[int], list[torch.Tensor]]:
+def reference(subject: Any, style: str, **options: Any) -> tuple[list[int], list[torch.Tensor]]:
+    """What a model says alone, and the logits of every token: the `expected` of run_cell."""
     torch.set_num_threads(1)
-    llm = tiny_llm(model(name), enable_prefix_caching=False)
+    llm = tiny_llm(subject, enable_prefix_caching=False, **options)
     pipeline = record(llm)
     out = llm.generate([PROMPT], params(style))[0]
     assert out.error is None
@@ -178,7 +179,7 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
 @pytest.mark.parametrize("name", FAST_MODELS)
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
-    run_cell(model(name), style, cell, reference(name, style))
+    run_cell(model(name), style, cell, reference(model(name), style))
 
 
 @pytest.mark.parametrize("sampler", ["numpy", "native"])
@@ -188,7 +189,7 @@ def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
                          ids=lambda cell: cell.name)
 def test_either_sampler_draws_the_same(style: str, cell: Cell, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether numpy draws or native code: the reference run is the native one's, where it is built."""
-    expected = reference("llama", style)
+    expected = reference(model("llama"), style)
     if sampler == "numpy":
         for module in ("paceline.engine.core", "engine.tiny"):
             monkeypatch.setattr(f"{module}.native_sampler", lambda: None)
@@ -202,14 +203,14 @@ def test_either_sampler_draws_the_same(style: str, cell: Cell, sampler: str, mon
 @pytest.mark.parametrize("name", OTHER_MODELS)
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_the_other_models(name: str, style: str, cell: Cell) -> None:
-    run_cell(model(name), style, cell, reference(name, style))
+    run_cell(model(name), style, cell, reference(model(name), style))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", all_cells(), ids=lambda cell: cell.name)
 def test_the_whole_matrix(style: str, cell: Cell) -> None:
-    run_cell(model("llama"), style, cell, reference("llama", style))
+    run_cell(model("llama"), style, cell, reference(model("llama"), style))
 
 
 def test_two_different_seeds_differ() -> None:
@@ -221,7 +222,7 @@ def test_two_different_seeds_differ() -> None:
 
 def test_eager_kernels_would_fail_this_matrix_or_tie() -> None:
     """The default kernels promise equality up to numerical ties: tokens here agree, bits need not."""
-    tokens, _ = reference("llama", "greedy")
+    tokens, _ = reference(model("llama"), "greedy")
     llm = tiny_llm(model("llama"), deterministic=False)
     prompts, their_params = strangers(7)
     out = llm.generate([PROMPT, *prompts], [params("greedy"), *their_params])[0]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.test_equality_matrix import NEW, PROMPT, Cell, fast_cells, params, run_cell
-from engine.tiny import RandomWeights, record, tiny_llm
+from engine.test_equality_matrix import PROMPT, Cell, fast_cells, reference, run_cell
+from engine.tiny import RandomWeights, tiny_llm
 from native.test_native_model import shape
 from paceline import SamplingParams
 from paceline.kernels import cpu
@@ -26,23 +26,13 @@ def int8_model(name: str, threads: int = 1) -> NativeDecoder:
     return NativeDecoder(shape(name), RandomWeights(), 512, threads=threads, kv_dtype=torch.int8)
 
 
-@functools.cache
-def reference(name: str, style: str) -> tuple[list[int], list[torch.Tensor]]:
-    llm = tiny_llm(int8_model(name), enable_prefix_caching=False, kv_dtype="int8")
-    pipeline = record(llm)
-    out = llm.generate([PROMPT], params(style))[0]
-    tokens = out.outputs[0].token_ids
-    assert len(tokens) == NEW and len(set(tokens)) > 5
-    return tokens, pipeline.logits_of(out.seed, len(PROMPT), tokens)
-
-
 @pytest.mark.parametrize("style", ["greedy", "controlled"])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_the_equality_matrix_holds(name: str, style: str, cell: Cell) -> None:
     """Batches, chunks, threads, preemption, a warm prefix cache, trees whose paths are moved, copied blocks."""
     cell = dataclasses.replace(cell, options=cell.options | {"kv_dtype": "int8"})
-    run_cell(int8_model(name, cell.threads), style, cell, reference(name, style))
+    run_cell(int8_model(name, cell.threads), style, cell, reference(int8_model(name), style, kv_dtype="int8"))
 
 
 def prompt_logprobs(config: ModelConfig, prompt: list[int], kernels: str, dtype: torch.dtype) -> torch.Tensor:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from model_files import write_folder, write_gguf
 from paged_steps import CASES, TREE, Group, attend, make
 
-from engine.test_equality_matrix import NEW, PROMPT, STYLES, Cell, fast_cells, params, run_cell
-from engine.tiny import BASE, SHAPES, RandomWeights, record, tiny_llm
+from engine.test_equality_matrix import PROMPT, STYLES, Cell, fast_cells, params, reference, run_cell
+from engine.tiny import BASE, SHAPES, RandomWeights, tiny_llm
 from native.test_native_kernels import packed, quantised, random_blocks
 from native.test_native_model import shape
 from paceline import LLM, SamplingParams
@@ -45,21 +45,15 @@ def mixtral() -> Any:
     return packed_model(shape("mixtral"))
 
 
-@functools.cache
-def reference(style: str) -> tuple[list[int], list[torch.Tensor]]:
-    llm = tiny_llm(mixtral(), enable_prefix_caching=False)
-    assert isinstance(llm.engine.kernels, NativeKernels) and llm.engine.kernels.deterministic
-    pipeline = record(llm)
-    out = llm.generate([PROMPT], params(style))[0]
-    tokens = out.outputs[0].token_ids
-    assert len(tokens) == NEW and len(set(tokens)) > 5
-    return tokens, pipeline.logits_of(out.seed, len(PROMPT), tokens)
+def test_native_kernels_run_it_and_are_deterministic_unasked() -> None:
+    kernels = tiny_llm(mixtral(), deterministic=False).engine.kernels
+    assert isinstance(kernels, NativeKernels) and kernels.deterministic
 
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_the_equality_matrix_holds(style: str, cell: Cell) -> None:
-    run_cell(mixtral(), style, cell, reference(style))
+    run_cell(mixtral(), style, cell, reference(mixtral(), style))
 
 
 def prompt_scores(model: Any, **options: Any) -> torch.Tensor:
@@ -109,7 +103,7 @@ def test_native_kernels_may_be_asked_for_whatever_the_architecture(tmp_path: Pat
     options = {"kv_blocks": 64, "block_size": 8, "threads": 2}
     native, plain_llm = LLM(str(folder), kernels="native", **options), LLM(str(folder), **options)
     assert (native.engine.kernels.name, plain_llm.engine.kernels.name) == ("native", "eager")
-    assert native.generate([PROMPT], params("greedy"))[0].outputs[0].token_ids == reference("greedy")[0]
+    assert native.generate([PROMPT], params("greedy"))[0].outputs[0].token_ids == reference(mixtral(), "greedy")[0]
     with pytest.raises(ConfigError, match="int8"):
         LLM(str(folder), kernels="native", kv_dtype="int8", **options)
 
@@ -132,14 +126,17 @@ def test_files_with_blocks_run_natively_by_themselves(tmp_path: Path, caplog: py
         "expert_used_count": 2}, tensors=tensors)
     caplog.set_level(logging.INFO, "paceline.engine")
     options = {"kv_blocks": 64, "block_size": 8}
-    llm = LLM(str(path), **options)
-    assert llm.engine.kernels.name == "native" and llm.engine.model.bits == 4
+    llm, kept = LLM(str(path), **options), LLM(str(path), quantization="blocks", **options)
+    assert llm.engine.kernels.name == kept.engine.kernels.name == "native"
+    assert (llm.engine.model.bits, kept.engine.model.bits) == (8, 4)
     assert "mixtral" in caplog.text
     exact = LLM(str(path), kernels="reference", **options)
     ask = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    got, want = (torch.tensor([entry.raw for entry in one.generate([PROMPT], ask)[0].prompt_logprobs[1:]])
-                 for one in (llm, exact))
-    assert 0 < (got - want).abs().mean() < 0.05
+    rounded, blocks, want = (torch.tensor([entry.raw for entry in one.generate([PROMPT], ask)[0].prompt_logprobs[1:]])
+                             for one in (llm, kept, exact))
+    assert 0 < (rounded - want).abs().mean() < 0.05
+    assert 0 < (blocks - want).abs().mean() < 0.05
+    assert not torch.equal(rounded, blocks)
 
 
 # -- attention -------------------------------------------------------------------------------------------------------
