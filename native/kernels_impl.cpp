@@ -43,12 +43,11 @@ void rotate(float* x, const float* cos, const float* sin, int half) {
     }
 }
 
-// ---------------------------------------------------------------- attention
+// ---------------------------------------------------------------- attention over float caches
 
 template <Cache kind> inline V load_cache(const void* base, int i) {
     if constexpr (kind == Cache::kF32) return V::load(static_cast<const float*>(base) + i);
-    else if constexpr (kind == Cache::kF16) return V::load_half(static_cast<const uint16_t*>(base) + i);
-    else return V::load_i8(static_cast<const int8_t*>(base) + i);
+    else return V::load_half(static_cast<const uint16_t*>(base) + i);
 }
 
 // Scores of NQ queries against NK keys. Each (query, key) has one accumulator and one order of additions, so the
@@ -74,8 +73,6 @@ inline void scores(const float* const* q, const KeyTile& tile, int key, int d, f
         float* to = out + a * kTile + key;
         if constexpr (NK == 4) store_sums(sum[a][0], sum[a][1], sum[a][2], sum[a][3], to);
         else to[0] = sum[a][0].sum();
-        if constexpr (kind == Cache::kI8)
-            for (int b = 0; b < NK; b++) to[b] *= tile.key_scale[key + b];
     }
 }
 
@@ -151,8 +148,6 @@ void attend_queries(const float* const* q, const int* low, const int* high, cons
             total = total + e;
         }
         mass[a] = total.sum();
-        if (kind == Cache::kI8)
-            for (int key = from; key < to; key++) row[key] = row[key] * tile.value_scale[key];
     }
     int i = 0;
     for (; i + 4 * W <= d; i += 4 * W) weigh<kind, NQ, 4>(p, tile, ahead, from, to, i, out);

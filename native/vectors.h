@@ -54,11 +54,6 @@ struct V {
     float32x4_t v;
     static V load(const float* p) { return {vld1q_f32(p)}; }
     static V load_half(const uint16_t* p) { return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))}; }
-    static V load_i8(const int8_t* p) {
-        int32_t four;
-        std::memcpy(&four, p, 4);
-        return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))))};
-    }
     static V set(float x) { return {vdupq_n_f32(x)}; }
     void store(float* p) const { vst1q_f32(p, v); }
     void store_half(uint16_t* p) const { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
@@ -97,9 +92,6 @@ struct V {
     static V load(const float* p) { return {_mm256_loadu_ps(p)}; }
     static V load_half(const uint16_t* p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-    }
-    static V load_i8(const int8_t* p) {
-        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
     }
     static V set(float x) { return {_mm256_set1_ps(x)}; }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
@@ -140,7 +132,6 @@ struct V {
     template <class F> static V each(F f) { return {{f(0), f(1), f(2), f(3)}}; }
     static V load(const float* p) { return each([&](int i) { return p[i]; }); }
     static V load_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
-    static V load_i8(const int8_t* p) { return each([&](int i) { return float(p[i]); }); }
     static V set(float x) { return {{x, x, x, x}}; }
     void store(float* p) const { std::memcpy(p, v, 16); }
     void store_half(uint16_t* p) const { for (int i = 0; i < 4; i++) p[i] = float_to_half(v[i]); }
