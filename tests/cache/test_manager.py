@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cache.allocation import Allocation
 from paceline.cache.invariants import CacheInvariantError
-from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import NULL_BLOCK, CacheGroup

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
 from paceline.kernels.groups import NULL_BLOCK, CacheGroup
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from paceline.kernels.groups import NULL_BLOCK
 
 if TYPE_CHECKING:
-    from paceline.cache.manager import Allocation, CacheManager
+    from paceline.cache.allocation import Allocation
+    from paceline.cache.manager import CacheManager
 
 
 class CacheInvariantError(AssertionError):

@@ -9,53 +9,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from paceline.cache.allocation import NEVER, Allocation
 from paceline.cache.blocks import BlockPool
 from paceline.cache.invariants import check_cache
-from paceline.cache.prefix import (
-    DISABLED,
-    PROMPT_LOGPROBS,
-    TOO_SHORT,
-    HashFunction,
-    Node,
-    PrefixCache,
-    default_hash,
-)
+from paceline.cache.prefix import DISABLED, PROMPT_LOGPROBS, TOO_SHORT, HashFunction, PrefixCache, default_hash
+from paceline.cache.sharing import Sharing
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import NULL_BLOCK, CacheGroup
-
-NEVER = 1 << 62
-
-
-class Allocation:
-    """What one sequence holds. Made by CacheManager.open or fork, ended by close; only the manager changes it."""
-
-    __slots__ = ("blocks", "cached", "chain", "due", "miss", "passed", "registered", "salt", "sealed", "seat",
-                 "writable_from", "writable_to")
-
-    def __init__(self, seat: int, groups: int, salt: str) -> None:
-        self.seat = seat
-        """Row of this sequence in CacheManager.tables; -1 once closed."""
-        self.blocks: list[list[int]] = [[] for _ in range(groups)]
-        """Per group: block ids in logical order, NULL_BLOCK where the window has passed."""
-        self.salt = salt
-        self.cached = 0
-        """Tokens that were found in the prefix cache when the sequence was opened."""
-        self.miss: str | None = None
-        """Why it was not more (strings of cache/prefix.py); None if nothing more could have been shared."""
-        self.sealed = 0
-        """Leading positions that came from the prefix cache together with the tokens they depend on."""
-        self.chain: list[Node] = []
-        """The prefix cache's nodes for this sequence's whole, final blocks."""
-        self.registered = [0] * groups
-        """Per group: leading blocks that have been offered to the prefix cache."""
-        self.passed = [0] * groups
-        """Per group: leading blocks that the window has left behind."""
-        self.due = NEVER
-        """Committing fewer tokens than this changes nothing, so commit returns at once."""
-        self.writable_from = 0
-        self.writable_to = 0
-        """Positions known to lie in blocks that only this sequence holds and that no cache entry names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +69,7 @@ class CacheManager:
         self._reach = [None if group.window is None else group.window + group.lookahead - 1 for group in groups]
         """Per group: how far before the next position keys are still read; None: to the beginning."""
         self._lookahead = max(group.lookahead for group in groups)
+        self._sharing = Sharing(self.prefix, self.pools, self.groups, self._reach, block_size)
 
     def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True) -> Allocation | None:
         """A seat, and the blocks of the longest cached beginning of `tokens` (whole blocks, never the last token).
@@ -127,7 +89,10 @@ class CacheManager:
             if limit < 1:
                 allocation.miss = TOO_SHORT
             else:
-                self._reuse(allocation, tokens, limit)
+                self._sharing.take_over(allocation, tokens, limit)
+                self.hits += allocation.cached
+                for table, blocks in zip(self.tables, allocation.blocks):
+                    table[allocation.seat, :len(blocks)] = blocks
         self._plan(allocation)
         return allocation
 
@@ -212,7 +177,7 @@ class CacheManager:
             return
         size = self.block_size
         if self.enable_prefix_caching:
-            self._register(allocation, tokens, length)
+            self._sharing.leave(allocation, tokens, length)
         for g, reach in enumerate(self._reach):
             if reach is None:
                 continue
@@ -250,7 +215,7 @@ class CacheManager:
                 allocation.registered[g] = most
                 lowered = True
         if length // size < len(allocation.chain):
-            self._set_chain(allocation, allocation.chain[:length // size])
+            self._sharing.follow(allocation, allocation.chain[:length // size])
             lowered = True
         if lowered:
             self._plan(allocation)
@@ -270,7 +235,7 @@ class CacheManager:
         twin.sealed = allocation.sealed
         twin.registered = list(allocation.registered)
         twin.passed = list(allocation.passed)
-        self._set_chain(twin, list(allocation.chain))
+        self._sharing.follow(twin, list(allocation.chain))
         allocation.writable_to = 0
         return twin
 
@@ -297,7 +262,7 @@ class CacheManager:
             self.tables[g][allocation.seat, :len(blocks)] = NULL_BLOCK
             self._release(g, blocks)
             allocation.blocks[g] = []
-        self._set_chain(allocation, [])
+        self._sharing.follow(allocation, [])
         self.free_seats.append(allocation.seat)
         allocation.seat = -1
         allocation.writable_to = 0
@@ -340,47 +305,6 @@ class CacheManager:
         """Raise CacheInvariantError with a sentence if any bookkeeping disagrees; `live` are all open allocations."""
         check_cache(self, list(live))
 
-    def _reuse(self, allocation: Allocation, tokens: Sequence[int], limit: int) -> None:
-        size = self.block_size
-        nodes = self.prefix.match(tokens, allocation.salt, limit)
-        usable = self._agreed(tokens, nodes)
-        if usable < limit:
-            allocation.miss = self.prefix.explain(tokens, allocation.salt, nodes, usable)
-        if not usable:
-            return
-        for g, pool in enumerate(self.pools):
-            first = self._first_needed(g, usable)
-            blocks = [NULL_BLOCK] * first + [node.blocks[g] for node in nodes[first:usable]]
-            for block in blocks[first:]:
-                pool.share(block)
-            allocation.blocks[g] = blocks
-            allocation.registered[g] = usable
-            allocation.passed[g] = first
-            self.tables[g][allocation.seat, :usable] = blocks
-        self._set_chain(allocation, nodes[:usable])
-        allocation.cached = allocation.sealed = usable * size
-        self.hits += allocation.cached
-
-    def _agreed(self, tokens: Sequence[int], nodes: list[Node]) -> int:
-        """The largest number of blocks for which every group still has all the KV that the next token reads."""
-        runs: list[list[int]] = []
-        for g in range(len(self.groups)):
-            run, ends = 0, [0]
-            for index, node in enumerate(nodes):
-                covered = self.prefix.covers(node, g, tokens, (index + 1) * self.block_size)
-                run = run + 1 if covered else 0
-                ends.append(run)
-            runs.append(ends)
-        for count in range(len(nodes), 0, -1):
-            if all(ends[count] >= count - self._first_needed(g, count) for g, ends in enumerate(runs)):
-                return count
-        return 0
-
-    def _first_needed(self, group: int, blocks: int) -> int:
-        """With `blocks` whole blocks committed: the first block that the next position still reads."""
-        reach = self._reach[group]
-        return 0 if reach is None else max(0, blocks * self.block_size - reach) // self.block_size
-
     def _first_written(self, allocation: Allocation, group: int, start: int) -> int:
         lookahead = self.groups[group].lookahead
         if lookahead:
@@ -389,40 +313,6 @@ class CacheManager:
 
     def _window_blocks(self, reach: int) -> int:
         return -(-reach // self.block_size) + 1
-
-    def _register(self, allocation: Allocation, tokens: Sequence[int], length: int) -> None:
-        size = self.block_size
-        chain = allocation.chain
-        if length // size > len(chain):
-            tip = chain[-1] if chain else None
-            node = tip or self.prefix.root(allocation.salt)
-            for end in range((len(chain) + 1) * size, length + 1, size):
-                node = self.prefix.child(node, tuple(tokens[end - size:end]))
-                chain.append(node)
-            node.pins += 1
-            if tip is not None:
-                tip.pins -= 1
-        for g, group in enumerate(self.groups):
-            blocks, pool = allocation.blocks[g], self.pools[g]
-            ahead: tuple[int, ...] = ()
-            while (allocation.registered[g] + 1) * size + group.lookahead <= length:
-                index = allocation.registered[g]
-                block = blocks[index]
-                if group.lookahead:
-                    end = (index + 1) * size
-                    ahead = tuple(tokens[end:end + group.lookahead])
-                if not pool.cached[block] and self.prefix.attach(chain[index], g, block, ahead):
-                    pool.register(block)
-                allocation.registered[g] = index + 1
-
-    def _set_chain(self, allocation: Allocation, chain: list[Node]) -> None:
-        """The new chain's tip is pinned before the old one's is let go, so that common ancestors survive."""
-        old = allocation.chain
-        allocation.chain = chain
-        if chain:
-            self.prefix.pin(chain[-1])
-        if old:
-            self.prefix.unpin(old[-1])
 
     def _release(self, group: int, blocks: list[int]) -> None:
         """Last block first: of a cached text the end is forgotten before the beginning."""

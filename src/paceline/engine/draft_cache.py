@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
 from paceline.cache.prefix import common_prefix
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy

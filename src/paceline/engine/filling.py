@@ -6,7 +6,8 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy
 from paceline.engine.queue import WaitingQueue
 from paceline.engine.sequence import PENDING, Sequence, Status

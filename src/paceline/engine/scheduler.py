@@ -7,7 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Results
 from heapq import heappop, heappush
 
-from paceline.cache.manager import Allocation, CacheManager
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import SlotMove
 from paceline.engine.filling import SchedulerConfig, StepFiller
 from paceline.engine.sequence import Sequence, Status
