@@ -1,0 +1,1 @@
+"""Triton kernels of the sampler: from logits to tokens, log-probabilities and verdicts, all on the device."""

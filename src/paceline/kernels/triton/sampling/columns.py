@@ -1,0 +1,25 @@
+"""The table of running requests that the kernels read: one row of 64-bit words a seat. Plain numbers, no Triton.
+
+Real parameters are float64 bit patterns, so that one table and one copy hold everything.
+"""
+
+from __future__ import annotations
+
+SEED, FLAGS, TEMPERATURE, TOP_K, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(9)
+LISTED = 9
+"""How many entries of the seat's list of biased tokens always count."""
+LISTED_EARLY = 10
+"""How many count while the position is below EARLY_UNTIL: those and the stop tokens that min_tokens keeps out."""
+EARLY_UNTIL = 11
+COLUMNS = 16
+
+GREEDY, RANKED, NUCLEUS, FLOORED = 1, 2, 4, 8
+"""Flags: temperature 0; top-k, top-p, min-p are on (never together with GREEDY)."""
+PENALISED, BIASED, MASKED = 16, 32, 64
+"""Flags: penalties, the list of biased tokens, the seat's own mask act on the logits."""
+
+OK, EMPTY, NAN = range(3)
+"""What became of a row: a token; none, for no token is above -inf; none, for some logit is not a number."""
+
+BINS = 16
+"""Windows below a row's best score into which a selection first sorts its tokens."""

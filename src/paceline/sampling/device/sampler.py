@@ -1,0 +1,210 @@
+"""DeviceSampler: logits to tokens on the device, in a handful of launches that a CUDA graph can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.triton.sampling.draw import draw_kernel
+from paceline.kernels.triton.sampling.edits import edit_kernel
+from paceline.kernels.triton.sampling.logprobs import best_of_chunk_kernel, best_of_row_kernel, logprob_kernel
+from paceline.kernels.triton.sampling.rows import LOWEST
+from paceline.kernels.triton.sampling.threshold import threshold_kernel
+from paceline.kernels.triton.sampling.windows import TALLY, count_kernel, gather_kernel, top_kernel
+from paceline.sampling.device.state import Controls, DeviceState
+
+MOST_ALTERNATIVES = 20
+_WINDOW_ROOM = 8192
+"""Tokens of the window where a cut lies that are looked at one by one; with more of them the whole row is."""
+_ALIKE: dict[str, Any] = {"enable_fp_fusion": False}
+"""How every kernel is launched: a fused multiply-add would round once where the host rounds twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step, [R] each, on the device. R may be padded: seat -1 is skipped."""
+
+    seats: Tensor
+    """int32."""
+    positions: Tensor
+    """int64, absolute position of the token drawn at the row."""
+    ancestors: Tensor | None = None
+    """[R, D] int32: the draft tokens between the last committed one and the row, -1 where there are fewer."""
+    masks: Tensor | None = None
+    """[R, words] int32, a bit a token that may come (state.row_mask)."""
+    masked: Tensor | None = None
+    """[R] int32: whether masks[row] counts. Goes with `masks`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Views of the sampler's buffers: the next call overwrites them."""
+
+    tokens: Tensor
+    """[R] int32, -1 for padding and for rows without a token."""
+    status: Tensor
+    """[R] int32: columns.OK, EMPTY (no token above -inf) or NAN."""
+    both: Tensor
+    """[2, R]: tokens and status in one piece, for one copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of drawn tokens, in tensors of their own; rows of padding are not written."""
+
+    drawn: Tensor
+    """[R, 2] float32: raw, processed. NaN where there is no token."""
+    rank: Tensor
+    """[R] int32, 1: the most likely by raw logits."""
+    top_tokens: Tensor
+    """[R, n] int32, best first, ties to the lowest id; -1 where there are fewer."""
+    top: Tensor
+    """[R, n] float32 raw log-probabilities of those."""
+
+
+class DeviceSampler:
+    """Draws for up to `rows` rows at a time from the requests seated in `state`. One stream at a time.
+
+    Every sum and maximum over a row is one of integers, so a row's answer is bitwise the same in any company, whatever
+    `block` (tokens a program looks at; a power of two) is. No call waits for the device or allocates, once `prepare`
+    has run for its controls.
+    """
+
+    def __init__(self, state: DeviceState, rows: int, *, block: int | None = None,
+                 window_room: int = _WINDOW_ROOM) -> None:
+        self.state, self.rows = state, rows
+        self._block = block
+        self._room = min(window_room, state.vocab_size)
+        self._both = torch.full((2, rows), -1, dtype=torch.int32, device=state.device)
+        self._best = self._full(rows, LOWEST.value, torch.int64)
+        self._arrived = self._full(rows, 0, torch.int32)
+        self._tops = self._full(rows, LOWEST.value, torch.int64)
+        self._thresholds = self._full(rows, 0, torch.int64)
+        self._best_scores = self._full(rows, 0, torch.float32)
+        self._tallies: Tensor | None = None
+        self._keys: Tensor | None = None
+        self._edited: Tensor | None = None
+        self._sums = self._full(rows * 4, 0, torch.int64)
+
+    def prepare(self, controls: Controls) -> None:
+        """Allocate what these controls need. To be called before a graph with them is captured."""
+        if controls.edits and self._edited is None:
+            self._edited = torch.empty(self.rows, self.state.vocab_size, dtype=torch.float32, device=self.state.device)
+        if (controls.truncation or controls.logprobs is not None) and self._tallies is None:
+            self._tallies = self._full(self.rows * TALLY.value, 0, torch.int64)
+            self._keys = self._full(self.rows * self._room, 0, torch.int64)
+
+    def sample(self, logits: Tensor, rows: Rows, controls: Controls) -> Drawn:
+        """One token a row of raw logits [R, V] (float32, bfloat16 or float16; read, never written)."""
+        count = self._check(logits, rows)
+        controls = Controls(controls.edits or rows.masks is not None, controls.truncation, controls.logprobs)
+        self.prepare(controls)
+        if controls.edits:
+            self._edit(logits, rows)
+        if controls.truncation or controls.logprobs is not None:
+            self._truncate(logits, rows, controls)
+        block, warps = self._shape(count)
+        both = self._both[:, :count]
+        draw_kernel[(count, self._chunks(block))](
+            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
+            self._thresholds, self._best, self._arrived, both[0], both[1], self.state.vocab_size, EDITS=controls.edits,
+            ROW_MASKS=rows.masks is not None, TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
+        return Drawn(both[0], both[1], both)
+
+    def logprobs(self, logits: Tensor, rows: Rows, drawn: Drawn, controls: Controls) -> Scores:
+        """Scores of the tokens just drawn from the same logits with the same controls (logprobs set)."""
+        count = self._check(logits, rows)
+        asked = controls.logprobs or 0
+        if asked > MOST_ALTERNATIVES:
+            raise ValueError(f"at most {MOST_ALTERNATIVES} alternatives are scored on the device, not {asked}")
+        number = min(max(asked, 1), self.state.vocab_size)  # the best one is needed in any case
+        device, width = self.state.device, self.state.vocab_size
+        edits = controls.edits or rows.masks is not None
+        block, warps = self._shape(count)
+        chunks = self._chunks(block)
+        candidates = torch.empty(count, chunks * number, dtype=torch.int64, device=device)
+        chosen = torch.empty(count, number, dtype=torch.int64, device=device)
+        scores = Scores(torch.empty(count, 2, dtype=torch.float32, device=device),
+                        torch.empty(count, dtype=torch.int32, device=device),
+                        torch.empty(count, number, dtype=torch.int32, device=device),
+                        torch.empty(count, number, dtype=torch.float32, device=device))
+        best_of_chunk_kernel[(count, chunks)](logits, logits.stride(0), rows.seats, candidates, number, width,
+                                              BLOCK=block, num_warps=warps, **_ALIKE)
+        best_of_row_kernel[(count,)](rows.seats, candidates, number, chunks * number, chosen,
+                                     BLOCK=_power(chunks * number), num_warps=warps, **_ALIKE)
+        logprob_kernel[(count, chunks)](
+            *self._source(logits), self._masked(rows), rows.seats, self.state.table, self._thresholds,
+            self._best_scores, drawn.tokens, chosen, number, self._sums, self._arrived, scores.drawn, scores.rank,
+            scores.top_tokens, scores.top, width, EDITS=edits, ROW_MASKS=rows.masks is not None, NUMBER=_power(number),
+            BLOCK=block, num_warps=warps, **_ALIKE)
+        return Scores(scores.drawn, scores.rank, scores.top_tokens[:, :asked], scores.top[:, :asked])
+
+    def _edit(self, logits: Tensor, rows: Rows) -> None:
+        state, count = self.state, logits.shape[0]
+        block, warps = self._shape(count)
+        unused = state.table  # stands where a kernel's flags say that nothing is read
+        edit_kernel[(count, self._chunks(block))](
+            *self._source(logits), rows.seats, rows.positions, state.table,
+            unused if state.counts is None else state.counts, unused if rows.ancestors is None else rows.ancestors,
+            0 if rows.ancestors is None else rows.ancestors.shape[1], state.ids, state.values, state.list_room,
+            unused if state.masks is None else state.masks, unused if rows.masks is None else rows.masks,
+            self._masked(rows), state.vocab_size, PENALTIES=state.counts is not None,
+            SEAT_MASKS=state.masks is not None, ROW_MASKS=rows.masks is not None, BLOCK=block, num_warps=warps,
+            **_ALIKE)
+
+    def _truncate(self, logits: Tensor, rows: Rows, controls: Controls) -> None:
+        """Thresholds of truncated rows; with log-probabilities the best score of every row."""
+        table, width, count = self.state.table, self.state.vocab_size, logits.shape[0]
+        block, warps = self._shape(count)
+        chunk = block * 2
+        source = (*self._source(logits), self._masked(rows), rows.seats, table, self._tops, self._tallies)
+        flags = {"EDITS": controls.edits, "ROW_MASKS": rows.masks is not None, **_ALIKE}
+        top_kernel[(count, self._chunks(block))](*source, width, EVERY=controls.logprobs is not None, BLOCK=block,
+                                                 num_warps=warps, **flags)
+        if controls.truncation:
+            for finer in (False, True):
+                count_kernel[(count, self._chunks(chunk))](*source, self._room, width, FINER=finer, CHUNK=chunk,
+                                                           BLOCK=min(block, 256), num_warps=4, **flags)
+            gather_kernel[(count, self._chunks(block))](*source, self._keys, self._room, width, BLOCK=block,
+                                                        num_warps=warps, **flags)
+        threshold_kernel[(count,)](*source, self._keys, self._room, self._thresholds, self._best_scores, width,
+                                   BLOCK=self._block or 1024, num_warps=8, **flags)
+
+    def _source(self, logits: Tensor) -> tuple[Tensor, int, Tensor]:
+        """Where rows are read: the logits, and the edited copy of those that have one."""
+        return logits, logits.stride(0), logits if self._edited is None else self._edited
+
+    def _masked(self, rows: Rows) -> Tensor:
+        return self.state.table if rows.masked is None else rows.masked
+
+    def _chunks(self, block: int) -> int:
+        return -(-self.state.vocab_size // block)
+
+    def _shape(self, rows: int) -> tuple[int, int]:
+        """Tokens and warps of a program: few rows are split finely to keep the whole device busy."""
+        if self._block is not None:
+            return self._block, 4
+        return (1024, 4) if rows <= 16 else (2048, 8)
+
+    def _check(self, logits: Tensor, rows: Rows) -> int:
+        count, width = logits.shape
+        if count > self.rows or width != self.state.vocab_size or logits.stride(1) != 1:
+            raise ValueError(f"expected logits [up to {self.rows}, {self.state.vocab_size}], rows contiguous, "
+                             f"got {list(logits.shape)}")
+        for name, tensor in (("seats", rows.seats), ("positions", rows.positions)):
+            if tensor.shape != (count,):
+                raise ValueError(f"{name} must be [{count}], got {list(tensor.shape)}")
+        if (rows.masks is None) != (rows.masked is None):
+            raise ValueError("masks and masked go together")
+        return count
+
+    def _full(self, size: int, value: int, dtype: torch.dtype) -> Tensor:
+        return torch.full((size,), value, dtype=dtype, device=self.state.device)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,180 @@
+"""DeviceState: what the sampler must know about each running request, in persistent device tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.kernels.triton.sampling import columns
+from paceline.sampling.processors import SampleRow
+from paceline.sampling.state import SampleState
+
+_EDITED = columns.PENALISED | columns.BIASED | columns.MASKED
+_TRUNCATED = columns.RANKED | columns.NUCLEUS | columns.FLOORED
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """Which parts of the pipeline some rows need: what is left out is not launched. Part of a graph's identity."""
+
+    edits: bool = False
+    """Penalties, bias, min_tokens, masks."""
+    truncation: bool = False
+    """top-k, top-p, min-p."""
+    logprobs: int | None = None
+    """None: no log-probabilities. n: those of the drawn tokens and the n best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A request to seat: its state as it is now, the absolute position of the token it draws next, its last token."""
+
+    seat: int
+    state: SampleState
+    position: int
+    last_token: int = 0
+
+
+class DeviceState:
+    """The tables behind `seats` running requests. Host calls change seats; the device itself moves `positions`,
+    `last_tokens` and `counts` on as tokens are emitted (verification commits them).
+
+    `generation` goes up when a table is allocated anew: graphs captured before hold stale addresses.
+    """
+
+    def __init__(self, seats: int, vocab_size: int, device: torch.device, *, list_room: int = 512) -> None:
+        """`list_room`: tokens a request may bias, stop tokens under min_tokens included."""
+        self.seats, self.vocab_size, self.device = seats, vocab_size, device
+        self.generation = 0
+        self.list_room = list_room
+        self.table = torch.zeros(seats, columns.COLUMNS, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(seats, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(seats, dtype=torch.int32, device=device)
+        self.ids = torch.full((seats, list_room), -1, dtype=torch.int32, device=device)
+        self.values = torch.zeros(seats, list_room, dtype=torch.float32, device=device)
+        self.counts: Tensor | None = None
+        """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt); there once a request has penalties."""
+        self.masks: Tensor | None = None
+        """[seats, words] int32, a bit a token that may come; there once a request names the tokens allowed."""
+        self._flags = np.zeros(seats, dtype=np.int64)
+
+    def why_not(self, state: SampleState) -> str | None:
+        """Why this request cannot be sampled on the device, as a sentence; None: it can."""
+        listed = len(state.bias_ids) + (len(state.early_stops) if state.min_tokens else 0)
+        if listed > self.list_room:
+            return f"it biases {listed} tokens and there is room for {self.list_room}"
+        return None
+
+    def assign(self, seated: Sequence[Seated]) -> None:
+        """Seat requests, new or after a preemption: whatever the seats held before is forgotten."""
+        if not seated:
+            return
+        for one in seated:
+            if (reason := self.why_not(one.state)) is not None:
+                raise ValueError(f"the request of seat {one.seat} must be sampled on the host: {reason}")
+        table = np.stack([_words(one) for one in seated])
+        where = self._on(np.array([one.seat for one in seated], dtype=np.int64))
+        self._flags[[one.seat for one in seated]] = table[:, columns.FLAGS]
+        self.table[where] = self._on(table)
+        self.positions[where] = self._on(np.array([one.position for one in seated], dtype=np.int64))
+        self.last_tokens[where] = self._on(np.array([one.last_token for one in seated], dtype=np.int32))
+        for one, words in zip(seated, table):
+            if words[columns.FLAGS] & _EDITED:
+                self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
+
+    def release(self, seats: Sequence[int]) -> None:
+        """These seats are free: they no longer count in `controls`. Their device rows stay until somebody sits down."""
+        self._flags[list(seats)] = 0
+
+    def controls(self, seats: Sequence[int] | None = None, logprobs: int | None = None) -> Controls:
+        """What rows of these seats (all that are taken, by default) need. Row masks are edits too, and the caller's."""
+        flags = int(np.bitwise_or.reduce(self._flags if seats is None else self._flags[list(seats)], initial=0))
+        return Controls(bool(flags & _EDITED), bool(flags & _TRUNCATED), logprobs)
+
+    def _assign_edits(self, seat: int, state: SampleState, listed: int) -> None:
+        if listed:
+            ids, values = _listed(state)
+            self.ids[seat, :listed] = self._on(ids)
+            self.values[seat, :listed] = self._on(values)
+        if state.counts is not None:
+            if self.counts is None:
+                self.counts = torch.zeros(self.seats, self.vocab_size, dtype=torch.int32, device=self.device)
+                self.generation += 1
+            tokens, counts = state.counts.plus(())
+            self.counts[seat].zero_()
+            self.counts[seat].index_copy_(0, self._on(tokens.copy()), self._on(counts.astype(np.int32) * 2 + 1))
+        if state.allowed is not None:
+            if self.masks is None:
+                words = -(-self.vocab_size // 32)
+                self.masks = torch.zeros(self.seats, words, dtype=torch.int32, device=self.device)
+                self.generation += 1
+            allowed = np.zeros(self.vocab_size, dtype=np.bool_)
+            allowed[state.allowed] = True
+            self.masks[seat] = self._on(packed_mask(allowed))
+
+    def _on(self, values: NDArray[np.generic]) -> Tensor:
+        # From pageable memory: the copy has left it when the call returns, so nothing need be kept.
+        return torch.from_numpy(values).to(self.device)
+
+
+def packed_mask(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """[V] booleans -> [ceil(V / 32)] words, bit i of word w for token 32 w + i."""
+    bits = np.packbits(allowed, bitorder="little")
+    words = np.zeros(-(-len(allowed) // 32) * 4, dtype=np.uint8)
+    words[:len(bits)] = bits
+    return words.view("<i4").astype(np.int32)
+
+
+def row_mask(row: SampleRow, vocab_size: int) -> NDArray[np.int32] | None:
+    """What only the host knows about a row (bad words, repeated n-grams, grammar), packed; None: it bars nothing."""
+    banned = row.state.banned(row.path)
+    if row.mask is None and not banned:
+        return None
+    allowed = np.ones(vocab_size, dtype=np.bool_) if row.mask is None else np.array(row.mask, dtype=np.bool_)
+    allowed[[token for token in banned if token < vocab_size]] = False
+    return packed_mask(allowed)
+
+
+def _listed(state: SampleState) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Biased tokens and values, then the tokens that min_tokens keeps out."""
+    stops = [token for token in state.early_stops if token < state.vocab_size] if state.min_tokens else []
+    ids = np.concatenate((state.bias_ids, np.array(stops, dtype=np.int64))).astype(np.int32)
+    values = np.concatenate((state.bias_values, np.full(len(stops), -np.inf, dtype=np.float32)))
+    return ids, values
+
+
+def _words(seated: Seated) -> NDArray[np.int64]:
+    """A seat's row of the table."""
+    state = seated.state
+    params = state.params
+    flags = columns.GREEDY if state.is_greedy else 0
+    if state.truncates:
+        flags |= columns.RANKED if state.top_k < state.vocab_size else 0
+        flags |= columns.NUCLEUS if params.top_p < 1.0 else 0
+        flags |= columns.FLOORED if params.min_p > 0.0 else 0
+    ids, _ = _listed(state)
+    flags |= columns.PENALISED if state.counts is not None else 0
+    flags |= columns.BIASED if len(ids) else 0
+    flags |= columns.MASKED if state.allowed is not None else 0
+
+    words = np.zeros(columns.COLUMNS, dtype=np.int64)
+    words[columns.SEED] = np.uint64(state.seed).astype(np.int64)
+    words[columns.FLAGS] = flags
+    words[columns.TOP_K] = state.top_k
+    words[columns.LISTED] = len(state.bias_ids)
+    words[columns.LISTED_EARLY] = len(ids)
+    words[columns.EARLY_UNTIL] = seated.position - state.output_len + state.min_tokens
+    reals = words.view(np.float64)
+    reals[columns.TOP_P] = params.top_p
+    reals[columns.LOG_MIN_P] = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    for column, value in ((columns.TEMPERATURE, state.temperature), (columns.REPETITION, state.repetition),
+                          (columns.PRESENCE, state.presence), (columns.FREQUENCY, state.frequency)):
+        # Rounded to float32 as the host does; a float64 holds that exactly.
+        reals[column] = np.float32(value)
+    return words
