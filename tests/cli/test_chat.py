@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 
 import pytest
@@ -41,6 +42,40 @@ def test_without_a_terminal_one_question_is_answered(fake_llm, capsys, monkeypat
     assert BUILT_IN_QUESTION in out
     assert fake_llm.answer in out
     assert "tok/s" in out
+
+
+def test_piped_lines_are_one_conversation(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who wrote Hamlet?\n\n  When?\n/exit\nnever asked\n"))
+    assert main(["chat"]) == 0
+    shown = capsys.readouterr().out
+    assert "> Who wrote Hamlet?" in shown and "> When?" in shown and BUILT_IN_QUESTION not in shown
+    assert [message["content"] for message in fake_llm.last.asked[-2]] == [
+        "Who wrote Hamlet?", fake_llm.answer, "When?"]
+
+
+def test_a_piped_question_that_fails_is_exit_code_2_and_the_next_is_answered(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a bad one\na good one\n"))
+    assert main(["chat"]) == 2
+    assert fake_llm.answer in capsys.readouterr().out.split("> a good one")[1]
+
+
+def test_a_pipe_that_says_nothing_and_does_not_end_is_not_waited_for(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.chat.PATIENCE_S", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as silent:
+        monkeypatch.setattr("sys.stdin", silent)
+        assert main(["chat"]) == 0
+        assert BUILT_IN_QUESTION in capsys.readouterr().out
+        os.write(writing, b"hello\n")
+        os.close(writing)
+        assert main(["chat"]) == 0
+        assert "> hello" in capsys.readouterr().out
+
+
+def test_bytes_that_are_no_text_are_explained(fake_llm, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    assert main(["chat"]) == 2
+    assert "not utf-8 text" in capsys.readouterr().err
 
 
 def test_without_a_terminal_the_answer_is_greedy(fake_llm, monkeypatch):

@@ -1,19 +1,21 @@
-"""`paceline chat`: a conversation that streams. Without a terminal it answers one built-in question and leaves."""
+"""`paceline chat`: a conversation that streams. Without a terminal it answers what is piped in, line by line, or one
+built-in question, and leaves."""
 
 from __future__ import annotations
 
+import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.terminal import console, load_llm, print_error, printable, soft_interrupts
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from paceline.request import RequestOutput, SamplingParams
 
 BUILT_IN_QUESTION = "What is the capital of France? Answer in one sentence."
+PATIENCE_S = 1.0
+"""How long to wait for the first piped line once the model is there: some pipes never say anything, and never end."""
 HELP = """/help            this list
 /system TEXT     start over with this system prompt (without TEXT: none)
 /reset           forget the conversation
@@ -129,6 +133,40 @@ def interact(conversation: Conversation, read_line: Any = input) -> None:
             return
 
 
+def answer(conversation: Conversation, questions: Iterable[str]) -> bool:
+    """The same with nobody to type: questions are shown. Returns whether all were answered."""
+    fine = True
+    for question in questions:
+        conversation.out.print(f"> {question}", style="bold", markup=False)
+        if not question.startswith("/"):
+            fine = conversation.ask(question) and fine
+        elif not _obey(conversation, question):
+            break
+    return fine
+
+
+def piped(stream: TextIO | None) -> Iterator[str]:
+    """The lines somebody piped in; the built-in question if there are none."""
+    found = False
+    try:
+        for line in stream if stream is not None and _ready(stream) else ():
+            if line.strip():
+                found = True
+                yield line.strip()
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"What was piped in is not {problem.encoding} text ({problem.reason}): convert it "
+                          "first.") from None
+    if not found:
+        yield BUILT_IN_QUESTION
+
+
+def _ready(stream: TextIO) -> bool:
+    """Whether reading from it gives something, be it the end, without waiting longer than PATIENCE_S."""
+    with suppress(OSError, ValueError):  # a stream that is no file of the system never waits
+        return bool(select.select([stream], [], [], PATIENCE_S)[0])
+    return True
+
+
 def _obey(conversation: Conversation, line: str) -> bool:
     """Carry out a /command; False: leave."""
     name, _, rest = line.partition(" ")
@@ -164,7 +202,7 @@ def chat(
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
 ) -> None:
-    """Chat with a model. Without a terminal: answer one built-in question and leave."""
+    """Chat with a model. Without a terminal: answer the lines piped in, or one built-in question, and leave."""
     from paceline.request import SamplingParams
 
     interactive = sys.stdin is not None and sys.stdin.isatty()
@@ -186,8 +224,7 @@ def chat(
         out.print("/help for commands, Ctrl-D to leave", style="dim")
         interact(conversation)
         return
-    out.print(f"> {BUILT_IN_QUESTION}", style="bold", markup=False)
-    if not conversation.ask(BUILT_IN_QUESTION):
+    if not answer(conversation, piped(sys.stdin)):
         raise typer.Exit(2)
 
 
