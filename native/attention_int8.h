@@ -18,10 +18,6 @@ namespace {
 constexpr int kTopWeight = 127 * 256 + 127;
 constexpr float kTiny = 1e-30f;  // scales below this stand for zeros; their inverse could overflow
 constexpr int kLargestHead = 256;
-// Added to a float below 2^22 in size, it leaves the nearest whole number in the low bits, and a whole number added to
-// its bits is a float plus this: conversions cost four times an addition on some cores.
-constexpr float kMagic = 12582912.0f;
-constexpr int32_t kMagicBits = 0x4b400000;
 
 // d floats to int8 (d a multiple of 16); returns their scale. `out` may be where x begins.
 inline float round_to_int8(const float* x, int d, int8_t* out) {
@@ -37,7 +33,7 @@ inline float round_to_int8(const float* x, int d, int8_t* out) {
     for (int i = 0; i < d; i += 16) {
 #if PACELINE_NEON
         int32x4_t n[4];
-        for (int j = 0; j < 4; j++) n[j] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse));
+        for (int j = 0; j < 4; j++) n[j] = vreinterpretq_s32_f32((V::load(x + i + 4 * j) * V::set(inverse) + V::set(kMagic)).v);
         vst1q_s8(out + i, vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[0]), vreinterpretq_s16_s32(n[1]))),
                                     vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[2]), vreinterpretq_s16_s32(n[3])))));
 #else
@@ -56,26 +52,6 @@ void pack_query(float* x, int d) {
     const float scale = round_to_int8(x, d, values);
     const float positive = scale == 0.0f ? 1.0f : scale;  // all zeros: any scale will do but 0, which -inf must not meet
     std::memcpy(values + d, &positive, sizeof positive);
-}
-
-// a * 2^n for the n that n_plus_magic has in its low bits; exactly 0 for a = 1 and n = -127.
-inline V times_power(V a, V n_plus_magic) {
-#if PACELINE_NEON
-    return {vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.v), vshlq_n_s32(vreinterpretq_s32_f32(n_plus_magic.v), 23)))};
-#elif PACELINE_AVX2
-    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v),
-                                                 _mm256_slli_epi32(_mm256_castps_si256(n_plus_magic.v), 23)))};
-#else
-    return V::each([&](int i) {
-        uint32_t bits, shift;
-        std::memcpy(&bits, a.v + i, 4);
-        std::memcpy(&shift, n_plus_magic.v + i, 4);
-        bits += shift << 23;
-        float out;
-        std::memcpy(&out, &bits, 4);
-        return out;
-    });
-#endif
 }
 
 // 2^x for x <= 0 to 1e-4, a tenth of what rounding a score's query and key to int8 does to it; 0 from -127 down.

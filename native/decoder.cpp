@@ -7,6 +7,10 @@
 
 namespace paceline {
 
+namespace {
+constexpr int kFewRows = 2;
+}  // namespace
+
 Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
                  Cache cache, const Kernels* kernels, int threads)
     : shape_(shape), layers_(std::move(layers)), cos_(std::move(cos)), sin_(std::move(sin)), cache_(cache),
@@ -23,23 +27,33 @@ void Decoder::reserve(int rows) {
     const int wide = std::max(shape_.hidden, shape_.heads * shape_.head_dim);
     const size_t bytes = Quantised::bytes(rows, wide / kBlock);
     if (int8_.size() >= bytes) return;
-    normed_.resize(n * size_t(shape_.hidden));
+    own_int8_.assign(size_t(pool_.size()), std::vector<uint8_t>(Quantised::bytes(kFewRows, wide / kBlock)));
+    normed_.resize(std::max(n, size_t(pool_.size())) * size_t(shape_.hidden));
     qkv_.resize(n * d * size_t(shape_.heads + 2 * shape_.kv_heads));
     attended_.resize(n * d * size_t(shape_.heads));
-    gate_up_.resize(n * 2 * size_t(shape_.intermediate));
+    gate_up_.resize(n * size_t(gate_up_stride()));
     int8_.resize(bytes);
     gated_int8_.resize(Quantised::bytes(rows, shape_.intermediate / kBlock));
 }
 
-void Decoder::norm_and_quantise(int id, const float* x, const float* weight, int rows) {
-    const int cols = shape_.hidden;
-    int64_t begin, end;
-    Team::share(rows, id, pool_.size(), &begin, &end);
+// int8 values of x [rows, cols], normed if there is a weight, for the product that follows. Few rows are rounded by
+// every thread for itself, which is faster than waiting for one another; many are shared out.
+Quantised Decoder::rounded(int id, const float* x, const float* weight, int cols, int rows) {
+    const bool alone = rows <= kFewRows;
+    const Quantised out{alone ? own_int8_[size_t(id)].data() : int8_.data(), cols / kBlock};
+    int64_t begin = 0, end = rows;
+    if (!alone) Team::share(rows, id, pool_.size(), &begin, &end);
     for (int64_t r = begin; r < end; r++) {
-        float* out = normed_.data() + r * cols;
-        kernels_->rms_norm(x + r * cols, weight, shape_.eps, cols, out);
-        kernels_->quantise(out, cols / kBlock, quantised(cols), int(r), 0);
+        const float* row = x + r * cols;
+        if (weight != nullptr) {
+            float* normed = normed_.data() + (alone ? id : r) * cols;
+            kernels_->rms_norm(row, weight, shape_.eps, cols, normed);
+            row = normed;
+        }
+        kernels_->quantise(row, cols / kBlock, out, int(r), 0);
     }
+    if (!alone) pool_.team().barrier();
+    return out;
 }
 
 void Decoder::gemm(int id, const Matrix& matrix, const Quantised& x, int rows, float* y, int64_t ldy, bool add) {
@@ -49,17 +63,17 @@ void Decoder::gemm(int id, const Matrix& matrix, const Quantised& x, int rows, f
 }
 
 // silu(gate) * up in int8. A thread takes the same columns of both halves, so that it waits for nobody in between.
-void Decoder::gate_and_up(int id, const Matrix& matrix, int rows) {
+void Decoder::gate_and_up(int id, const Matrix& matrix, const Quantised& x, int rows) {
     const int f = shape_.intermediate, blocks = f / kBlock, groups = kBlock / kLanes;
     int64_t begin, end;
     Team::share(blocks, id, pool_.size(), &begin, &end);
     for (const int half : {0, f / kLanes})
-        kernels_->gemm(matrix.view(), quantised(shape_.hidden), rows, half + int(begin) * groups, half + int(end) * groups,
-                       gate_up_.data(), 2 * f, false);
+        kernels_->gemm(matrix.view(), x, rows, half + int(begin) * groups, half + int(end) * groups,
+                       gate_up_.data(), gate_up_stride(), false);
     alignas(64) float product[kBlock];
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t block = begin; block < end; block++) {
-            const float* gate = gate_up_.data() + r * 2 * f + block * kBlock;
+            const float* gate = gate_up_.data() + r * gate_up_stride() + block * kBlock;
             kernels_->silu_mul(gate, gate + f, kBlock, product);
             kernels_->quantise(product, 1, gated(), int(r), int(block));
         }
@@ -110,27 +124,19 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
         Team& team = pool_.team();
         for (int l = first; l < last; l++) {
             const Layer& layer = layers_[size_t(l)];
-            norm_and_quantise(id, hidden, layer.input_norm.data(), rows);
-            team.barrier();
-            gemm(id, *layer.qkv, quantised(shape_.hidden), rows, qkv_.data(), layer.qkv->view().rows, false);
+            const Quantised input = rounded(id, hidden, layer.input_norm.data(), shape_.hidden, rows);
+            gemm(id, *layer.qkv, input, rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
             split_heads(id, step, layer);
             team.barrier();
             attention_.attend(team, id, layer.cache, layer.cache_group, qkv_.data(), size_t(layer.qkv->view().rows),
                               attended_.data(), tasks[size_t(l - first)]);
             team.barrier();
-            const int width = shape_.heads * shape_.head_dim, blocks = width / kBlock;
-            int64_t begin, end;
-            Team::share(int64_t(rows) * blocks, id, team.size(), &begin, &end);
-            for (int64_t block = begin; block < end; block++)
-                kernels_->quantise(attended_.data() + block * kBlock, 1, quantised(width), int(block / blocks),
-                                   int(block % blocks));
+            const Quantised mixed = rounded(id, attended_.data(), nullptr, shape_.heads * shape_.head_dim, rows);
+            gemm(id, *layer.out, mixed, rows, hidden, layer.out->view().rows, true);
             team.barrier();
-            gemm(id, *layer.out, quantised(width), rows, hidden, layer.out->view().rows, true);
-            team.barrier();
-            norm_and_quantise(id, hidden, layer.post_norm.data(), rows);
-            team.barrier();
-            gate_and_up(id, *layer.gate_up, rows);
+            const Quantised between = rounded(id, hidden, layer.post_norm.data(), shape_.hidden, rows);
+            gate_and_up(id, *layer.gate_up, between, rows);
             team.barrier();
             gemm(id, *layer.down, gated(), rows, hidden, layer.down->view().rows, true);
             team.barrier();
@@ -143,9 +149,7 @@ void Decoder::head(const Matrix& matrix, const float* norm, const float* hidden,
     if (rows == 0) return;
     reserve(rows);
     pool_.run([&](int id) {
-        norm_and_quantise(id, hidden, norm, rows);
-        pool_.team().barrier();
-        gemm(id, matrix, quantised(shape_.hidden), rows, out, ldout, false);
+        gemm(id, matrix, rounded(id, hidden, norm, shape_.hidden, rows), rows, out, ldout, false);
     });
 }
 

@@ -44,10 +44,11 @@ class Decoder {
 
   private:
     void split_heads(int id, const StepView& step, const Layer& layer);
-    Quantised quantised(int cols) { return {int8_.data(), cols / kBlock}; }
+    // Floats from row to row; an odd number of lines, so that rows do not fight for the same lines of the cache.
+    int gate_up_stride() const { return 2 * shape_.intermediate + 16; }
     Quantised gated() { return {gated_int8_.data(), shape_.intermediate / kBlock}; }
-    void gate_and_up(int id, const Matrix& matrix, int rows);
-    void norm_and_quantise(int id, const float* x, const float* weight, int rows);
+    Quantised rounded(int id, const float* x, const float* weight, int cols, int rows);
+    void gate_and_up(int id, const Matrix& matrix, const Quantised& x, int rows);
     void gemm(int id, const Matrix& matrix, const Quantised& x, int rows, float* y, int64_t ldy, bool add);
     void reserve(int rows);
 
@@ -63,6 +64,7 @@ class Decoder {
     // Scratch, grown as needed.
     std::vector<float> normed_, qkv_, attended_, gate_up_;
     std::vector<uint8_t> int8_, gated_int8_;
+    std::vector<std::vector<uint8_t>> own_int8_;   // a thread's own, for few rows
 };
 
 }  // namespace paceline

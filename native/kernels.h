@@ -13,13 +13,19 @@ constexpr int kBlock = 32;   // columns that share a scale, in weights and activ
 constexpr int kLanes = 8;    // output rows interleaved in a packed matrix
 constexpr int kTile = 64;    // keys of an attention tile; tiles begin at multiples of this position
 
-// 4-bit: (value * scale + minimum), 8-bit: (value * scale); both per block of kBlock columns.
-enum class Format : int { kQ4 = 0, kQ8 = 1 };
+// kQ4: (value * scale + minimum) in 4 bits, kQ8: (value * scale) in 8, both per block of kBlock columns;
+// kI8: (value * scale) in 8 bits with one scale for the whole row.
+enum class Format : int { kQ4 = 0, kQ8 = 1, kI8 = 2 };
 
-// Bytes of one block of kBlock columns x kLanes rows: the values, then the scales (and minima) as fp16.
-constexpr size_t block_bytes(Format format) { return format == Format::kQ4 ? 128 + 32 : 256 + 16; }
+// Bytes of one block of kBlock columns x kLanes rows: the values, then the block's scales (and minima) as fp16.
+constexpr size_t block_bytes(Format format) {
+    return format == Format::kQ4 ? 128 + 32 : format == Format::kQ8 ? 256 + 16 : 256;
+}
 
-// A weight matrix [rows, cols]: groups of kLanes rows, block after block of columns.
+// Bytes of a group behind its blocks: the rows' scales as floats.
+constexpr size_t tail_bytes(Format format) { return format == Format::kI8 ? kLanes * sizeof(float) : 0; }
+
+// A weight matrix [rows, cols]: groups of kLanes rows, block after block of columns, then the tail.
 struct Packed {
     Format format = Format::kQ8;
     int rows = 0;
@@ -27,7 +33,7 @@ struct Packed {
     const uint8_t* data = nullptr;
 
     int groups() const { return rows / kLanes; }
-    size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format); }
+    size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format) + tail_bytes(format); }
 };
 
 constexpr int kTileRows = 4;  // rows of activations that are kept together

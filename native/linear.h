@@ -24,15 +24,17 @@ void quantise(const float* x, int count, const Quantised& out, int row, int firs
         const V inverse = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
         int total = 0;
 #if PACELINE_NEON
+        int32x4_t sums = vdupq_n_s32(0);
         for (int i = 0; i < kBlock; i += 16) {
-            int16x4_t part[4];
+            int16x8_t n[4];
             for (int j = 0; j < 4; j++)
-                part[j] = vqmovn_s32(vcvtnq_s32_f32((V::load(x + i + 4 * j) * inverse).v));
-            const int8x16_t rounded = vcombine_s8(vqmovn_s16(vcombine_s16(part[0], part[1])),
-                                                  vqmovn_s16(vcombine_s16(part[2], part[3])));
+                n[j] = vreinterpretq_s16_f32((V::load(x + i + 4 * j) * inverse + V::set(kMagic)).v);
+            const int8x16_t rounded = vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(n[0], n[1])),
+                                                vreinterpretq_s8_s16(vuzp1q_s16(n[2], n[3])));
             vst1q_s8(values + i, rounded);
-            total += vaddlvq_s8(rounded);
+            sums = vdotq_s32(sums, rounded, vdupq_n_s8(1));
         }
+        total = vaddvq_s32(sums);
 #else
         float rounded[kBlock];
         for (int i = 0; i < kBlock; i += V::width) round(V::load(x + i) * inverse).store(rounded + i);
@@ -99,8 +101,14 @@ template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out
 }
 
 template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
-    for (int m = 0; m < M; m++) out[m] = Dots::zero();
+    // Few rows have few sums, and one waits four cycles for the sum before it: the halves of a block are summed apart.
+    Dots second[M];
+    for (int m = 0; m < M; m++) {
+        out[m] = Dots::zero();
+        second[m] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    }
     for (int half = 0; half < 2; half++, w += 128) {
+        Dots* sums = M <= 2 && half ? second : out;
         int8x16_t v[M];
         for (int m = 0; m < M; m++) v[m] = vld1q_s8(x + kBlock * m + 16 * half);
 #define PACELINE_COLUMNS(l)                                                                             \
@@ -108,16 +116,18 @@ template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out
         const int8x16_t p = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l);                   \
         const int8x16_t r = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l + 16);              \
         for (int m = 0; m < M; m++) {                                                                \
-            out[m].a = vdotq_laneq_s32(out[m].a, p, v[m], l);                                        \
-            out[m].b = vdotq_laneq_s32(out[m].b, r, v[m], l);                                        \
+            sums[m].a = vdotq_laneq_s32(sums[m].a, p, v[m], l);                                      \
+            sums[m].b = vdotq_laneq_s32(sums[m].b, r, v[m], l);                                      \
         }                                                                                            \
     }
         PACELINE_COLUMNS(0) PACELINE_COLUMNS(1) PACELINE_COLUMNS(2) PACELINE_COLUMNS(3)
 #undef PACELINE_COLUMNS
     }
+    for (int m = 0; m < M && M <= 2; m++)
+        out[m] = {vaddq_s32(out[m].a, second[m].a), vaddq_s32(out[m].b, second[m].b)};
 }
 
-inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 0); }
+inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 
 #elif PACELINE_AVX2
 
@@ -228,7 +238,8 @@ inline void prefetch(const uint8_t*) {}
 // ---------------------------------------------------------------- rows of activations x groups of weights
 
 // One group of weights times M rows of a tile. The floats of an output are added block after block: (sum * scale of
-// the weights) * scale of the activations, then the minimum times the activations' sum, in this order for every M.
+// the weights) * scale of the activations, then the minimum times the activations' sum, in this order for every M. A
+// scale of the whole row comes last.
 template <Format format, int M>
 inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
     Eight sum[M];
@@ -237,11 +248,12 @@ inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out
         const int8_t* values = reinterpret_cast<const int8_t*>(x);
         const float* scales = reinterpret_cast<const float*>(x + kTileRows * kBlock);
         Dots dots[M];
-        if constexpr (M == 1) {
+        if constexpr (M <= 2) {
             // A single row is bound by memory: ask for the weights well ahead of their use.
-            prefetch(w + 1024);
-            prefetch(w + 1024 + 64);
-            prefetch(w + 1024 + 128);
+            prefetch(w + 768);
+            prefetch(w + 768 + 64);
+            prefetch(w + 768 + 128);
+            if constexpr (format == Format::kI8) prefetch(w + 768 + 192);
         }
         if constexpr (format == Format::kQ4) {
             dot_q4<M>(w, values, dots);
@@ -252,16 +264,25 @@ inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out
             }
         } else {
             dot_q8<M>(w, values, dots);
-            const Eight scale = Eight::load_half(w + 256);
-            for (int m = 0; m < M; m++) sum[m] = fma(dots[m].floats() * scale, scales[m], sum[m]);
+            if constexpr (format == Format::kI8) {
+                for (int m = 0; m < M; m++) sum[m] = fma(dots[m].floats(), scales[m], sum[m]);
+            } else {
+                const Eight scale = Eight::load_half(w + 256);
+                for (int m = 0; m < M; m++) sum[m] = fma(dots[m].floats() * scale, scales[m], sum[m]);
+            }
         }
+    }
+    if constexpr (format == Format::kI8) {
+        const Eight scale = Eight::load(reinterpret_cast<const float*>(w));
+        for (int m = 0; m < M; m++) sum[m] = sum[m] * scale;
     }
     for (int m = 0; m < M; m++) sum[m].store(out[m]);
 }
 
 #if PACELINE_NEON
 template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
-    tile_4<format>(w, x, blocks, out[0]);
+    if constexpr (format == Format::kI8) tile_4_int8(w, x, w, blocks, out[0]);
+    else tile_4<format>(w, x, blocks, out[0]);
 }
 #else
 template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
@@ -279,6 +300,21 @@ inline void place(const float (*from)[kLanes], int rows, float* y, int ldy, bool
 
 #if PACELINE_NEON
 constexpr int kPanelRows = 32;  // from here on it pays to unpack a group once
+
+// Rows [from, to) but for the last few; returns the first that is left. While the last tile of rows passes over this
+// group the next group is fetched: with more than one tile the processor's own guess of what comes next is wrong.
+inline int multiply_int8(const uint8_t* w, size_t group_bytes, const Quantised& x, int from, int to, float* y, int ldy,
+                         bool add) {
+    alignas(16) float out[kTileRows][kLanes];
+    const bool single = to - from <= kTileRows;
+    int row = from;
+    for (; row + kTileRows <= to; row += kTileRows) {
+        const uint8_t* next = single ? w + 2048 : row + 2 * kTileRows > to ? w + group_bytes : w;
+        tile_4_int8(w, x.at(row, 0), next, x.blocks, out[0]);
+        place(out, kTileRows, y + size_t(row) * size_t(ldy), ldy, add);
+    }
+    return row;
+}
 
 // Rows [from, to) but for the last few; returns the first that is left.
 inline int multiply_panel(const uint8_t* w, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
@@ -309,6 +345,7 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
 #if PACELINE_NEON
             if (format == Format::kQ4 && to - from >= kPanelRows && blocks <= kPanelBlocks)
                 row = multiply_panel(data, x, from, to, target, ldy, add);
+            if (format == Format::kI8) row = multiply_int8(data, w.group_bytes(), x, from, to, target, ldy, add);
             for (; row + 8 <= to; row += 8) {
                 alignas(16) float lower[8][4], upper[8][4];
                 tile_8<format>(data, x.at(row, 0), x.at(row + 4, 0), blocks, lower[0], 0);
@@ -336,7 +373,8 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
 
 void gemm(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
     if (w.format == Format::kQ4) multiply_groups<Format::kQ4>(w, x, m, first, last, y, ldy, add);
-    else multiply_groups<Format::kQ8>(w, x, m, first, last, y, ldy, add);
+    else if (w.format == Format::kQ8) multiply_groups<Format::kQ8>(w, x, m, first, last, y, ldy, add);
+    else multiply_groups<Format::kI8>(w, x, m, first, last, y, ldy, add);
 }
 
 }  // namespace

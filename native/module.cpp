@@ -34,7 +34,8 @@ std::shared_ptr<Matrix> checked(std::shared_ptr<Matrix> matrix, int rows, int co
 Format format_named(const std::string& name) {
     if (name == "q4") return Format::kQ4;
     if (name == "q8") return Format::kQ8;
-    throw std::invalid_argument("unknown format " + name + ": use q4 or q8");
+    if (name == "i8") return Format::kI8;
+    throw std::invalid_argument("unknown format " + name + ": use q4, q8 or i8");
 }
 
 // What Python builds layer by layer and then runs.

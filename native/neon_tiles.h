@@ -113,11 +113,16 @@ inline void tile_8(const uint8_t* w, const uint8_t* x, const uint8_t* x2, int64_
     PACELINE_STEPS(24, 26, 16, 17, 18, 19, l) PACELINE_STEPS(25, 27, 20, 21, 22, 23, l)
 #define PACELINE_LANE_Q8(l, at, x0, x1, x2, x3)                                                         \
     "ldp q24, q26, [%[w], #" #at "]\n" PACELINE_STEPS(24, 26, x0, x1, x2, x3, l)
-#define PACELINE_BEGIN_4                                                                                \
-    "ldr q0, [%[start]]\n ldr q4, [%[start]]\n ldr q1, [%[start]]\n ldr q5, [%[start]]\n"               \
-    "ldr q2, [%[start]]\n ldr q6, [%[start]]\n ldr q3, [%[start]]\n ldr q7, [%[start]]\n"               \
-    "ldp q16, q20, [%[x]]\n ldp q17, q21, [%[x], #32]\n ldp q18, q22, [%[x], #64]\n ldp q19, q23, [%[x], #96]\n"
+#define PACELINE_LANES_Q8                                                                               \
+    PACELINE_LANE_Q8(0, 0, 16, 17, 18, 19) PACELINE_LANE_Q8(1, 32, 16, 17, 18, 19)                      \
+    PACELINE_LANE_Q8(2, 64, 16, 17, 18, 19) PACELINE_LANE_Q8(3, 96, 16, 17, 18, 19)                     \
+    PACELINE_LANE_Q8(0, 128, 20, 21, 22, 23) PACELINE_LANE_Q8(1, 160, 20, 21, 22, 23)                   \
+    PACELINE_LANE_Q8(2, 192, 20, 21, 22, 23) PACELINE_LANE_Q8(3, 224, 20, 21, 22, 23)
 #define PACELINE_EACH_OF_4(OP) OP(0) OP(4) OP(1) OP(5) OP(2) OP(6) OP(3) OP(7)
+#define PACELINE_START(a) "ldr q" #a ", [%[start]]\n"
+#define PACELINE_STARTS_4 PACELINE_EACH_OF_4(PACELINE_START)
+#define PACELINE_BEGIN_4 PACELINE_STARTS_4                                                              \
+    "ldp q16, q20, [%[x]]\n ldp q17, q21, [%[x], #32]\n ldp q18, q22, [%[x], #64]\n ldp q19, q23, [%[x], #96]\n"
 #define PACELINE_TO_FLOAT_4(a) "fsub v" #a ".4s, v" #a ".4s, v31.4s\n"
 #define PACELINE_TIMES_4(a, s) "fmul v" #a ".4s, v" #a ".4s, v" #s ".4s\n"
 #define PACELINE_SCALE_4                                                                                \
@@ -153,17 +158,52 @@ template <Format format> inline void tile_4(const uint8_t* w, const uint8_t* x, 
                      : "memory", "cc", PACELINE_ALL_VECTORS);
     } else {
         asm volatile(PACELINE_ZERO_4
-                     "1:\n" PACELINE_BEGIN_4 PACELINE_LANE_Q8(0, 0, 16, 17, 18, 19)
-                     PACELINE_LANE_Q8(1, 32, 16, 17, 18, 19) PACELINE_LANE_Q8(2, 64, 16, 17, 18, 19)
-                     PACELINE_LANE_Q8(3, 96, 16, 17, 18, 19) PACELINE_LANE_Q8(0, 128, 20, 21, 22, 23)
-                     PACELINE_LANE_Q8(1, 160, 20, 21, 22, 23) PACELINE_LANE_Q8(2, 192, 20, 21, 22, 23)
-                     PACELINE_LANE_Q8(3, 224, 20, 21, 22, 23)
+                     "1:\n" PACELINE_BEGIN_4 PACELINE_LANES_Q8
                      "ldr q24, [%[w], #256]\n" PACELINE_SCALE_4
                      PACELINE_NEXT_4(272) PACELINE_STORE_4
                      : [w] "+r"(w), [x] "+r"(x), [blocks] "+r"(blocks)
                      : [start] "r"(kStart), [out] "r"(out)
                      : "memory", "cc", PACELINE_ALL_VECTORS);
     }
+}
+
+// ---------------------------------------------------------------- the same for rows with one scale
+// Rows with one scale: nothing but dot products, so what the next ones need is loaded while the ones before them run
+// (in a burst at the start of a block the loads would hold up the vector ports). Ends with the next block's first
+// values loaded; v30: the activations' scales.
+#define PACELINE_X(a, at) "ldr q" #a ", [%[x], #" #at "]\n"
+#define PACELINE_W(a, b, at) "ldp q" #a ", q" #b ", [%[w], #" #at "]\n"
+#define PACELINE_BLOCK_I8                                                                               \
+    "prfm pldl1keep, [%[next]]\n prfm pldl1keep, [%[next], #64]\n"                                      \
+    PACELINE_X(20, 16) PACELINE_W(26, 27, 32) PACELINE_STEPS(24, 25, 16, 17, 18, 19, 0)                 \
+    PACELINE_X(21, 48) PACELINE_W(28, 29, 64) PACELINE_STEPS(26, 27, 16, 17, 18, 19, 1)                 \
+    PACELINE_X(22, 80) PACELINE_W(24, 25, 96) PACELINE_STEPS(28, 29, 16, 17, 18, 19, 2)                 \
+    PACELINE_X(23, 112) PACELINE_W(26, 27, 128) PACELINE_STEPS(24, 25, 16, 17, 18, 19, 3)               \
+    "prfm pldl1keep, [%[next], #128]\n prfm pldl1keep, [%[next], #192]\n add %[next], %[next], #256\n"   \
+    PACELINE_X(16, 160) PACELINE_W(28, 29, 160) PACELINE_STEPS(26, 27, 20, 21, 22, 23, 0)               \
+    PACELINE_X(17, 192) PACELINE_W(24, 25, 192) PACELINE_STEPS(28, 29, 20, 21, 22, 23, 1)               \
+    PACELINE_X(18, 224) PACELINE_W(26, 27, 224) PACELINE_STEPS(24, 25, 20, 21, 22, 23, 2)               \
+    PACELINE_X(19, 256) PACELINE_X(30, 128) PACELINE_W(24, 25, 256) PACELINE_STEPS(26, 27, 20, 21, 22, 23, 3)
+
+// out: [4 rows of activations, 8]. Reads a bit behind the last block of w and x. `next`: what to ask for meanwhile, as
+// long as a group.
+inline void tile_4_int8(const uint8_t* w, const uint8_t* x, const uint8_t* next, int64_t blocks, float* out) {
+    asm volatile(PACELINE_ZERO_4 PACELINE_STARTS_4
+                 "ldr q16, [%[x]]\n ldr q17, [%[x], #32]\n ldr q18, [%[x], #64]\n ldr q19, [%[x], #96]\n"
+                 "ldp q24, q25, [%[w]]\n"
+                 "1:\n" PACELINE_BLOCK_I8 PACELINE_EACH_OF_4(PACELINE_TO_FLOAT_4)
+                 PACELINE_ADD(8, 0, 30, 0) PACELINE_START(0) PACELINE_ADD(12, 4, 30, 0) PACELINE_START(4)
+                 PACELINE_ADD(9, 1, 30, 1) PACELINE_START(1) PACELINE_ADD(13, 5, 30, 1) PACELINE_START(5)
+                 PACELINE_ADD(10, 2, 30, 2) PACELINE_START(2) PACELINE_ADD(14, 6, 30, 2) PACELINE_START(6)
+                 PACELINE_ADD(11, 3, 30, 3) PACELINE_START(3) PACELINE_ADD(15, 7, 30, 3) PACELINE_START(7)
+                 PACELINE_NEXT_4(256)
+                 "ldp q16, q17, [%[w]]\n"
+                 PACELINE_TIMES_4(8, 16) PACELINE_TIMES_4(12, 17) PACELINE_TIMES_4(9, 16) PACELINE_TIMES_4(13, 17)
+                 PACELINE_TIMES_4(10, 16) PACELINE_TIMES_4(14, 17) PACELINE_TIMES_4(11, 16) PACELINE_TIMES_4(15, 17)
+                 PACELINE_STORE_4
+                 : [w] "+r"(w), [x] "+r"(x), [next] "+r"(next), [blocks] "+r"(blocks)
+                 : [start] "r"(kStart), [out] "r"(out)
+                 : "memory", "cc", PACELINE_ALL_VECTORS);
 }
 
 // ---------------------------------------------------------------- many rows: weights unpacked once

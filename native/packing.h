@@ -17,11 +17,12 @@ class Matrix {
     const Packed& view() const { return view_; }
     size_t bytes() const { return size_; }
 
-    // Rows [first, first + count) from a file's rows of blocks: "Q4_0", "Q4_1" (for a 4-bit matrix) or "Q8_0".
-    // `stride` is the length of a source row in bytes. first and count are multiples of kLanes.
+    // Rows [first, first + count) from a file's rows of blocks: "Q4_0", "Q4_1" or "Q8_0". They stay as they are in a
+    // matrix of blocks of that width, and are rounded again in one with a scale a row. `stride` is the length of a
+    // source row in bytes. first and count are multiples of kLanes.
     void take_blocks(const uint8_t* source, size_t stride, const char* type, int first, int count);
 
-    // Rows [first, first + count) from floats, rounded to 8 bits with a scale a block.
+    // Rows [first, first + count) from floats, rounded to 8 bits with a scale a block or a row.
     void take_floats(const float* source, int first, int count);
 
     // One row as floats again (for an embedding).
@@ -30,6 +31,10 @@ class Matrix {
   private:
     struct Free { void operator()(uint8_t* p) const; };
     uint8_t* block(int group, int b) const;
+    float* row_scale(int row) const;
+    void check_rows(int first, int count) const;
+    void take_row_in_blocks(const float* source, int row);
+    void take_row_whole(const float* source, int row);
 
     std::unique_ptr<uint8_t[], Free> data_;
     size_t size_;

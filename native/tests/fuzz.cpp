@@ -35,9 +35,9 @@ void require(bool condition, const char* what) {
 }
 
 std::shared_ptr<Matrix> matrix(int rows, int cols) {
-    const bool four = pick(0, 1);
-    auto out = std::make_shared<Matrix>(four ? Format::kQ4 : Format::kQ8, rows, cols);
-    if (four) {
+    const Format format = Format(pick(0, 2));
+    auto out = std::make_shared<Matrix>(format, rows, cols);
+    if (format == Format::kQ4 || (format == Format::kI8 && pick(0, 1))) {
         const char* type = pick(0, 1) ? "Q4_0" : "Q4_1";
         const size_t size = size_t(cols / kBlock) * (type[3] == '0' ? 18 : 20);
         std::vector<uint8_t> raw(size_t(rows) * size);

@@ -123,9 +123,9 @@ def check(options: EngineOptions) -> None:
     watermark = options.watermark
     if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
-    if options.quantization is not None:
-        raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; leave it out "
-                          "(GGUF files that are quantised load as they are).")
+    if options.quantization not in (None, "int8", "blocks"):
+        raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
+                          "row), 'blocks' (as a GGUF file stores them), or leave it out.")
     if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16", "int8"):
         raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
                           "use 'auto', 'float32', 'float16', 'bfloat16' or 'int8'.")

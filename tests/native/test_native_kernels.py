@@ -68,6 +68,41 @@ def test_linear_agrees_with_the_quantised_product(seed: int, kind: str, groups: 
             assert one.tobytes() == out[row:row + 1].tobytes()
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "floats"]),
+       groups=st.integers(1, 5), blocks=st.integers(1, 6), rows=st.sampled_from([1, 2, 3, 4, 5, 8, 9, 33]))
+def test_rows_with_one_scale_multiply_like_their_own_values(seed: int, kind: str, groups: int, blocks: int,
+                                                            rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = native.Matrix("i8", groups * 8, blocks * 32)  # type: ignore[union-attr]
+    if kind == "floats":
+        weight = rng.standard_normal((groups * 8, blocks * 32)).astype(np.float32)
+        matrix.take_floats(weight, 0)
+    else:
+        raw, weight = random_blocks(rng, kind, groups * 8, blocks * 32)
+        matrix.take_blocks(np.ascontiguousarray(raw), kind, 0)
+    kept = np.empty_like(weight)
+    matrix.embed(np.arange(groups * 8), kept)
+    step = np.abs(weight).max(-1, keepdims=True) / 127
+    assert (np.abs(kept - weight) <= step * 0.501).all(), "rounded to the nearest of 255 levels of its row"
+    levels = kept / step
+    assert np.allclose(levels, np.rint(levels), atol=1e-3)
+    x = rng.standard_normal((rows, blocks * 32)).astype(np.float32)
+    q, scale = quantised(x)
+    expected = (q * scale[..., None].astype(np.float64)).reshape(rows, -1) @ kept.T.astype(np.float64)
+    found = []
+    for isa in ISAS:
+        out = np.full((rows, groups * 8), np.nan, dtype=np.float32)
+        matrix.linear(x, out, isa)
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        found.append(out.tobytes())
+        for row in range(rows):  # a row alone has the same bits
+            one = np.empty((1, groups * 8), dtype=np.float32)
+            matrix.linear(x[row:row + 1], one, isa)
+            assert one.tobytes() == out[row:row + 1].tobytes()
+    assert len(set(found)) == 1, "every instruction set gives the same bits"
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_embedding_rows_come_back_exactly(kind: str) -> None:
     raw, weight = random_blocks(np.random.default_rng(3), kind, 24, 96)

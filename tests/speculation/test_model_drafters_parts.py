@@ -93,7 +93,9 @@ def test_rounded_weights_are_close_and_vectors_untouched(bits: int, most: float)
 @needs_native
 def test_a_native_decoder_knows_its_bits() -> None:
     assert NativeDecoder(shape("llama"), RandomWeights(), 64, threads=1).bits == 8
-    assert NativeDecoder(shape("llama"), RoundedWeights(RandomWeights(), 4), 64, threads=1).bits == 4
+    rounded = RoundedWeights(RandomWeights(), 4)
+    assert NativeDecoder(shape("llama"), rounded, 64, threads=1, keep_blocks=True).bits == 4
+    assert NativeDecoder(shape("llama"), rounded, 64, threads=1).bits == 8
 
 
 @pytest.mark.parametrize("layers", [3, 4, 12, 30, 80])
@@ -137,18 +139,18 @@ def test_vocabularies_are_compared_token_by_token() -> None:
 
 @pytest.mark.real_model
 def test_the_default_model_drafts_for_itself(default_model_path: Path) -> None:
-    """The file as its own draft model; skipped and cut short; and, being in 4 bits already, not rounded further."""
+    """The file as its own draft model; skipped, cut short, in 4 bits; and, in 4 bits already, not rounded further."""
     llm = LLM(threads=1)
     prompt = "The three largest oceans are"
     params = SamplingParams(max_tokens=24, temperature=0.0)
     plain = llm.generate([prompt], params)[0].outputs[0].token_ids
     for wish, least in (({"method": "draft", "model": str(default_model_path)}, 4.0), ({"method": "skip"}, 1.0),
-                        ({"method": "exit", "layers": 20}, 1.0)):
+                        ({"method": "exit", "layers": 20}, 1.0), ({"method": "precision"}, 3.0)):
         out = llm.generate([prompt], params, speculation=wish | {"k": 4, "adaptive": False})[0]
         assert out.outputs[0].token_ids == plain and out.speculation.failure is None
         assert out.speculation.mean_accepted_length >= least
     with pytest.raises(RequestError, match="4 bits already"):
-        llm.generate([prompt], params, speculation="precision")
+        LLM(threads=1, quantization="blocks").generate([prompt], params, speculation="precision")
 
 
 def test_the_skip_bench_ranks_lists_by_what_they_promise() -> None:

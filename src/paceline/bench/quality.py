@@ -40,8 +40,8 @@ BASELINE = "float32"
 
 @dataclass(frozen=True)
 class Format:
-    """How a model is run. native: by the native decoder (weights "file" keeps the file's blocks, "int8_block" is its
-    8-bit format); otherwise in torch, rounded as rounding.py says."""
+    """How a model is run. native: by the native decoder ("int8_channel" is its default, "file" keeps the file's
+    blocks, "int8_block" is for files without blocks); otherwise in torch, rounded as rounding.py says."""
 
     name: str
     native: bool = False
@@ -54,10 +54,12 @@ class Format:
 
 ENGINES = (
     Format(BASELINE),
-    Format("native", native=True),
-    Format("native, float16 cache", native=True, cache="float16"),
-    Format("native, int8 cache", native=True, cache="int8"),
-    Format("native, int8 weights", native=True, weights="int8_block"),
+    Format("native", native=True, weights="int8_channel", cache="int8"),
+    Format("native, float16 cache", native=True, weights="int8_channel", cache="float16"),
+    Format("native, float32 cache", native=True, weights="int8_channel"),
+    Format("native, the file's blocks", native=True, cache="int8"),
+    Format("native, the file's blocks, float32 cache", native=True),
+    Format("native, int8 blocks, float32 cache", native=True, weights="int8_block"),
 )
 _SIZES = ((32, "32"), (64, "64"), (128, "128"), (0, "row"))
 GATE = (
@@ -130,10 +132,11 @@ def scorer(format: Format, checkpoint: Checkpoint, window: int, threads: int, de
     shape = ModelConfig.from_dict(checkpoint.config)
     weights = Weights(checkpoint, device="cpu" if format.native else device)
     if format.native:
-        source = weights if format.weights == "file" else RoundedWeights(weights)  # hides the blocks: 8 bits then
+        source = RoundedWeights(weights) if format.weights == "int8_block" else weights  # hides the blocks: floats then
         dtype = getattr(torch, format.cache)
-        return Scorer(NativeDecoder(shape, source, window, threads=threads, kv_dtype=dtype), NativeKernels(), window,
-                      dtype)
+        model = NativeDecoder(shape, source, window, threads=threads, kv_dtype=dtype,
+                              keep_blocks=format.weights != "int8_channel")
+        return Scorer(model, NativeKernels(), window, dtype)
     widths = frozenset({shape.intermediate_size}) if format.float_down else frozenset[int]()
     plain = format.activations is None and format.cache != "int8"
     kernels = EagerKernels() if plain else RoundedKernels(format.activations, widths, format.cache == "int8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,13 +77,15 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
     native = wants_native(options, checkpoint, device)
     if native and unsupported(shape) is None:
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
-                              kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8))
+                              kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8),
+                              keep_blocks=keeps_blocks(options, checkpoint))
     else:
         check_torch_cache(options)
         if native:
             log.info("the native kernels run this model's linear and attention layers, torch the rest: %s",
                      unsupported(shape))
-        model = build(shape, PackingWeights(weights) if native else weights, length)
+        packing = PackingWeights(weights, keeps_blocks(options, checkpoint)) if native else weights
+        model = build(shape, packing, length)
     if native and require_native().available_kernels()[0] == "portable":
         log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
                     "run in portable C++, several times slower")
@@ -157,10 +160,15 @@ def native_threads(options: EngineOptions) -> int:
 
 def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> bool:
     """Native code runs what the file itself stores in blocks; rounding a model that is stored in floats has to be
-    asked for (kernels="native")."""
+    asked for (kernels="native" or quantization)."""
     if options.kernels == "native":
         if device.type != "cpu":
             raise ConfigError("kernels='native' runs on the CPU only: use device='cpu' or kernels='auto'.")
+        return True
+    if options.quantization is not None:
+        if options.kernels != "auto" or device.type != "cpu":
+            raise ConfigError(f"quantization={options.quantization!r} is there on the native CPU path only: use "
+                              "device='cpu' and kernels='auto', or leave it out.")
         return True
     if options.kernels != "auto" or device.type != "cpu" or options.dtype not in ("auto", "float32"):
         return False
@@ -172,6 +180,19 @@ def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
     if native_library() is None:
         log.warning("running in torch: the native CPU kernels are not built (%s)", HOW_TO_BUILD)
         return False
+    return True
+
+
+def keeps_blocks(options: EngineOptions, checkpoint: Checkpoint) -> bool:
+    """Whether native weights stay in the file's blocks. In 8 bits with a scale a row they multiply faster
+    (docs/benchmarks.md), but those of a 4-bit file then take twice the memory."""
+    if options.quantization is not None:
+        return options.quantization == "blocks"
+    needed = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    if needed <= configs.available_memory() // 2:
+        return False
+    log.info("the weights stay in the file's blocks: %.1f GiB in 8 bits would be more than half of the free memory",
+             needed / configs.GIB)
     return True
 
 

@@ -140,9 +140,10 @@ class EngineDraftModels:
             if native and whole:
                 return self._reduced(
                     NativeDecoder(config, rounded, self._config.max_model_len, threads=self.source.threads,
-                                  kv_dtype=target.kv_dtype), NativeKernels())
+                                  kv_dtype=target.kv_dtype, keep_blocks=bits == 4), NativeKernels())
             if native:
-                return self._reduced(build(config, PackingWeights(rounded), self._config.max_model_len),
+                packing = PackingWeights(rounded, keep_blocks=bits == 4)
+                return self._reduced(build(config, packing, self._config.max_model_len),
                                      NativeKernels(self.source.threads))
             log.warning("precision: this model cannot run in %d bits here, so the draft's weights are rounded but as "
                         "large as the target's: right, and no faster", bits)

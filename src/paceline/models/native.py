@@ -43,11 +43,10 @@ def unsupported(config: ModelConfig) -> str | None:
 
 
 class NativeDecoder:
-    """CausalLM over the native library. Weights that the checkpoint holds in blocks keep their blocks; others are
-    rounded to 8 bits with a scale per 32."""
+    """CausalLM over the native library. Weights are packed as PackingWeights says."""
 
     def __init__(self, config: ModelConfig, weights: WeightSource, max_model_len: int, *, threads: int,
-                 kv_dtype: torch.dtype = torch.float32, kernels: str = "") -> None:
+                 kv_dtype: torch.dtype = torch.float32, kernels: str = "", keep_blocks: bool = False) -> None:
         reason = unsupported(config)
         if reason is not None:
             raise ConfigError(f"kernels='native' cannot run this model: {reason}; use kernels='auto'.")
@@ -56,7 +55,7 @@ class NativeDecoder:
         self.kv_dtype = kv_dtype
         """What its cache holds."""
         self.cache_groups = cache_groups(config)
-        packer = PackingWeights(weights)
+        packer = PackingWeights(weights, keep_blocks)
         hidden, d = config.hidden_size, config.head_dim
         # The largest matrix first: file and copy are in memory together only while nothing else is.
         self._embedding = packer.matrix([("model.embed_tokens.weight", config.vocab_size)], hidden)
