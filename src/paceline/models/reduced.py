@@ -75,9 +75,14 @@ class RoundedWeights:
         return torch.from_numpy(rounded.reshape(shape).astype(np.float32)).to(tensor.device, tensor.dtype)
 
     def blocks(self, name: str, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.uint8]] | None:
-        """A matrix as 4-bit blocks; None where 8 bits were asked for (the native code rounds those itself)."""
+        """A matrix as 4-bit blocks, the file's own where it has some; None where 8 bits were asked for (the native code
+        rounds those itself)."""
         if self._bits != 4 or shape[1] % BLOCK:
             return None
+        source = getattr(self._weights, "blocks", None)
+        stored: tuple[str, npt.NDArray[np.uint8]] | None = None if source is None else source(name, shape)
+        if stored is not None and stored[0] in ("Q4_0", "Q4_1"):
+            return stored
         return "Q4_1", four_bit_blocks(self._weights.take(name, shape).detach().float().cpu().numpy())
 
 
