@@ -9,9 +9,12 @@ chain's slots equal its positions and a tree's are compacted after verification.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from paceline.kernels.triton.rows import DeviceRows
 
 
 @dataclass(slots=True)
@@ -19,12 +22,13 @@ class GroupView:
     """One cache group as this step sees it."""
 
     tables: torch.Tensor
-    """[G, B] int64 block ids in logical order, NULL_BLOCK where nothing is held."""
+    """[G, B] block ids in logical order, NULL_BLOCK where nothing is held; int64, for device kernels also int32."""
     slots: torch.Tensor
-    """[N] int64 slot (block * block_size + offset) each row's KV is written to."""
+    """[N] slot (block * block_size + offset) each row's KV is written to; int64, for device kernels also int32, and
+    there -1 in rows that are padding."""
     window: int | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
-    """What a kernel derives once per step and reuses in every layer (key slots, masks)."""
+    """What a kernel derives once per forward and reuses in every layer (key slots, masks, work lists)."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class Layout:
     block_size: int
     views: list[GroupView] = field(default_factory=list)
     """One per cache group of the model."""
+    device: DeviceRows | None = None
+    """The rows as device kernels read them, where someone keeps them (captured steps); else made when needed."""
 
     @property
     def rows(self) -> int:

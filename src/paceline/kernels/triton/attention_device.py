@@ -1,0 +1,291 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Paged attention on the device: what one tile of queries does with a range of keys, and the two kernels around it.
+
+A tile is up to BLOCK_M (row, head) pairs: consecutive rows of one group times the SHARED query heads of one KV head.
+Keys come in blocks of BLOCK_N at absolute positions, in logical order: through the block table up to a row's prefix,
+beyond it through its ancestors. Scores are kept in base 2. What a row must not see weighs exactly zero and is loaded
+as zero, so neither its neighbours nor foreign slots can reach it.
+
+Spans of SPLIT keys are summed up each by itself and then combined in order. The split kernel gives every span to a
+program of its own and lets the last one to finish combine them; the chunk kernel does the same spans one after the
+other (BY_SPLIT), with the same operations in the same order, or ignores spans (not BY_SPLIT, faster).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from paceline.kernels.triton.plan import RECORD
+
+_RECORD = tl.constexpr(RECORD)
+_FAR = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def fold(scores, v, v_scale, highest, total, acc, SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """One block of masked scores [M, N] and its values [N, D] into the running softmax."""
+    new = tl.maximum(highest, tl.max(scores, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    rescale = tl.exp2(highest - safe)
+    weights = tl.exp2(scores - safe[:, None])
+    total = total * rescale + tl.sum(weights, 1)
+    acc = acc * rescale[:, None]
+    if SCALED:
+        weights = weights * v_scale[None, :]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return new, total, acc
+
+
+@triton.jit
+def combine(highest, total, acc, more_highest, more_total, more_acc):
+    """Two sums over different keys into one; the second may have seen nothing."""
+    new = tl.maximum(highest, more_highest)
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    a = tl.exp2(highest - safe)
+    b = tl.exp2(more_highest - safe)
+    return new, total * a + more_total * b, acc * a[:, None] + more_acc * b[:, None]
+
+
+@triton.jit
+def page_slots(table, j, inside, BLOCK_SIZE: tl.constexpr):
+    page = tl.load(table + j // BLOCK_SIZE, mask=inside, other=0)
+    return page.to(tl.int64) * BLOCK_SIZE + j % BLOCK_SIZE
+
+
+@triton.jit
+def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+               BLOCK_D: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
+    """[N, D] of one head in `dtype`, and its scales [N] (where there are none: the slots, unused)."""
+    d = tl.arange(0, BLOCK_D)
+    at = cache + slots[:, None] * stride + head * DIM + d[None, :]
+    if BLOCK_D == DIM:
+        block = tl.load(at, mask=inside[:, None], other=0.0)
+    else:
+        block = tl.load(at, mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
+    scale = slots
+    if SCALED:
+        scale = tl.load(scales + slots * KV_HEADS + head, mask=inside, other=0.0)
+    return block.to(dtype), scale
+
+
+@triton.jit
+def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head, stride,
+         scale, window, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+         BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
+    `lowest`: the lowest position of the tile."""
+    for start in range(begin, end, BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        inside = j < end
+        if WINDOW:
+            inside = inside & (j > lowest - window)
+        slots = page_slots(table, j, inside, BLOCK_SIZE)
+        k, k_scale = load_block(keys, key_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED, q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if SCALED:
+            scores = scores * k_scale[None, :]
+        seen = inside[None, :] & (j[None, :] <= pos[:, None])
+        if WINDOW:
+            seen = seen & (j[None, :] > pos[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        v, v_scale = load_block(values, value_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED,
+                                q.dtype)
+        highest, total, acc = fold(scores, v, v_scale, highest, total, acc, SCALED, PRECISION)
+    return highest, total, acc
+
+
+@triton.jit
+def path_slots(table, slots, ancestors, row, j, prefix, inside, DEPTH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Where one row of a tree finds the keys at positions j."""
+    committed = page_slots(table, j, inside & (j < prefix), BLOCK_SIZE)
+    drafted = inside & (j >= prefix)
+    ancestor = tl.load(ancestors + row * DEPTH + (j - prefix), mask=drafted, other=0)
+    return tl.where(drafted, tl.load(slots + ancestor, mask=drafted, other=0).to(tl.int64), committed)
+
+
+@triton.jit
+def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, table, slots, positions, prefixes,
+               ancestors, keys, values, key_scales, value_scales, head, stride, scale, window,
+               KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr, WINDOW: tl.constexpr,
+               SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """The same where each row has keys of its own. One row after the other gets its scores and its values; the
+    others' weights are zero then, which changes no bit of theirs."""
+    for start in range(begin, end, BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        scores = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
+        for r in range(rows):
+            inside = j <= tl.load(positions + first + r)
+            if WINDOW:
+                inside = inside & (j > tl.load(positions + first + r) - window)
+            at = path_slots(table, slots, ancestors, first + r, j, tl.load(prefixes + first + r), inside, DEPTH,
+                            BLOCK_SIZE)
+            k, k_scale = load_block(keys, key_scales, at, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED, q.dtype)
+            own = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            if SCALED:
+                own = own * k_scale[None, :]
+            scores = tl.where((of_row == r)[:, None] & inside[None, :], own, scores)
+
+        new = tl.maximum(highest, tl.max(scores, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        rescale = tl.exp2(highest - safe)
+        weights = tl.exp2(scores - safe[:, None])
+        total = total * rescale + tl.sum(weights, 1)
+        acc = acc * rescale[:, None]
+        highest = new
+        for r in range(rows):
+            inside = j <= tl.load(positions + first + r)
+            if WINDOW:
+                inside = inside & (j > tl.load(positions + first + r) - window)
+            at = path_slots(table, slots, ancestors, first + r, j, tl.load(prefixes + first + r), inside, DEPTH,
+                            BLOCK_SIZE)
+            v, v_scale = load_block(values, value_scales, at, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED,
+                                    q.dtype)
+            mine = tl.where((of_row == r)[:, None], weights, 0.0)
+            if SCALED:
+                mine = mine * v_scale[None, :]
+            acc = tl.dot(mine.to(v.dtype), v, acc, input_precision=PRECISION)
+    return highest, total, acc
+
+
+@triton.jit
+def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, tables, slots, positions, prefixes,
+                 ancestors, results, extremes, arrived, q_stride, out_stride, stride, table_stride, height, scale,
+                 window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
+                 TILE_M: tl.constexpr, REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
+                 SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """Programs take the work list's items in turn, each for every KV head. TILE_M = (row, head) pairs of the largest
+    tile. Who finishes a tile's last item combines them all; `arrived` [tiles' items * KV heads] is left at zero."""
+    work = tl.load(count) * KV_HEADS
+    for w in range(tl.program_id(0), work, tl.num_programs(0)):
+        item = w // KV_HEADS
+        head = w % KV_HEADS
+        record = items + item * _RECORD
+        first = tl.load(record)
+        rows = tl.load(record + 1)
+        group = tl.load(record + 2)
+        begin = tl.load(record + 3)
+        end = tl.load(record + 4)
+        shared = tl.load(record + 5)
+        base = tl.load(record + 6)
+        pieces = tl.load(record + 7)
+
+        m = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, BLOCK_D)
+        of_row = m // SHARED
+        live = of_row < rows
+        place = (first + of_row).to(tl.int64)
+        across = (head * SHARED + m % SHARED) * DIM
+        cells = live[:, None] & (d < DIM)[None, :]
+        query = tl.load(q + (place * q_stride + across)[:, None] + d[None, :], mask=cells, other=0.0)
+        pos = tl.load(positions + first + of_row, mask=live, other=-1)
+        lowest = tl.min(tl.where(live, pos, _FAR), 0)
+        table = tables + group.to(tl.int64) * table_stride
+
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        highest, total, acc = walk(
+            query, pos, lowest, begin, tl.minimum(end, shared), highest, total, acc, table, keys, values, key_scales,
+            value_scales, head, stride, scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED,
+            PRECISION)
+        if DEPTH > 0:
+            highest, total, acc = walk_paths(
+                query, of_row, pos, first, rows, tl.maximum(begin, shared), end, highest, total, acc, table, slots,
+                positions, prefixes, ancestors, keys, values, key_scales, value_scales, head, stride, scale, window,
+                KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE, DEPTH, WINDOW, SCALED, PRECISION)
+
+        if pieces == 1:
+            mixed = acc / tl.where(live, total, 1.0)[:, None]
+            tl.store(out + (place * out_stride + across)[:, None] + d[None, :], mixed.to(out.dtype.element_ty),
+                     mask=cells)
+        else:
+            cell = m.to(tl.int64) + w * TILE_M
+            tl.store(extremes + cell, highest, mask=live)
+            tl.store(extremes + height + cell, total, mask=live)
+            tl.store(results + cell[:, None] * DIM + d[None, :], acc, mask=cells)
+            tl.debug_barrier()  # all threads have written before one of them says so
+            ticket = base * KV_HEADS + head
+            if tl.atomic_add(arrived + ticket, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                tl.store(arrived + ticket, 0)
+                gather(results, extremes, out, ticket, pieces, first, rows, head, out_stride, height, KV_HEADS, SHARED,
+                       DIM, BLOCK_D, TILE_M, REDUCE_M, AHEAD)
+
+
+@triton.jit
+def gather(results, extremes, out, ticket, pieces, first, rows, head, out_stride, height, KV_HEADS: tl.constexpr,
+           SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE_M: tl.constexpr,
+           REDUCE_M: tl.constexpr, AHEAD: tl.constexpr):
+    """The pieces of a tile in order, AHEAD of them loaded at once; REDUCE_M is the power of two from TILE_M on."""
+    m = tl.arange(0, REDUCE_M)
+    d = tl.arange(0, BLOCK_D)
+    of_row = m // SHARED
+    live = (of_row < rows) & (m < TILE_M)
+    highest = tl.full([REDUCE_M], float("-inf"), tl.float32)
+    total = tl.zeros([REDUCE_M], tl.float32)
+    acc = tl.zeros([REDUCE_M, BLOCK_D], tl.float32)
+    for start in range(0, pieces, AHEAD):
+        for more in tl.static_range(AHEAD):
+            there = live & (m * 0 + start + more < pieces)
+            cell = (ticket + (start + more) * KV_HEADS).to(tl.int64) * TILE_M + m
+            # Written by other programs: around the cache of this processor.
+            part_highest = tl.load(extremes + cell, mask=there, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(extremes + height + cell, mask=there, other=0.0, cache_modifier=".cg")
+            part = tl.load(results + cell[:, None] * DIM + d[None, :], mask=there[:, None] & (d < DIM)[None, :],
+                           other=0.0, cache_modifier=".cg")
+            highest, total, acc = combine(highest, total, acc, part_highest, part_total, part)
+    mixed = acc / tl.where(live, total, 1.0)[:, None]
+    place = (first + of_row).to(tl.int64) * out_stride + (head * SHARED + m % SHARED) * DIM
+    tl.store(out + place[:, None] + d[None, :], mixed.to(out.dtype.element_ty),
+             mask=live[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
+def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_of_row, positions, tables, q_stride,
+                 out_stride, stride, table_stride, count, scale, window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
+                 DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, BY_SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+                 SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """Grid (KV heads, chunks): all keys of one tile of a chain; the last chunks, which have most, start first."""
+    head = tl.program_id(0)
+    tile = count - 1 - tl.program_id(1)
+    first = tl.load(chunks + tile)
+    rows = tl.load(chunks + count + tile)
+    if rows > 0:
+        m = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, BLOCK_D)
+        of_row = m // SHARED
+        live = of_row < rows
+        place = (first + of_row).to(tl.int64)
+        across = (head * SHARED + m % SHARED) * DIM
+        cells = live[:, None] & (d < DIM)[None, :]
+        query = tl.load(q + (place * q_stride + across)[:, None] + d[None, :], mask=cells, other=0.0)
+        lowest = tl.load(positions + first)
+        pos = tl.where(live, lowest + of_row, -1)
+        end = lowest + rows
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+        table = tables + tl.load(group_of_row + first).to(tl.int64) * table_stride
+
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        if BY_SPLIT:
+            for span in range(begin // SPLIT, tl.cdiv(end, SPLIT)):
+                span_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                span_total = tl.zeros([BLOCK_M], tl.float32)
+                span_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                span_highest, span_total, span_acc = walk(
+                    query, pos, lowest, tl.maximum(span * SPLIT, begin), tl.minimum(span * SPLIT + SPLIT, end),
+                    span_highest, span_total, span_acc, table, keys, values, key_scales, value_scales, head, stride,
+                    scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED, PRECISION)
+                highest, total, acc = combine(highest, total, acc, span_highest, span_total, span_acc)
+        else:
+            highest, total, acc = walk(
+                query, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales,
+                head, stride, scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED, PRECISION)
+        mixed = acc / tl.where(live, total, 1.0)[:, None]
+        tl.store(out + (place * out_stride + across)[:, None] + d[None, :], mixed.to(out.dtype.element_ty), mask=cells)

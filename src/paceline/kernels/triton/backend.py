@@ -1,0 +1,122 @@
+"""TritonKernels: the CUDA backend. What each op promises is on Kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.kernels.composed import Composed
+from paceline.kernels.eager import EagerKernels
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads, KVCache, Norm
+from paceline.kernels.packed import Weight, plain
+from paceline.kernels.triton import attention, elementwise, linear
+from paceline.kernels.triton.attention import Tuning, tuning
+from paceline.kernels.triton.choices import Product, Way, choose
+from paceline.kernels.triton.rows import RowsShape
+
+COUNTERS = 1 << 16
+"""Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
+
+
+class TritonKernels(Composed):
+    """Few launches, all of them fit to be captured in a graph: no op waits for the host or asks it for sizes that
+    depend on data. Rows whose slot is -1 and rows outside all tiles are padding: nothing of theirs is written to a
+    cache, and what they return means nothing.
+
+    deterministic: every row is computed by the same instructions in the same order, however many come with it."""
+
+    def __init__(self, deterministic: bool, device: torch.device) -> None:
+        self.deterministic = deterministic
+        self.name = "triton-deterministic" if deterministic else "triton"
+        self._processors = 4
+        if device.type == "cuda":
+            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        # Programs that share a tile count themselves here. All zero between launches, hence made before any capture.
+        self._arrived = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+    def _how(self, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Product:
+        size = weight.shape[0] // 2 if gated else weight.shape[0]
+        return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated)
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product, *,
+                 norm: Norm | None = None, gated: bool = False, residual: torch.Tensor | None = None,
+                 dtype: torch.dtype | None = None) -> torch.Tensor:
+        return linear.product(x, weight, bias, how, self._arrived, norm=norm, gated=gated, residual=residual,
+                              dtype=dtype, fused=not self.deterministic)
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        matrix = plain(weight)
+        how = self._how(x, matrix)
+        return linear.vendor(x, matrix, bias) if how.way is Way.VENDOR else self._product(x, matrix, bias, how)
+
+    def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,
+                   residual: torch.Tensor) -> torch.Tensor:
+        matrix = plain(weight)
+        how = self._how(x, matrix)
+        if how.way is Way.VENDOR:
+            return linear.vendor_add(x, matrix, bias, residual)
+        return self._product(x, matrix, bias, how, residual=residual)
+
+    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        matrix = plain(weight)
+        how = self._how(x, matrix, gated=True)
+        if how.way is Way.ROW:
+            return self._product(x, matrix, bias, how, norm=norm, gated=True)
+        normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
+        if how.way is Way.VENDOR:
+            return self.silu_mul(linear.vendor(normed, matrix, bias))
+        return self._product(normed, matrix, bias, how, gated=True)
+
+    def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        matrix = plain(weight)
+        how = self._how(x, matrix)
+        if how.way is Way.ROW:
+            return self._product(x, matrix, bias, how, norm=norm, dtype=torch.float32)
+        normed = self.rms_norm(x, norm.weight, norm.eps)
+        if how.way is Way.VENDOR:
+            return linear.vendor(normed, matrix, bias).float()
+        return self._product(normed, matrix, bias, how, dtype=torch.float32)
+
+    def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
+                cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
+        matrix = plain(weight)
+        how = self._how(x, matrix)
+        if how.way is not Way.ROW:
+            return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
+        if heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos):
+            return linear.project_row(x, norm, matrix, bias, heads, cos, sin, cache, slots, how)
+        qkv = self._product(x, matrix, bias, how, norm=norm)
+        return self.rotate_and_store(qkv, heads, cos, sin, cache, slots)
+
+    def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
+                         slots: torch.Tensor) -> torch.Tensor:
+        if not elementwise.turns_whole_heads(heads, cos):
+            return super().rotate_and_store(qkv, heads, cos, sin, cache, slots)
+        return elementwise.rotate_and_store(qkv, heads, cos, sin, cache, slots, fused=not self.deterministic)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return elementwise.silu_mul(gate_up)
+
+    rotate = EagerKernels.rotate
+    route = EagerKernels.route
+
+    def store(self, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor,
+              v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+        elementwise.store(k_cache, v_cache, slots, k, v, scales)
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+        return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, self.tuning(q.dtype, q.shape[2]),
+                                self.deterministic, self._arrived)
+
+    def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
+        return tuning(dtype, dim, self.deterministic, self._processors)
+
+    def rows_shape(self, rows: int, group_rows: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        """Room for steps of up to `rows` rows in groups of at most `group_rows` each (1: plain decoding), trees of at
+        most `depth` (0: chains only): what a captured graph's DeviceRows are made with."""
+        tile_rows, _ = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
+        return RowsShape.bucket(rows, min(group_rows, tile_rows), depth)

@@ -1,0 +1,72 @@
+"""Launching matrix products in the way choices.py names."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from paceline.kernels.operands import Heads, KVCache, Norm
+from paceline.kernels.triton.choices import Product, Way
+from paceline.kernels.triton.linear_device import row_kernel, row_project_kernel, tile_kernel
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product, arrived: torch.Tensor, *,
+            norm: Norm | None = None, gated: bool = False, residual: torch.Tensor | None = None,
+            dtype: torch.dtype | None = None, fused: bool = True) -> torch.Tensor:
+    """x [N, K] -> [N, M] in `dtype` (None: x's), contiguous.
+
+    norm: only where how.way is ROW. gated: weight holds gates, then ups, M of each. residual [N, M] is added.
+    arrived: int32 zeros, one a tile. fused: whether the compiler may fuse multiplications and additions.
+    """
+    rows, inputs = x.shape
+    size = weight.shape[0] // 2 if gated else weight.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty((rows, size), dtype=dtype or x.dtype, device=x.device)
+    if how.way is Way.ROW:
+        row_kernel[(triton.cdiv(size, how.block_m),)](
+            x, x if norm is None else norm.weight, weight, x if bias is None else bias,
+            x if residual is None else residual, out, size, 0.0 if norm is None else norm.eps, K=inputs,
+            BLOCK_N=how.block_m, BLOCK_K=how.block_k, NORMED=norm is not None, GATED=gated, BIASED=bias is not None,
+            ADDED=residual is not None, num_warps=how.warps)
+        return out
+    piece = how.piece or inputs
+    pieces = triton.cdiv(inputs, piece)
+    apart = how.apart and pieces > 1
+    grid = (triton.cdiv(size, how.block_m), triton.cdiv(rows, how.block_n), pieces if apart else 1)
+    partial = out
+    if apart:
+        partial = torch.empty((pieces, rows, weight.shape[0]), dtype=torch.float32, device=x.device)
+    tile_kernel[grid](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out, partial, arrived, rows, size,
+        x.stride(0), K=inputs, PIECE=piece, APART=apart, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k,
+        GATED=gated, BIASED=bias is not None, ADDED=residual is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=how.warps, num_stages=how.stages,
+        enable_fp_fusion=fused)
+    return out
+
+
+def vendor_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               residual: torch.Tensor) -> torch.Tensor:
+    """residual + x weight^T + bias, in the residual's place: the sum is part of the product."""
+    out = residual.addmm_(x, weight.t())
+    return out if bias is None else out.add_(bias)
+
+
+def vendor(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def project_row(x: torch.Tensor, norm: Norm, weight: torch.Tensor, bias: torch.Tensor | None, heads: Heads,
+                cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor,
+                how: Product) -> torch.Tensor:
+    """Kernels.project of a single row, in one launch. For heads that turn as a whole and have no norms, and caches
+    without scales."""
+    q = torch.empty((1, heads.query, heads.dim), dtype=x.dtype, device=x.device)
+    pairs = (heads.query + 2 * heads.keys) * heads.dim // 2
+    row_project_kernel[(triton.cdiv(pairs, how.block_m),)](
+        x, norm.weight, weight, x if bias is None else bias, q, cache.keys, cache.values, slots, cos, sin,
+        cache.keys.stride(0), cache.values.stride(0), norm.eps, K=x.shape[1], HEADS=heads.query, KV_HEADS=heads.keys,
+        DIM=heads.dim, BLOCK_N=how.block_m, BLOCK_K=how.block_k, BIASED=bias is not None, num_warps=how.warps)
+    return q

@@ -1,0 +1,201 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Matrix products on the device: one row at a time, and tiles for more.
+
+The order in which an output's K products are added depends on neither the number of rows nor their place. Epilogues:
+bias, SiLU of a gate times its up, a residual; all in float32, rounded once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dot_rows(x, norm, weight, row, other, live, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+             NORMED: tl.constexpr, TWO: tl.constexpr):
+    """x [K] times the weight's rows `row` [BLOCK_N], and `other` where TWO -> [BLOCK_N] each, and the sum of x's
+    squares where NORMED; x is then multiplied by the norm's weight."""
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc2 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        cells = live[:, None]
+        if K % BLOCK_K == 0:
+            vector = tl.load(x + k).to(tl.float32)
+        else:
+            cells = cells & (k < K)[None, :]
+            vector = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        w = tl.load(weight + row[:, None] * K + k[None, :], mask=cells, other=0.0)
+        if TWO:
+            w2 = tl.load(weight + other[:, None] * K + k[None, :], mask=cells, other=0.0)
+        if NORMED:
+            squares += vector * vector
+            if K % BLOCK_K == 0:
+                vector = vector * tl.load(norm + k).to(tl.float32)
+            else:
+                vector = vector * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * vector[None, :]
+        if TWO:
+            acc2 += w2.to(tl.float32) * vector[None, :]
+    return tl.sum(acc, 1), tl.sum(acc2, 1), tl.sum(squares, 0)
+
+
+@triton.jit
+def row_kernel(x, norm, weight, bias, residual, out, size, eps, K: tl.constexpr, BLOCK_N: tl.constexpr,
+               BLOCK_K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+               ADDED: tl.constexpr):
+    """out [size] of one row x [K]. NORMED: x is normed on the way, by scaling the sum. GATED: the weight has 2 * size
+    rows, gates first."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = n < size
+    row = n.to(tl.int64)
+    y, up, squares = dot_rows(x, norm, weight, row, row + size, live, K, BLOCK_N, BLOCK_K, NORMED, GATED)
+    if NORMED:
+        root = tl.sqrt(squares / K + eps)
+        y = y / root
+        up = up / root
+    if BIASED:
+        y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)
+    if GATED:
+        if BIASED:
+            up += tl.load(bias + size + n, mask=live, other=0.0).to(tl.float32)
+        y = y / (1.0 + tl.exp(-y)) * up
+    if ADDED:
+        y += tl.load(residual + n, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, sin, key_stride, value_stride, eps,
+                       K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                       BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIASED: tl.constexpr):
+    """Kernels.project for one row: a program computes features i and i + DIM / 2 of a head, which turn together."""
+    HALF: tl.constexpr = DIM // 2
+    pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = pair < (HEADS + 2 * KV_HEADS) * HALF
+    head = pair // HALF
+    i = pair % HALF
+    n = head * DIM + i
+    row = n.to(tl.int64)
+    a, b, squares = dot_rows(x, norm, weight, row, row + HALF, live, K, BLOCK_N, BLOCK_K, True, True)
+    root = tl.sqrt(squares / K + eps)
+    a = a / root
+    b = b / root
+    if BIASED:
+        a += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)
+        b += tl.load(bias + n + HALF, mask=live, other=0.0).to(tl.float32)
+    turns = head < HEADS + KV_HEADS
+    first = a * tl.load(cos + i) + b * tl.load(sin + i)
+    second = b * tl.load(cos + i + HALF) + a * tl.load(sin + i + HALF)
+    first = tl.where(turns, first, a)
+    second = tl.where(turns, second, b)
+
+    is_q = live & (head < HEADS)
+    tl.store(q_out + n, first.to(q_out.dtype.element_ty), mask=is_q)
+    tl.store(q_out + n + HALF, second.to(q_out.dtype.element_ty), mask=is_q)
+    slot = tl.load(slots).to(tl.int64)
+    write = live & (row * 0 + slot >= 0)  # padding has no slot
+    is_k = write & (head >= HEADS) & turns
+    key = keys + slot * key_stride + (n - HEADS * DIM)
+    tl.store(key, first.to(keys.dtype.element_ty), mask=is_k)
+    tl.store(key + HALF, second.to(keys.dtype.element_ty), mask=is_k)
+    is_v = write & (head >= HEADS + KV_HEADS)
+    value = values + slot * value_stride + (n - (HEADS + KV_HEADS) * DIM)
+    tl.store(value, first.to(values.dtype.element_ty), mask=is_v)
+    tl.store(value + HALF, second.to(values.dtype.element_ty), mask=is_v)
+
+
+@triton.jit
+def products(x, weight, m, n, size, rows, x_stride, first, last, K: tl.constexpr, BLOCK_M: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TWO: tl.constexpr, PRECISION: tl.constexpr):
+    """Weight rows m, and m + size where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N]
+    each."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    w_at = weight + m.to(tl.int64)[:, None] * K
+    up_at = weight + (m.to(tl.int64) + size)[:, None] * K
+    x_at = x + n.to(tl.int64)[:, None] * x_stride
+    for start in range(first, last, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        w_cells = (m < size)[:, None]
+        x_cells = (n < rows)[:, None]
+        if K % BLOCK_K != 0:
+            w_cells = w_cells & (k < K)[None, :]
+            x_cells = x_cells & (k < K)[None, :]
+        v = tl.trans(tl.load(x_at + k[None, :], mask=x_cells, other=0.0))
+        acc = tl.dot(tl.load(w_at + k[None, :], mask=w_cells, other=0.0), v, acc, input_precision=PRECISION)
+        if TWO:
+            acc2 = tl.dot(tl.load(up_at + k[None, :], mask=w_cells, other=0.0), v, acc2, input_precision=PRECISION)
+    return acc, acc2
+
+
+@triton.jit
+def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BIASED: tl.constexpr,
+           ADDED: tl.constexpr):
+    """Epilogue of a tile y [BLOCK_M, BLOCK_N] and, where GATED, of its ups."""
+    cells = (m < size)[:, None] & (n < rows)[None, :]
+    if BIASED:
+        y += tl.load(bias + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        if BIASED:
+            up += tl.load(bias + size + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
+        y = y / (1.0 + tl.exp(-y)) * up
+    at = n.to(tl.int64)[None, :] * size + m[:, None]
+    if ADDED:
+        y += tl.load(residual + at, mask=cells, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=cells)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, x_stride, K: tl.constexpr,
+                PIECE: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+                PRECISION: tl.constexpr):
+    """out [rows, size] = x [rows, K] times weight [size, K]. The weight's rows are the M of the product, so tensor
+    cores are full however few rows there are.
+
+    K is cut into pieces of PIECE columns, each summed up by itself, then added in order: one after the other in one
+    program, or (APART) each by a program of its own, where the last to finish adds them: the bits are the same.
+    Grid (tiles of size, tiles of rows, pieces or 1); partial [pieces, rows, size, or twice that] float32.
+    """
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    PIECES: tl.constexpr = (K + PIECE - 1) // PIECE
+    if PIECES == 1:
+        y, up = products(x, weight, m, n, size, rows, x_stride, 0, K, K, BLOCK_M, BLOCK_N, BLOCK_K, GATED, PRECISION)
+        finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
+    elif APART:
+        piece = tl.program_id(2)
+        y, up = products(x, weight, m, n, size, rows, x_stride, piece * PIECE, tl.minimum(piece * PIECE + PIECE, K), K,
+                         BLOCK_M, BLOCK_N, BLOCK_K, GATED, PRECISION)
+        PARTS: tl.constexpr = 2 if GATED else 1
+        cells = (m < size)[:, None] & (n < rows)[None, :]
+        at = partial + n[None, :] * (size * PARTS) + m[:, None]
+        tl.store(at + piece * (rows * size * PARTS), y, mask=cells)
+        if GATED:
+            tl.store(at + piece * (rows * size * PARTS) + size, up, mask=cells)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        ticket = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(arrived + ticket, 1, sem="acq_rel", scope="gpu") == PIECES - 1:
+            tl.store(arrived + ticket, 0)
+            y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for other in tl.static_range(PIECES):
+                # Written by other programs: around the cache of this processor.
+                there = at + other * (rows * size * PARTS)
+                y += tl.load(there, mask=cells, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    up += tl.load(there + size, mask=cells, other=0.0, cache_modifier=".cg")
+            finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
+    else:
+        y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for piece in range(PIECES):
+            more, more_up = products(x, weight, m, n, size, rows, x_stride, piece * PIECE,
+                                     tl.minimum(piece * PIECE + PIECE, K), K, BLOCK_M, BLOCK_N, BLOCK_K, GATED,
+                                     PRECISION)
+            y += more
+            up += more_up
+        finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
