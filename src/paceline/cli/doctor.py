@@ -24,7 +24,7 @@ _TORCH_RANGE = ((2, 11), (2, 13))
 _OPTIONAL = {
     "jinja2": "chat templates (`paceline chat`, `--chat`)",
     "huggingface_hub": "models named by hub id",
-    "transformers": "the peer that `paceline bench` measures beside Paceline",
+    "transformers": "peer for `paceline bench` to measure beside Paceline",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-HOW_TO_BUILD = "install a C++17 compiler and run `pip install .` (or `make setup`) again to build them"
+HOW_TO_BUILD = "install a C++17 compiler and run `pip install .` (or `make -B setup`) again to build them"
 
 
 def load() -> Any | None:
