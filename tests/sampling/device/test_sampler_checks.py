@@ -1,0 +1,19 @@
+"""The benchmark's own comparison finds nothing wrong, and would."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.bench import gpu_sampler_checks as checks
+
+
+def test_every_kind_of_request_agrees(device):
+    found = checks.check(device, 64, 14, block=64)
+    assert found.wrong == [] and found.compared > 50
+
+
+def test_a_wrong_token_is_found(device, monkeypatch):
+    batch = checks.Batch(2, 64, device, only=checks.requests(64)[0], block=64)
+    monkeypatch.setattr(checks, "Batch", lambda *_, **__: batch)
+    batch.on_device = torch.flip(batch.on_device, (1,))
+    assert {one["what"] for one in checks.check(device, 64, 2).wrong} >= {"token"}
