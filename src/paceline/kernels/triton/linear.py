@@ -40,8 +40,9 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ho
         partial = torch.empty((pieces, rows, weight.shape[0]), dtype=torch.float32, device=x.device)
     tile_kernel[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, out, partial, arrived, rows, size,
-        x.stride(0), K=inputs, PIECE=piece, APART=apart, BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k,
-        GATED=gated, BIASED=bias is not None, ADDED=residual is not None,
+        inputs, x.stride(0), PIECE=piece if pieces > 1 else 0, PIECES=pieces, APART=apart, BLOCK_M=how.block_m,
+        BLOCK_N=how.block_n, BLOCK_K=how.block_k, EVEN=inputs % how.block_k == 0, GATED=gated,
+        BIASED=bias is not None, ADDED=residual is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=how.warps, num_stages=how.stages,
         enable_fp_fusion=fused)
     return out

@@ -108,8 +108,8 @@ def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, s
 
 
 @triton.jit
-def products(x, weight, m, n, size, rows, x_stride, first, last, K: tl.constexpr, BLOCK_M: tl.constexpr,
-             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TWO: tl.constexpr, PRECISION: tl.constexpr):
+def products(x, weight, m, n, size, rows, K, x_stride, first, last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TWO: tl.constexpr, PRECISION: tl.constexpr):
     """Weight rows m, and m + size where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N]
     each."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -121,7 +121,7 @@ def products(x, weight, m, n, size, rows, x_stride, first, last, K: tl.constexpr
         k = start + tl.arange(0, BLOCK_K)
         w_cells = (m < size)[:, None]
         x_cells = (n < rows)[:, None]
-        if K % BLOCK_K != 0:
+        if not EVEN:
             w_cells = w_cells & (k < K)[None, :]
             x_cells = x_cells & (k < K)[None, :]
         v = tl.trans(tl.load(x_at + k[None, :], mask=x_cells, other=0.0))
@@ -149,27 +149,27 @@ def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BI
 
 
 @triton.jit(do_not_specialize=["rows"])
-def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, x_stride, K: tl.constexpr,
-                PIECE: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-                PRECISION: tl.constexpr):
+def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K, x_stride, PIECE: tl.constexpr,
+                PIECES: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                BLOCK_K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+                ADDED: tl.constexpr, PRECISION: tl.constexpr):
     """out [rows, size] = x [rows, K] times weight [size, K]. The weight's rows are the M of the product, so tensor
-    cores are full however few rows there are.
+    cores are full however few rows there are. EVEN: BLOCK_K divides K.
 
-    K is cut into pieces of PIECE columns, each summed up by itself, then added in order: one after the other in one
-    program, or (APART) each by a program of its own, where the last to finish adds them: the bits are the same.
-    Grid (tiles of size, tiles of rows, pieces or 1); partial [pieces, rows, size, or twice that] float32.
+    With PIECES > 1, K is cut into pieces of PIECE columns, each summed up by itself, then added in order: one after
+    the other in one program, or (APART) each by a program of its own, where the last to finish adds them: the bits
+    are the same. Grid (tiles of size, tiles of rows, pieces or 1); partial [pieces, rows, size, or twice that] float32.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    PIECES: tl.constexpr = (K + PIECE - 1) // PIECE
     if PIECES == 1:
-        y, up = products(x, weight, m, n, size, rows, x_stride, 0, K, K, BLOCK_M, BLOCK_N, BLOCK_K, GATED, PRECISION)
+        y, up = products(x, weight, m, n, size, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
+                         PRECISION)
         finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
     elif APART:
         piece = tl.program_id(2)
-        y, up = products(x, weight, m, n, size, rows, x_stride, piece * PIECE, tl.minimum(piece * PIECE + PIECE, K), K,
-                         BLOCK_M, BLOCK_N, BLOCK_K, GATED, PRECISION)
+        y, up = products(x, weight, m, n, size, rows, K, x_stride, piece * PIECE, tl.minimum(piece * PIECE + PIECE, K),
+                         BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED, PRECISION)
         PARTS: tl.constexpr = 2 if GATED else 1
         cells = (m < size)[:, None] & (n < rows)[None, :]
         at = partial + n[None, :] * (size * PARTS) + m[:, None]
@@ -193,8 +193,8 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, x_
         y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for piece in range(PIECES):
-            more, more_up = products(x, weight, m, n, size, rows, x_stride, piece * PIECE,
-                                     tl.minimum(piece * PIECE + PIECE, K), K, BLOCK_M, BLOCK_N, BLOCK_K, GATED,
+            more, more_up = products(x, weight, m, n, size, rows, K, x_stride, piece * PIECE,
+                                     tl.minimum(piece * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
                                      PRECISION)
             y += more
             up += more_up

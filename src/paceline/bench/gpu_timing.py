@@ -1,0 +1,43 @@
+"""Times of single kernels on a card, as a model would see them: inside a graph, with operands that are not cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+COLD_BYTES = 256 << 20
+"""Operands are rotated over this much memory, several times what the card caches."""
+
+
+def copies(size: int, most: int = 64) -> int:
+    """How many copies of an operand of so many bytes keep it out of the cache."""
+    return max(1, min(most, COLD_BYTES // max(1, size)))
+
+
+def microseconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
+    """Device time of one call: all calls in one graph, the median of some replays."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()
+        calls[-1]()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    count = 0
+    with torch.cuda.graph(graph):
+        while count < 8:
+            for call in calls:
+                call()
+            count += len(calls)
+    times: list[float] = []
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    graph.replay()
+    for _ in range(replays):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(float(start.elapsed_time(end)) * 1000 / count)
+    del graph
+    return sorted(times)[len(times) // 2]
