@@ -94,6 +94,16 @@ def test_where_a_cut_is_found_does_not_change_it(device, window_room):
     assert both.device() == both.host()
 
 
+def test_a_cut_at_the_end_of_a_window_leaves_out_what_follows_at_once(device):
+    """Windows end a power of two below the best score; here the next token comes one unit in the last place later."""
+    x = np.full(64, -1e4, dtype=np.float32)
+    x[0], x[5] = 3.0, 2.0
+    x[6] = np.nextafter(x[5], np.float32(-9))
+    both = Both([Case(SamplingParams(top_k=2, temperature=1.0), x, seed=seed) for seed in range(8)], 64, device)
+    tokens = both.device()
+    assert tokens == both.host() and set(tokens) == {0, 5}
+
+
 @pytest.mark.parametrize("block", [32, 512])
 def test_the_split_over_programs_does_not_change_a_bit(device, block):
     both = Both(rows_of(160, EVERY_KIND[1:5]), 160, device, block=block)

@@ -171,7 +171,7 @@ class DeviceSampler:
             gather_kernel[(count, self._chunks(block))](*source, self._keys, self._room, width, BLOCK=block,
                                                         num_warps=warps, **flags)
         threshold_kernel[(count,)](*source, self._keys, self._room, self._thresholds, self._best_scores, width,
-                                   BLOCK=self._block or 1024, num_warps=8, **flags)
+                                   BLOCK=min(self._block or 512, 512), num_warps=8, **flags)
 
     def _source(self, logits: Tensor) -> tuple[Tensor, int, Tensor]:
         """Where rows are read: the logits, and the edited copy of those that have one."""

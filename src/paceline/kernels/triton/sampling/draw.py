@@ -64,15 +64,16 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, top
     x = load_logits(logits, stride, edited, from_edited, row, tokens, width, EDITS)
     alive = x > float("-inf")
     seen = tl.load(best + row, volatile=True)
-    found = tl.max(tl.where(x != x, NOT_A_NUMBER, LOWEST), 0)
     if (flags & GREEDY) != 0:
-        found = tl.maximum(found, tl.max(tl.where(alive, key_of(x, tokens), LOWEST), 0))
+        found = tl.max(tl.where(x != x, NOT_A_NUMBER, tl.where(alive, key_of(x, tokens), LOWEST)), 0)
     else:
         score = scaled(x, real(table, seat, TEMPERATURE).to(tl.float32))
         if TRUNCATION:
             if (flags & TRUNCATED) != 0:
                 alive = alive & (key_of(score, tokens) >= tl.load(thresholds + row))
-        top = tl.max(tl.where(alive, score, float("-inf")), 0)
+        # Scores are finite, so that an infinite one can stand for a NaN.
+        top = tl.max(tl.where(x != x, float("inf"), tl.where(alive, score, float("-inf"))), 0)
+        found = tl.where(top == float("inf"), NOT_A_NUMBER, LOWEST).to(tl.int64)
         bits = token_bits(first, parameter(table, seat, SEED), tl.load(positions + row), BLOCK)
         limit = tl.where(seen == LOWEST, float("inf"), most_bits(score_of(seen), top))
         lucky = alive & (bits.to(tl.float32) <= limit)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The exact cut of top-k, top-p and min-p: the key from which on a row's tokens are kept. No sort.
 
-Tokens are counted and weighed from a pivot on, and the pivot halves what is left until one token is: keys are distinct
-and weights add up exactly, so the cut is the same whatever the order of the gathered tokens was.
+Tokens are counted and weighed from several pivots on at once, which divide what is left until one token is: keys are
+distinct and weights add up exactly, so the cut is the same whatever the order of the gathered tokens was.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from paceline.kernels.triton.sampling.rows import (
     score_of,
     weight,
 )
-from paceline.kernels.triton.sampling.windows import CURSOR, CUT, TALLY, cut_window
+from paceline.kernels.triton.sampling.windows import BINS, COARSE, CURSOR, CUT, TALLY, cut_window
 
 FLOORED = tl.constexpr(columns.FLOORED)
+NUCLEUS = tl.constexpr(columns.NUCLEUS)
 LOG_MIN_P = tl.constexpr(columns.LOG_MIN_P)
 TOP_P = tl.constexpr(columns.TOP_P)
+PIVOTS = tl.constexpr(8)
 
 
 @triton.jit
@@ -46,53 +48,75 @@ def keys_at(tokens, logits, stride, edited, from_edited, row, temperature, width
 
 
 @triton.jit
-def measure(pivot, top, logits, stride, edited, from_edited, row, temperature, width, gathered, count, spilled,
+def measure(pivots, heavy, top, logits, stride, edited, from_edited, row, temperature, width, gathered, count, spilled,
             EDITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens at hand: how many have keys from `pivot` on, their weight, the least of those keys, and the
-    greatest key below the pivot."""
-    counts = tl.zeros([BLOCK], tl.int32)
-    weights = tl.zeros([BLOCK], tl.int64)
-    above = tl.full([BLOCK], NOT_A_NUMBER, tl.int64)
-    below = tl.full([BLOCK], LOWEST, tl.int64)
+    """Of the tokens at hand: how many have keys from each pivot on, and (heavy) their weight; int64 [PIVOTS] each."""
+    counts = tl.zeros([BLOCK, PIVOTS], tl.int32)
+    weights = tl.zeros([BLOCK, PIVOTS], tl.int64)
     for start in range(0, tl.where(spilled, width, count.to(tl.int32)), BLOCK):
         keys = keys_at(start + tl.arange(0, BLOCK), logits, stride, edited, from_edited, row, temperature, width,
                        gathered, count, spilled, EDITS)
-        here = keys >= pivot
+        here = keys[:, None] >= pivots[None, :]
         counts += here.to(tl.int32)
-        weights += tl.where(here, weight(top - score_of(keys)), 0)
-        above = tl.where(here, tl.minimum(above, keys), above)
-        below = tl.where(here, below, tl.maximum(below, keys))
-    return tl.sum(counts, 0).to(tl.int64), tl.sum(weights, 0), tl.min(above, 0), tl.max(below, 0)
+        if heavy:
+            weights += tl.where(here, weight(top - score_of(keys))[:, None], 0)
+    return tl.sum(counts, 0).to(tl.int64), tl.sum(weights, 0)
 
 
 @triton.jit
-def cut(ranked, wanted, share, before, weight_before, best, top, logits, stride, edited, from_edited, row, temperature,
-        width, gathered, count, spilled, EDITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The greatest key from which on there are `wanted` tokens (ranked) or the `share` of weight, with what lies before
-    the tokens at hand; the least of all keys where they do not come to that. And the weight from that key on."""
-    # From `low` on, a key, there is enough; from `high` on there is not, and `found - beyond` keys lie between.
-    # The first pivot is below all keys: it finds the least of them.
-    low = tl.full((), LOWEST, tl.int64)
-    high = best + 1
-    found = tl.full((), -1, tl.int64)
+def least(logits, stride, edited, from_edited, row, temperature, width, gathered, count, spilled, EDITS: tl.constexpr,
+          BLOCK: tl.constexpr):
+    """The least key of the tokens at hand."""
+    found = tl.full([BLOCK], NOT_A_NUMBER, tl.int64)
+    for start in range(0, tl.where(spilled, width, count.to(tl.int32)), BLOCK):
+        keys = keys_at(start + tl.arange(0, BLOCK), logits, stride, edited, from_edited, row, temperature, width,
+                       gathered, count, spilled, EDITS)
+        found = tl.minimum(found, tl.where(keys > LOWEST, keys, NOT_A_NUMBER))
+    return tl.min(found, 0)
+
+
+@triton.jit
+def cut(low, high, found, mass, ranked, wanted, share, before, weight_before, heavy, top, logits, stride, edited,
+        from_edited, row, temperature, width, gathered, count, spilled, EDITS: tl.constexpr, BLOCK: tl.constexpr):
+    """A key from which on there are just `wanted` tokens (ranked) or just the `share` of weight, with what lies before
+    the tokens at hand; `low` where they do not come to that. And their weight, with what lies before.
+
+    All keys at hand, `found` with a weight of `mass`, lie between `low` and `high`.
+    """
+    lane = tl.arange(0, PIVOTS)
     beyond = tl.full((), 0, tl.int64)
-    mass = tl.full((), 0, tl.int64)
-    going = count >= 0
+    going = tl.where(ranked, before + found >= wanted, (weight_before + mass).to(tl.float64) >= share)
+    # From `low` on there is enough, from `high` on there is not, and `found - beyond` keys lie between.
+    going = going & (found > 1)
     while going:
-        first = found < 0
-        pivot = tl.where(first, low + 1, (low >> 1) + (high >> 1) + ((low | high) & 1))
-        number, heavy, above, below = measure(pivot, top, logits, stride, edited, from_edited, row, temperature, width,
-                                              gathered, count, spilled, EDITS, BLOCK)
-        enough = tl.where(ranked, before + number >= wanted, (weight_before + heavy).to(tl.float64) >= share)
-        going = enough | (first == 0)
-        lower = enough | first
-        low = tl.where(lower, above, low)
-        mass = tl.where(lower, heavy, mass)
-        found = tl.where(lower, number, found)
-        high = tl.where(lower, high, below + 1)
-        beyond = tl.where(lower, beyond, number)
-        going = going & (found - beyond > 1)
+        # Wraps around where keys have both signs; the sums do not.
+        step = tl.maximum((high >> 3) - (low >> 3), 1)
+        pivots = tl.where(lane == PIVOTS - 1, high, tl.minimum(low + step * (lane + 1).to(tl.int64), high))
+        counts, weights = measure(pivots, heavy, top, logits, stride, edited, from_edited, row, temperature, width,
+                                  gathered, count, spilled, EDITS, BLOCK)
+        enough = tl.where(ranked, before + counts >= wanted, (weight_before + weights).to(tl.float64) >= share)
+        last = tl.sum((enough & (lane < PIVOTS - 1)).to(tl.int32), 0) - 1
+        here = lane == last
+        after = lane == last + 1
+        moved = last >= 0
+        low = tl.where(moved, tl.sum(tl.where(here, pivots, 0), 0), low)
+        found = tl.where(moved, tl.sum(tl.where(here, counts, 0), 0), found)
+        mass = tl.where(moved, tl.sum(tl.where(here, weights, 0), 0), mass)
+        high = tl.sum(tl.where(after, pivots, 0), 0)
+        beyond = tl.sum(tl.where(after, counts, 0), 0)
+        going = found - beyond > 1
     return low, weight_before + mass
+
+
+@triton.jit
+def bounds(begin, end, top, best, spilled):
+    """Keys between which all tokens with gaps in (begin, end] lie: the first at or below, the second above them."""
+    # Gaps are rounded: a little room on either side.
+    lowest = ordered(top - end - (tl.abs(top) + end) * 2.384185791015625e-07).to(tl.int64) << 32
+    highest = ordered(top - begin + (tl.abs(top) + begin) * 2.384185791015625e-07).to(tl.int64) << 32
+    whole = spilled | (end == float("inf"))
+    low = tl.where(whole, LOWEST + 1, tl.maximum(lowest, LOWEST + 1))
+    return low, tl.where(spilled | (begin < 0.0), best + 1, tl.minimum(highest, best + 1))
 
 
 @triton.jit
@@ -118,21 +142,30 @@ def threshold_kernel(logits, stride, edited, row_masked, seats, table, tops, tal
     threshold = tl.full((), LOWEST + 1, tl.int64)
     if ((flags & CUT) != 0) & (best > LOWEST) & (best < NOT_A_NUMBER):
         tally = tallies + row * TALLY
-        _begin, _end, before, weight_before, ranked, wanted, share = cut_window(tally, table, seat, flags, room)
+        begin, end, before, weight_before, held, mass, ranked, wanted, share = cut_window(tally, table, seat, flags,
+                                                                                         room)
         count = tl.load(tally + CURSOR)
         spilled = count > room
-        nothing = tl.full((), 0, tl.int64)
-        before = tl.where(spilled, nothing, before)
-        weight_before = tl.where(spilled, nothing, weight_before)
+        before = tl.where(spilled, before * 0, before)
+        weight_before = tl.where(spilled, weight_before * 0, weight_before)
+        found = tl.where(spilled, tl.load(tally + COARSE + BINS - 1), held - before)
+        mass = tl.where(spilled, tl.load(tally + COARSE + 2 * BINS - 1), mass - weight_before)
+        low, high = bounds(begin, end, top, best, spilled)
         from_edited = is_edited(flags, row_masked, row, ROW_MASKS)
         temperature = real(table, seat, TEMPERATURE).to(tl.float32)
         gathered = keys + row.to(tl.int64) * room
+        heavy = (flags & NUCLEUS) != 0
         # By rank or by weight, and where both cut, by the weight of what the rank left.
         for _ in range(tl.where((flags & CUT) == CUT, 2, 1)):
-            key, mass = cut(ranked, wanted, share, before, weight_before, best, top, logits, stride, edited,
-                            from_edited, row, temperature, width, gathered, count, spilled, EDITS, BLOCK)
+            key, kept = cut(low, high, found, mass, ranked, wanted, share, before, weight_before, heavy, top, logits,
+                            stride, edited, from_edited, row, temperature, width, gathered, count, spilled, EDITS,
+                            BLOCK)
+            if key == low:
+                # All that is at hand: but a token that is not, just beyond the window, may lie above `low` too.
+                key = least(logits, stride, edited, from_edited, row, temperature, width, gathered, count, spilled,
+                            EDITS, BLOCK)
             threshold = tl.maximum(threshold, key)
-            share = real(table, seat, TOP_P) * mass.to(tl.float64)
+            share = real(table, seat, TOP_P) * kept.to(tl.float64)
             ranked = ranked & (ranked == 0)
     if (flags & FLOORED) != 0:
         floor = first_score_from(top.to(tl.float64) + real(table, seat, LOG_MIN_P))

@@ -87,8 +87,8 @@ def fine_edges(low, high):
 @triton.jit
 def the_window(tally, LEVEL: tl.constexpr, ranked, wanted, share, low, base_count, base_weight, edges):
     """The first window of a level up to which there are `wanted` tokens (ranked) or the `share` (float64) of weight:
-    its ends, how many tokens and how much weight lie before it, and how many tokens up to its end. The level begins
-    at `low` with the base before it; what all of it does not reach ends in its last window."""
+    its ends, how many tokens and how much weight lie before it, and how many and how much up to its end. The level
+    begins at `low` with the base before it; what all of it does not reach ends in its last window."""
     at = tl.arange(0, BINS)
     counts = base_count + tl.load(tally + LEVEL + at)
     weights = base_weight + tl.load(tally + LEVEL + BINS + at)
@@ -100,7 +100,20 @@ def the_window(tally, LEVEL: tl.constexpr, ranked, wanted, share, low, base_coun
     count_before = tl.where(index > 0, tl.sum(tl.where(before, counts, 0), 0), base_count)
     weight_before = tl.where(index > 0, tl.sum(tl.where(before, weights, 0), 0), base_weight)
     end = tl.sum(tl.where(here, edges, 0.0), 0)
-    return begin, end, count_before, weight_before, tl.sum(tl.where(here, counts, 0), 0)
+    count = tl.sum(tl.where(here, counts, 0), 0)
+    return begin, end, count_before, weight_before, count, tl.sum(tl.where(here, weights, 0), 0)
+
+
+@triton.jit
+def wanted_of(tally, table, seat, flags):
+    """What a cut row is cut at: is it by rank, at how many tokens, at how much weight (float64).
+
+    With top-k on, the rank comes first: the weight that top-p shares out is what top-k left.
+    """
+    everything = tl.load(tally + COARSE + BINS - 1)
+    total = tl.load(tally + COARSE + 2 * BINS - 1)
+    wanted = tl.minimum(parameter(table, seat, TOP_K), everything)
+    return (flags & RANKED) != 0, wanted, real(table, seat, TOP_P) * total.to(tl.float64)
 
 
 @triton.jit
@@ -110,29 +123,15 @@ def coarse_window(tally, table, seat, flags):
     """
     ranked, wanted, share = wanted_of(tally, table, seat, flags)
     nothing = tl.full((), 0, tl.int64)
-    begin, end, before, weight_before, count = the_window(tally, COARSE, ranked, wanted, share, -1.0, nothing, nothing,
-                                                          coarse_edges())
-    return begin, end, before, weight_before, count, ranked, wanted, share, (flags & CUT) == CUT
+    begin, end, before, weight_before, count, mass = the_window(tally, COARSE, ranked, wanted, share, -1.0, nothing,
+                                                                nothing, coarse_edges())
+    return begin, end, before, weight_before, count, mass, ranked, wanted, share, (flags & CUT) == CUT
 
 
 @triton.jit
 def is_crowded(before, count, end, whole, room):
     """Whether a coarse window needs the fine ones: more tokens to look at than fit. The last has no end to divide."""
     return (tl.where(whole, count, count - before) > room) & (end < float("inf"))
-
-
-@triton.jit
-def wanted_of(tally, table, seat, flags):
-    """What a cut row is cut at: is it by rank, at how many tokens, at how much weight.
-
-    With top-k on, the rank comes first: the weight that top-p shares out is what top-k left.
-    """
-    at = tl.arange(0, BINS)
-    last = at == BINS - 1
-    everything = tl.sum(tl.where(last, tl.load(tally + COARSE + at), 0), 0)
-    total = tl.sum(tl.where(last, tl.load(tally + COARSE + BINS + at), 0), 0)
-    wanted = tl.minimum(parameter(table, seat, TOP_K), everything)
-    return (flags & RANKED) != 0, wanted, real(table, seat, TOP_P) * total.to(tl.float64)
 
 
 @triton.jit
@@ -152,7 +151,7 @@ def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies
     edges = coarse_edges()
     low = -1.0
     if FINER:
-        begin, end, before, _, count, _, _, _, whole = coarse_window(tally, table, seat, flags)
+        begin, end, before, _, count, _, _, _, _, whole = coarse_window(tally, table, seat, flags)
         if is_crowded(before, count, end, whole, room) == 0:
             return
         edges = fine_edges(begin, end)
@@ -179,17 +178,18 @@ def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies
 
 @triton.jit
 def cut_window(tally, table, seat, flags, room):
-    """The gaps (begin, end] whose tokens must be looked at one by one, how many tokens and how much weight lie before,
-    and what is wanted, as wanted_of says."""
-    begin, end, before, weight_before, count, ranked, wanted, share, whole = coarse_window(tally, table, seat, flags)
+    """The gaps (begin, end] whose tokens must be looked at one by one; how many tokens and how much weight lie before
+    and up to the end; and what is wanted, as wanted_of says."""
+    begin, end, before, weight_before, count, mass, ranked, wanted, share, whole = coarse_window(tally, table, seat,
+                                                                                                flags)
     if is_crowded(before, count, end, whole, room):
-        begin, end, before, weight_before, count = the_window(tally, FINE, ranked, wanted, share, begin, before,
-                                                              weight_before, fine_edges(begin, end))
+        begin, end, before, weight_before, count, mass = the_window(tally, FINE, ranked, wanted, share, begin, before,
+                                                                    weight_before, fine_edges(begin, end))
     nothing = tl.full((), 0, tl.int64)
     begin = tl.where(whole, -1.0, begin)
     before = tl.where(whole, nothing, before)
     weight_before = tl.where(whole, nothing, weight_before)
-    return begin, end, before, weight_before, ranked, wanted, share
+    return begin, end, before, weight_before, count, mass, ranked, wanted, share
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def gather_kernel(logits, stride, edited, row_masked, seats, table, tops, tallie
     if ((flags & CUT) == 0) | (best == LOWEST) | (best == NOT_A_NUMBER):
         return
     tally = tallies + row * TALLY
-    begin, end, _, _, _, _, _ = cut_window(tally, table, seat, flags, room)
+    begin, end, _, _, _, _, _, _, _ = cut_window(tally, table, seat, flags, room)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = load_logits(logits, stride, edited, is_edited(flags, row_masked, row, ROW_MASKS), row, tokens, width, EDITS)
     score = scaled(x, real(table, seat, TEMPERATURE).to(tl.float32))
