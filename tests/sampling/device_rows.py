@@ -68,7 +68,7 @@ class Both:
             if packed is not None:
                 masks[at], masked[at] = torch.from_numpy(packed), 1
         there = bool(masked.any())
-        self.device_rows = Rows(seats.to(device), positions.to(device), ancestors.to(device) if depth else None,
+        self.device_rows = Rows(seats.to(device), positions.to(device), None, ancestors.to(device) if depth else None,
                                 masks.to(device) if there else None, masked.to(device) if there else None)
 
     def host(self) -> list[int]:

@@ -82,7 +82,7 @@ class Batch:
         self.sampler = DeviceSampler(self.state, rows, block=block)
         self.on_device = self.logits.to(device)
         self.rows = Rows(torch.arange(rows, dtype=torch.int32, device=device),
-                         torch.full((rows,), POSITION, dtype=torch.int64, device=device))
+                         depths=torch.zeros(rows, dtype=torch.int32, device=device))
         self.controls = self.state.controls()
 
     def draw(self, controls: Controls | None = None) -> Drawn:
@@ -157,7 +157,8 @@ def _check_company(batch: Batch, tokens: list[int], found: Findings) -> None:
         part = slice(first, first + 7)
         seats = batch.rows.seats[part].clone()
         seats[0] = -1
-        few = batch.sampler.sample(batch.on_device[part], Rows(seats, batch.rows.positions[part]), batch.controls)
+        positions = torch.full(seats.shape, POSITION, dtype=torch.int64, device=seats.device)
+        few = batch.sampler.sample(batch.on_device[part], Rows(seats, positions), batch.controls)
         found.note("in other company", few.tokens.tolist() == [-1, *tokens[part][1:]], first=first)
 
 

@@ -147,6 +147,18 @@ def test_rows_without_a_token_say_why_and_disturb_nobody(device):
     assert all((one < 0) == (i % 3 < 2) for i, one in enumerate(tokens))
 
 
+def test_rows_may_be_placed_below_their_seats_positions(device):
+    """As a draft's rows are: the seat knows where the text stands, the row how deep in the draft it is."""
+    params = [SamplingParams(), SamplingParams(min_tokens=5, stop_token_ids=(7, 8), logit_bias={7: 90.0, 8: 80.0})] * 2
+    cases = [dataclasses.replace(case, path=[4] * i) for i, case in enumerate(rows_of(50, params))]
+    both = Both(cases, 50, device)
+    placed = both.device()
+    depths = torch.zeros_like(both.device_rows.seats)
+    depths[both.at] = torch.arange(4, dtype=torch.int32, device=device)
+    both.device_rows = dataclasses.replace(both.device_rows, positions=None, depths=depths)
+    assert both.device() == placed == both.host()
+
+
 def test_a_call_leaves_nothing_behind_for_the_next(device):
     both = Both(rows_of(120, EVERY_KIND[3:]), 120, device)
     first = both.device()
@@ -201,5 +213,7 @@ def test_shapes_are_checked(device):
     both = Both(rows_of(100, EVERY_KIND[:1]), 100, device)
     with pytest.raises(ValueError, match="expected logits"):
         both.sampler.sample(both.device_logits[:, :50], both.device_rows, Controls())
+    with pytest.raises(ValueError, match="either positions or depths"):
+        both.sampler.sample(both.device_logits, dataclasses.replace(both.device_rows, positions=None), Controls())
     with pytest.raises(ValueError, match="seats must be"):
         both.sampler.sample(both.device_logits[:1], both.device_rows, Controls())

@@ -29,8 +29,11 @@ class Rows:
 
     seats: Tensor
     """int32."""
-    positions: Tensor
+    positions: Tensor | None = None
     """int64, absolute position of the token drawn at the row."""
+    depths: Tensor | None = None
+    """int32, in place of positions: how far below the seat's own position (DeviceState.positions) the row is, 0 for a
+    plain row or the root of a draft."""
     ancestors: Tensor | None = None
     """[R, D] int32: the draft tokens between the last committed one and the row, -1 where there are fewer."""
     masks: Tensor | None = None
@@ -109,9 +112,10 @@ class DeviceSampler:
         block, warps = self._shape(count)
         both = self._both[:, :count]
         draw_kernel[(count, self._chunks(block))](
-            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
-            self._thresholds, self._best, self._arrived, both[0], both[1], self.state.vocab_size, EDITS=controls.edits,
-            ROW_MASKS=rows.masks is not None, TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
+            *self._source(logits), self._masked(rows), rows.seats, *self._places(rows), self.state.table, self._tops,
+            self._thresholds, self._best, self._arrived, both[0], both[1], self.state.vocab_size,
+            SEATED=rows.positions is None, EDITS=controls.edits, ROW_MASKS=rows.masks is not None,
+            TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
         return Drawn(both[0], both[1], both)
 
     def logprobs(self, logits: Tensor, rows: Rows, drawn: Drawn, controls: Controls) -> Scores:
@@ -147,11 +151,11 @@ class DeviceSampler:
         block, warps = self._shape(count)
         unused = state.table  # stands where a kernel's flags say that nothing is read
         edit_kernel[(count, self._chunks(block))](
-            *self._source(logits), rows.seats, rows.positions, state.table,
+            *self._source(logits), rows.seats, *self._places(rows), state.table,
             unused if state.counts is None else state.counts, unused if rows.ancestors is None else rows.ancestors,
             0 if rows.ancestors is None else rows.ancestors.shape[1], state.ids, state.values, state.list_room,
             unused if state.masks is None else state.masks, unused if rows.masks is None else rows.masks,
-            self._masked(rows), state.vocab_size, PENALTIES=state.counts is not None,
+            self._masked(rows), state.vocab_size, SEATED=rows.positions is None, PENALTIES=state.counts is not None,
             SEAT_MASKS=state.masks is not None, ROW_MASKS=rows.masks is not None, BLOCK=block, num_warps=warps,
             **_ALIKE)
 
@@ -177,6 +181,12 @@ class DeviceSampler:
         """Where rows are read: the logits, and the edited copy of those that have one."""
         return logits, logits.stride(0), logits if self._edited is None else self._edited
 
+    def _places(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Where the rows stand: positions of rows, or of seats and the rows' depths below them."""
+        if rows.positions is not None:
+            return rows.positions, rows.positions
+        return self.state.positions, rows.seats if rows.depths is None else rows.depths
+
     def _masked(self, rows: Rows) -> Tensor:
         return self.state.table if rows.masked is None else rows.masked
 
@@ -194,8 +204,10 @@ class DeviceSampler:
         if count > self.rows or width != self.state.vocab_size or logits.stride(1) != 1:
             raise ValueError(f"expected logits [up to {self.rows}, {self.state.vocab_size}], rows contiguous, "
                              f"got {list(logits.shape)}")
-        for name, tensor in (("seats", rows.seats), ("positions", rows.positions)):
-            if tensor.shape != (count,):
+        if (rows.positions is None) == (rows.depths is None):
+            raise ValueError("rows have either positions or depths")
+        for name, tensor in (("seats", rows.seats), ("positions", rows.positions), ("depths", rows.depths)):
+            if tensor is not None and tensor.shape != (count,):
                 raise ValueError(f"{name} must be [{count}], got {list(tensor.shape)}")
         if (rows.masks is None) != (rows.masked is None):
             raise ValueError("masks and masked go together")

@@ -18,6 +18,7 @@ from paceline.kernels.triton.sampling.rows import (
     key_of,
     load_logits,
     parameter,
+    position_of,
     real,
     scaled,
     score_of,
@@ -41,9 +42,9 @@ def most_bits(reached, top):
 
 
 @triton.jit
-def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
-                tokens_out, status_out, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, TRUNCATION: tl.constexpr,
-                BLOCK: tl.constexpr):
+def draw_kernel(logits, stride, edited, row_masked, seats, positions, depths, table, tops, thresholds, best, arrived,
+                tokens_out, status_out, width, SEATED: tl.constexpr, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
+                TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
     """A token and a status for every row; grid (rows, chunks).
 
     best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so, and
@@ -74,7 +75,8 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, top
         # Scores are finite, so that an infinite one can stand for a NaN.
         top = tl.max(tl.where(x != x, float("inf"), tl.where(alive, score, float("-inf"))), 0)
         found = tl.where(top == float("inf"), NOT_A_NUMBER, LOWEST).to(tl.int64)
-        bits = token_bits(first, parameter(table, seat, SEED), tl.load(positions + row), BLOCK)
+        position = position_of(positions, depths, row, seat, SEATED)
+        bits = token_bits(first, parameter(table, seat, SEED), position, BLOCK)
         limit = tl.where(seen == LOWEST, float("inf"), most_bits(score_of(seen), top))
         lucky = alive & (bits.to(tl.float32) <= limit)
         if tl.max(lucky.to(tl.int32), 0) > 0:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.triton.sampling import columns
-from paceline.kernels.triton.sampling.rows import FLAGS, is_edited, parameter, real
+from paceline.kernels.triton.sampling.rows import FLAGS, is_edited, parameter, position_of, real
 
 PENALISED = tl.constexpr(columns.PENALISED)
 BIASED = tl.constexpr(columns.BIASED)
@@ -40,10 +40,10 @@ def penalised(x, tokens, inside, seat, row, table, counts, ancestors, depth, wid
 
 
 @triton.jit
-def biased(x, tokens, first, seat, row, table, positions, ids, values, room, BLOCK: tl.constexpr):
+def biased(x, tokens, first, seat, position, table, ids, values, room, BLOCK: tl.constexpr):
     """The seat's list: a finite value is added, -inf takes a token out. Entries name distinct tokens, but a stop
     token that min_tokens keeps out may also have a bias."""
-    early = tl.load(positions + row) < parameter(table, seat, EARLY_UNTIL)
+    early = position < parameter(table, seat, EARLY_UNTIL)
     entries = tl.where(early, parameter(table, seat, LISTED_EARLY), parameter(table, seat, LISTED)).to(tl.int32)
     for start in range(0, entries, AT_ONCE):
         entry = start + tl.arange(0, AT_ONCE)
@@ -67,9 +67,9 @@ def masked(x, tokens, inside, mask):
 
 
 @triton.jit
-def edit_kernel(logits, stride, edited, seats, positions, table, counts, ancestors, depth, ids, values, room,
-                seat_masks, row_masks, row_masked, width, PENALTIES: tl.constexpr, SEAT_MASKS: tl.constexpr,
-                ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
+def edit_kernel(logits, stride, edited, seats, positions, depths, table, counts, ancestors, depth, ids, values, room,
+                seat_masks, row_masks, row_masked, width, SEATED: tl.constexpr, PENALTIES: tl.constexpr,
+                SEAT_MASKS: tl.constexpr, ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
     """edited[row] = logits[row] after penalties, bias and masks, for rows that have any; grid (rows, chunks)."""
     row = tl.program_id(0)
     seat = tl.load(seats + row)
@@ -87,7 +87,8 @@ def edit_kernel(logits, stride, edited, seats, positions, table, counts, ancesto
         if (flags & PENALISED) != 0:
             x = penalised(x, tokens, inside, seat, row, table, counts, ancestors, depth, width)
     if (flags & BIASED) != 0:
-        x = biased(x, tokens, first, seat, row, table, positions, ids, values, room, BLOCK)
+        position = position_of(positions, depths, row, seat, SEATED)
+        x = biased(x, tokens, first, seat, position, table, ids, values, room, BLOCK)
     words = tl.cdiv(width, 32)
     if SEAT_MASKS:
         if (flags & MASKED) != 0:
