@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import ConfigError, NotYetError
 
 GIB = 1 << 30
-KERNELS = ("auto", "native", "eager", "reference")
+KERNELS = ("auto", "native", "eager", "reference", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)

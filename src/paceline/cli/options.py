@@ -31,7 +31,7 @@ Model = Annotated[str | None, _engine(_MODEL_HELP, "--model", "-m")]
 Device = Annotated[str, _engine("auto, cpu or cuda.")]
 Dtype = Annotated[str, _engine("auto, float32, bfloat16 or float16.")]
 Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
-KernelChoice = Annotated[str, _engine("auto, native, eager or reference.", "--kernels")]
+KernelChoice = Annotated[str, _engine("auto, native, eager, reference or triton.", "--kernels")]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
     str | None, _engine('A method\'s name, or JSON such as {"method": "oracle", "tokens": [5, 6]}.', "--speculation")

@@ -151,7 +151,7 @@ def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -
         return NativeKernels()
     if options.kernels == "native" or (isinstance(model, Decoder) and model.bits < 16):
         return NativeKernels(native_threads(options))
-    return select(deterministic=options.deterministic or options.kernels == "reference", device=device)
+    return select(options.deterministic, device, options.kernels)
 
 
 def native_threads(options: EngineOptions) -> int:

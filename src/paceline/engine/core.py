@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
+from paceline.engine.device import device_decoder, draws_by_itself
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
@@ -41,6 +42,9 @@ from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.verify import rule_for
+
+if TYPE_CHECKING:
+    from paceline.engine.graphs import DeviceDecoder
 
 log = logging.getLogger("paceline.engine")
 
@@ -77,6 +81,7 @@ class Engine:
             self.cache, clock)
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
+        self._device_decoder = device_decoder(model, kernels, storage, self.cache.tables, device)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))
@@ -118,6 +123,7 @@ class Engine:
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
+            seq.free_running = drafter is None and draws_by_itself(seq)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         for seq in sequences:
             seq.record = record
@@ -170,6 +176,10 @@ class Engine:
             self._touch(seq.record, touched)
         batch = self._ahead
         self._ahead = None
+        if batch is None and self._device_decoder is not None and self.scheduler.can_repeat():
+            repeat = self._device_decoder.repeats(self.scheduler.running)
+            if repeat:
+                return self._step_repeated(self._device_decoder, repeat, begun, touched)
         try:
             if batch is None:
                 batch = self._plan()
@@ -199,15 +209,43 @@ class Engine:
         self._drafting.account(step, decisions, batch.layout.rows, prompt_rows, times)
         return self._clear(touched)
 
+    def _step_repeated(self, decoder: DeviceDecoder, repeat: int, begun: float, touched: list[Record]) -> list[Record]:
+        """Several steps that the device runs by itself."""
+        step: Step | None = None
+        try:
+            step = self.scheduler.schedule(repeat)
+            if step is None:
+                return self._clear(touched)
+            self._note_preempted(step)
+            planned = self.clock()
+            self._note_scheduled(step, planned)
+            drawn = decoder.run(step)
+            ran = self.clock()
+            decisions = self._decider.decide_repeated(step, drawn)
+            decided = self.clock()
+            tokens = self._commit(step, decisions, decided, touched)
+        except BaseException as problem:
+            self._fail(step, problem, touched)
+            self._clear(touched)
+            if not isinstance(problem, Exception):
+                raise
+            return touched
+        times = StepTimes(planned - begun, ran - planned, decided - ran, self.clock() - decided, 0.0)
+        self.metrics.account(step.rows, 0, tokens, times)
+        return self._clear(touched)
+
     def _plan(self) -> Batch | None:
         self._drafting.propose(self.scheduler.running)
         step = self.scheduler.schedule()
         if step is None:
             return None
+        self._note_preempted(step)
+        return self.runner.prepare(step)
+
+    def _note_preempted(self, step: Step) -> None:
         for seq in step.preempted:
             self.metrics.preemptions += 1
             seq.record.metrics.preemptions += 1
-        return self.runner.prepare(step)
 
     def _note_scheduled(self, step: Step, now: float) -> int:
         """Counts and times of who runs; how many of the rows belong to prompts."""

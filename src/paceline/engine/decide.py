@@ -81,6 +81,10 @@ class Decider:
         scribe.write()
         return decisions
 
+    def decide_repeated(self, step: Step, drawn: Seq[list[int]]) -> list[Decision]:
+        """What a repeated step yielded: per group the tokens that the device drew, one after the other."""
+        return [_emit_drawn(group.seq, tokens) for group, tokens in zip(step.groups, drawn, strict=True)]
+
     def _without_draw(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
         """What can be said of a group without sampling; None: it wants a token."""
         request = group.seq.request
@@ -200,6 +204,23 @@ def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe:
         return Decision([token], (), emitter.push(token))
     except PacelineError as problem:
         return Decision([token], finish="error", error=problem)
+
+
+def _emit_drawn(seq: Sequence, tokens: list[int]) -> Decision:
+    if seq.status is Status.FINISHED:
+        return Decision([])
+    error: PacelineError | None = None
+    if min(tokens) < 0:
+        tokens = tokens[:next(at for at, token in enumerate(tokens) if token < 0)]
+        error = RequestError(f"The model produced NaN logits at position {len(seq.tokens) + len(tokens)}; check the "
+                             "weights and the data type it runs in.")
+    try:
+        taken, finish = seq.emitter.push_all(tokens)
+    except PacelineError as problem:
+        taken, finish, error = len(tokens), None, problem
+    if finish is None and error is not None:
+        return Decision(tokens, range(1, len(tokens)), "error", error=error)
+    return Decision(tokens[:taken], range(1, taken), finish, origins=(PLAIN,) * taken)
 
 
 def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,

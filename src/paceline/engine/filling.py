@@ -114,6 +114,36 @@ class StepFiller:
             self._preempted = []
         return groups, copies, preempted
 
+    def can_repeat(self) -> bool:
+        """Whether the next step could be repeated without the host: everyone has one token to run and draws freely,
+        and nobody who waits could be let in."""
+        if any(not seq.free_running or seq.in_flight or seq.draft is not None
+               or seq.computed != len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
+            return False
+        first = self.waiting.peek()
+        return bool(self.running) and (first is None or self._shut_out(first))
+
+    def fill_repeated(self, repeat: int) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
+        """Like fill() for a step that is repeated, up to `repeat` times; the last of the results says how often. Only
+        when can_repeat()."""
+        groups = self._groups = []
+        self._copies = []
+        for seq in self.running[:self.config.max_batch_tokens]:
+            start = seq.computed
+            repeat = min(repeat, self.config.max_model_len - start)
+            rows = self._reserve(seq, start, repeat) if seq.status is RUNNING else 0
+            if rows:
+                repeat = rows
+                groups.append(RowGroup(seq, start, [seq.tokens[-1]], None, None, 0, seq.epoch))
+                seq.computed = start + 1
+                seq.in_flight += 1
+                seq.in_flight_draft = True  # how far it gets is unknown until commit, as with a draft
+        copies, preempted = self._copies, self._preempted
+        self._groups, self._copies = [], []
+        if groups:
+            self._preempted = []
+        return groups, copies, preempted, repeat
+
     def abandon(self) -> None:
         """Forget the step being built, if fill() was broken off."""
         self._groups, self._copies = [], []
@@ -217,8 +247,7 @@ class StepFiller:
                 del self._groups[index]
                 self._spare += len(group.tokens) - 1
                 victim.in_flight -= 1
-                if group.draft is not None:
-                    victim.in_flight_draft = False
+                victim.in_flight_draft = False
                 break
         self.running.remove(victim)
         self.cache.close(victim.allocation)
@@ -244,18 +273,25 @@ class StepFiller:
             seq = self.waiting.peek()
             if seq is None or seq.in_flight:
                 return
-            free = sum(pool.free for pool in self.cache.pools)
-            weaker = bool(self.running) and self.running[-1].rank[0] > seq.rank[0]
-            if len(self.running) >= self.max_seqs and not weaker:
+            if self._shut_out(seq):
                 return
-            if (self._blocked is not None and self._blocked[0] is seq and free <= self._blocked[1]
-                    and len(self.running) >= self._blocked[2]):
-                return
+            free = self._free()
             if not self._seat(seq):
                 self._blocked = (seq, free, len(self.running))
                 return
             self._blocked = None
             self._add_chunk(seq)
+
+    def _shut_out(self, seq: Sequence) -> bool:
+        """Whether the head of the queue certainly cannot get a seat now."""
+        weaker = bool(self.running) and self.running[-1].rank[0] > seq.rank[0]
+        if len(self.running) >= self.max_seqs and not weaker:
+            return True
+        return (self._blocked is not None and self._blocked[0] is seq and self._free() <= self._blocked[1]
+                and len(self.running) >= self._blocked[2])
+
+    def _free(self) -> int:
+        return sum(pool.free for pool in self.cache.pools)
 
     def _seat(self, seq: Sequence) -> bool:
         """Open the cache for a waiting sequence if it fits, preempting lower priorities if that makes it fit."""

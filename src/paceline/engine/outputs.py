@@ -32,6 +32,7 @@ class Emitter:
         "_pieces",
         "_stop_ids",
         "_stream",
+        "_unread",
         "finish_reason",
         "index",
         "logprobs",
@@ -53,11 +54,36 @@ class Emitter:
         self.stop_reason: str | int | None = None
         self._pieces: list[str] = []
         self._stream = stream
+        self._unread: list[int] = []
+        """Tokens whose text nobody has asked for yet."""
         self._matcher = StopMatcher(params.stop) if params.stop else None
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         self._min_tokens = params.min_tokens
         self._max_tokens = sequence.limit - sequence.prompt_len
         self._interrupt = params.interrupt
+
+    def push_all(self, tokens: list[int]) -> tuple[int, str | None]:
+        """Take tokens until one ends the text: how many that were, and the reason. Where nothing depends on the text
+        it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
+        ids = self.token_ids
+        if (self._matcher is None and self._interrupt is None and len(ids) + len(tokens) < self._max_tokens
+                and self._stop_ids.isdisjoint(tokens)):
+            ids += tokens
+            if self._stream is not None:
+                self._unread += tokens
+            return len(tokens), None
+        for count, token in enumerate(tokens, 1):
+            reason = self.push(token)
+            if reason is not None:
+                return count, reason
+        return len(tokens), None
+
+    def _read(self) -> None:
+        tokens, self._unread = self._unread, []
+        for token in tokens:
+            piece = self._stream.push(token)  # type: ignore[union-attr]
+            if piece:
+                self._pieces.append(piece)
 
     def push(self, token: int) -> str | None:
         """Take one token; the reason to stop after it, if there is one.
@@ -70,6 +96,8 @@ class Emitter:
         count = len(ids)
         if token in self._stop_ids and count >= self._min_tokens:
             return self.finish("stop", token)
+        if self._unread:
+            self._read()
         if self._stream is not None:
             piece = self._stream.push(token)
             if self._matcher is not None and piece and count >= self._min_tokens:
@@ -91,6 +119,8 @@ class Emitter:
         if self.finish_reason is None:
             self.finish_reason = reason
             self.stop_reason = stop
+            if self._unread:
+                self._read()
             if self._stream is not None:
                 tail = self._stream.flush()
                 if self._matcher is not None:
@@ -102,6 +132,8 @@ class Emitter:
 
     @property
     def text(self) -> str:
+        if self._unread:
+            self._read()
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""

@@ -139,14 +139,22 @@ class Scheduler:
         if seq.status is RUNNING:
             self._filler.preempt(seq)
 
-    def schedule(self) -> Step | None:
-        """The next step, or None if nothing can run before a commit (or at all)."""
+    def can_repeat(self) -> bool:
+        """Whether schedule() may be asked for a step that is repeated."""
+        return not self._flight and self._filler.can_repeat()
+
+    def schedule(self, repeat: int = 0) -> Step | None:
+        """The next step, or None if nothing can run before a commit (or at all). With `repeat`, which takes
+        can_repeat(), it is one that is repeated up to so many times."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
-        groups, copies, preempted = self._filler.fill()
+        if repeat:
+            groups, copies, preempted, repeat = self._filler.fill_repeated(repeat)
+        else:
+            groups, copies, preempted = self._filler.fill()
         if not groups:
             return None
-        step = Step(self._next_step, groups, copies, self._moves, preempted)
+        step = Step(self._next_step, groups, copies, self._moves, preempted, repeat)
         self._next_step += 1
         self._moves = []
         self._flight.append(step)
@@ -172,15 +180,15 @@ class Scheduler:
         for group, result in zip(step.groups, results):
             seq = group.seq
             seq.in_flight -= 1
-            draft = group.draft
-            if draft is not None:
+            open_ended = group.draft is not None or step.repeated
+            if open_ended:
                 seq.in_flight_draft = False
             if seq.status is FINISHED:
                 continue
             tokens = seq.tokens
             tokens.extend(result.tokens)
             if seq.epoch == group.epoch:
-                if draft is None:
+                if not open_ended:
                     length = group.start + len(group.tokens)
                     if length >= seq.allocation.due:
                         cache.commit(seq.allocation, tokens, length)

@@ -25,7 +25,7 @@ class Sequence:
     """
 
     __slots__ = ("admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter", "epoch",
-                 "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
+                 "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
                  "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state", "status",
                  "tokens", "wait_for_commit")
 
@@ -63,6 +63,9 @@ class Sequence:
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
+        self.free_running = False
+        """Set by the engine where nothing about the next token has to be known on the host before the one after it is
+        drawn: a device may then run several steps by itself."""
         self.admitted: float | None = None
         """When it first got a seat (engine clock, seconds)."""
         self.state: Any = None

@@ -51,7 +51,14 @@ class Step:
     copies: list[BlockCopy] = field(default_factory=list)
     moves: list[SlotMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    repeat: int = 0
+    """0: the rows run once. Else they run so often, each time on the tokens that the time before drew and that no
+    host has seen: every group is a single known token with so many positions reserved."""
+
+    @property
+    def repeated(self) -> bool:
+        return self.repeat > 0
 
     @property
     def rows(self) -> int:
-        return sum(len(group.tokens) for group in self.groups)
+        return sum(len(group.tokens) for group in self.groups) * max(self.repeat, 1)

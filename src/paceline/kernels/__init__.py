@@ -10,9 +10,16 @@ if TYPE_CHECKING:
     from paceline.kernels.interface import Kernels
 
 
-def select(deterministic: bool, device: torch.device) -> Kernels:
-    """The backend for a device: reference when bits must not depend on the batch, eager (fast) otherwise."""
-    if deterministic:
+def select(deterministic: bool, device: torch.device, wish: str = "auto") -> Kernels:
+    """The backend for models written in torch, by name or what suits the device: Triton's on CUDA; on a CPU the
+    reference when bits must not depend on the batch, eager (fast) otherwise."""
+    if wish == "auto":
+        wish = "triton" if device.type == "cuda" else "reference" if deterministic else "eager"
+    if wish == "triton":
+        from paceline.kernels.triton import load
+
+        return load(deterministic, device)
+    if wish == "reference":
         from paceline.kernels.reference import ReferenceKernels
 
         return ReferenceKernels()
