@@ -218,10 +218,11 @@ def attention(bench: Bench, shape: Shape) -> None:
     fast, exact = (load(mode, device).tuning(BF16, heads.dim) for mode in (False, True))
     grid = {"default": fast, "64 high": replace(fast, small_m=64), "blocks of 32": replace(fast, block_n=32),
             "blocks of 128": replace(fast, block_n=128, split_stages=2), "2 stages": replace(fast, split_stages=2),
-            "4 stages": replace(fast, split_stages=4), "2 warps": replace(fast, split_warps=2),
+            "5 stages": replace(fast, split_stages=5), "7 stages": replace(fast, split_stages=7),
+            "2 warps": replace(fast, split_warps=2),
             "spans of 64": replace(fast, split=64), "spans of 256": replace(fast, split=256),
-            "twice the programs": replace(fast, programs=2 * fast.programs),
-            "half the programs": replace(fast, programs=fast.programs // 2)}
+            "3 programs": replace(fast, programs=fast.programs * 3 // 2),
+            "4 programs": replace(fast, programs=2 * fast.programs)}
     tree = [-1, *(i // 2 for i in range(63))]
     for batch, context, count, parents in (
             (1, 512, 1, None), (1, 4096, 1, None), (8, 512, 1, None), (8, 4096, 1, None), (32, 512, 1, None),
@@ -234,7 +235,7 @@ def attention(bench: Bench, shape: Shape) -> None:
                   for _ in range(min(32, copies(2 * size)))]
         variants: dict[str, Sequence[Callable[[], object]]] = {
             name: _attention_calls(bench, shape, batch, context, count, tuning, False, arrived, caches, parents)
-            for name, tuning in grid.items() if count == 1 or name in ("default", "spans of 256", "2 stages")}
+            for name, tuning in grid.items() if count == 1 or name in ("default", "spans of 256", "5 stages")}
         variants["deterministic"] = _attention_calls(bench, shape, batch, context, count, exact, True, arrived, caches,
                                                      parents)
         variants["deterministic, spans of 512"] = _attention_calls(
@@ -257,7 +258,8 @@ def prefill(bench: Bench, shape: Shape, rows: int = 2048) -> None:
     fast, exact = (load(mode, device).tuning(BF16, heads.dim) for mode in (False, True))
     caches = [(torch.randn(rows + 32, heads.keys, heads.dim, device=device, dtype=BF16),
                torch.randn(rows + 32, heads.keys, heads.dim, device=device, dtype=BF16)) for _ in range(4)]
-    grid = {"default": fast, "3 stages": replace(fast, chunk_stages=3), "blocks of 128": replace(fast, block_n=128),
+    grid = {"default": fast, "3 stages": replace(fast, chunk_stages=3), "5 stages": replace(fast, chunk_stages=5),
+            "blocks of 128": replace(fast, block_n=128),
             "blocks of 32": replace(fast, block_n=32), "4 warps": replace(fast, chunk_warps=4),
             "64 high, 4 warps": replace(fast, chunk_m=64, chunk_warps=4)}
     variants: dict[str, Sequence[Callable[[], object]]] = {

@@ -50,8 +50,7 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
            scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None, chosen: Tuning, deterministic: bool,
            arrived: torch.Tensor) -> torch.Tensor:
-    """The contract is Kernels.attend. `arrived`: int32 zeros, at least tiles * KV heads * pieces of a tile; left as
-    they were."""
+    """The contract is Kernels.attend. `arrived`: int32 zeros, at least tiles * KV heads; left as they were."""
     _, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     shared = heads // kv_heads
@@ -75,7 +74,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2, view.window or 0,
-            BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth, TILE_M=tile_m,
+            BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth,
             REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
             num_warps=chosen.split_warps, num_stages=chosen.split_stages)
     if shape.chunks:

@@ -149,15 +149,15 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
     return highest, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "height", "window"])
 def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, tables, slots, positions, prefixes,
                  ancestors, results, extremes, arrived, q_stride, out_stride, stride, table_stride, height, scale,
                  window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
-                 TILE_M: tl.constexpr, REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
+                 REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
                  SCALED: tl.constexpr, PRECISION: tl.constexpr):
-    """Programs take the work list's items in turn, each for every KV head. TILE_M = (row, head) pairs of the largest
-    tile. Who finishes a tile's last item combines them all; `arrived` [tiles' items * KV heads] is left at zero."""
+    """Programs take the work list's items in turn, each for every KV head. Who finishes a tile's last item combines
+    them all; `arrived` [tiles * KV heads] is left at zero."""
     work = tl.load(count) * KV_HEADS
     for w in range(tl.program_id(0), work, tl.num_programs(0)):
         item = w // KV_HEADS
@@ -169,8 +169,10 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
         begin = tl.load(record + 3)
         end = tl.load(record + 4)
         shared = tl.load(record + 5)
-        base = tl.load(record + 6)
-        pieces = tl.load(record + 7)
+        pieces = tl.load(record + 6)
+        piece = tl.load(record + 7)
+        cells_from = tl.load(record + 8)
+        tile = tl.load(record + 9)
 
         m = tl.arange(0, BLOCK_M)
         d = tl.arange(0, BLOCK_D)
@@ -202,34 +204,35 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
             tl.store(out + (place * out_stride + across)[:, None] + d[None, :], mixed.to(out.dtype.element_ty),
                      mask=cells)
         else:
-            cell = m.to(tl.int64) + w * TILE_M
+            cell = (cells_from + piece * rows + of_row).to(tl.int64) * (KV_HEADS * SHARED) + head * SHARED + m % SHARED
             tl.store(extremes + cell, highest, mask=live)
             tl.store(extremes + height + cell, total, mask=live)
             tl.store(results + cell[:, None] * DIM + d[None, :], acc, mask=cells)
             tl.debug_barrier()  # all threads have written before one of them says so
-            ticket = base * KV_HEADS + head
-            if tl.atomic_add(arrived + ticket, 1, sem="acq_rel", scope="gpu") == pieces - 1:
-                tl.store(arrived + ticket, 0)
-                gather(results, extremes, out, ticket, pieces, first, rows, head, out_stride, height, KV_HEADS, SHARED,
-                       DIM, BLOCK_D, TILE_M, REDUCE_M, AHEAD)
+            ticket = arrived + tile * KV_HEADS + head
+            if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                tl.store(ticket, 0)
+                gather(results, extremes, out, cells_from, pieces, first, rows, head, out_stride, height, KV_HEADS,
+                       SHARED, DIM, BLOCK_D, REDUCE_M, AHEAD)
 
 
 @triton.jit
-def gather(results, extremes, out, ticket, pieces, first, rows, head, out_stride, height, KV_HEADS: tl.constexpr,
-           SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE_M: tl.constexpr,
-           REDUCE_M: tl.constexpr, AHEAD: tl.constexpr):
-    """The pieces of a tile in order, AHEAD of them loaded at once; REDUCE_M is the power of two from TILE_M on."""
+def gather(results, extremes, out, cells_from, pieces, first, rows, head, out_stride, height, KV_HEADS: tl.constexpr,
+           SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, REDUCE_M: tl.constexpr,
+           AHEAD: tl.constexpr):
+    """The pieces of a tile in order, AHEAD of them loaded at once; REDUCE_M: room for the tile's pairs."""
     m = tl.arange(0, REDUCE_M)
     d = tl.arange(0, BLOCK_D)
     of_row = m // SHARED
-    live = (of_row < rows) & (m < TILE_M)
+    live = of_row < rows
     highest = tl.full([REDUCE_M], float("-inf"), tl.float32)
     total = tl.zeros([REDUCE_M], tl.float32)
     acc = tl.zeros([REDUCE_M, BLOCK_D], tl.float32)
     for start in range(0, pieces, AHEAD):
         for more in tl.static_range(AHEAD):
             there = live & (m * 0 + start + more < pieces)
-            cell = (ticket + (start + more) * KV_HEADS).to(tl.int64) * TILE_M + m
+            cell = (cells_from + (start + more) * rows + of_row).to(tl.int64) * (KV_HEADS * SHARED) \
+                + head * SHARED + m % SHARED
             # Written by other programs: around the cache of this processor.
             part_highest = tl.load(extremes + cell, mask=there, other=float("-inf"), cache_modifier=".cg")
             part_total = tl.load(extremes + height + cell, mask=there, other=0.0, cache_modifier=".cg")
@@ -242,7 +245,7 @@ def gather(results, extremes, out, ticket, pieces, first, rows, head, out_stride
              mask=live[:, None] & (d < DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "count", "window"])
 def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_of_row, positions, tables, q_stride,
                  out_stride, stride, table_stride, count, scale, window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
                  DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

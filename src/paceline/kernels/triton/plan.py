@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The work list of split attention, made on the device: which keys of which tile each item walks.
 
-A record is RECORD int32 values: first row, row count, group, first key, end of keys, end of the shared keys (from
-there on each row has a path of its own), the tile's first item, the tile's number of items.
+A record is RECORD int32 values, of which ten are used: first row, row count, group, first key, end of keys, end of the
+shared keys (from there on each row has a path of its own), how many items the tile has, which of them this is, the
+tile's first cell (a cell holds what one item found for one row), the tile.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import triton.language as tl
 
 from paceline.kernels.triton.rows import DeviceRows
 
-RECORD = 8
+RECORD = 16
 _RECORD = tl.constexpr(RECORD)
 _FAR = tl.constexpr(1 << 30)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "window", "target"])
 def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, window, target, KV_HEADS: tl.constexpr,
                 WINDOW: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr,
                 ROWS: tl.constexpr, TILES: tl.constexpr):
@@ -47,6 +48,7 @@ def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, win
 
     mine = t == own
     base = tl.sum(tl.where(t < own, pieces, 0), 0)
+    cells = tl.sum(tl.where(t < own, pieces * counts, 0), 0)
     number = tl.sum(tl.where(mine, pieces, 0), 0)
     first = tl.sum(tl.where(mine, firsts, 0), 0)
     rows = tl.sum(tl.where(mine, counts, 0), 0)
@@ -69,8 +71,10 @@ def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, win
             tl.store(record + 3, tl.maximum(at, begin // BLOCK_N * BLOCK_N), mask=live)
             tl.store(record + 4, tl.minimum(at + span, end), mask=live)
             tl.store(record + 5, tl.zeros_like(i) + shared, mask=live)
-            tl.store(record + 6, tl.zeros_like(i) + base, mask=live)
-            tl.store(record + 7, tl.zeros_like(i) + number, mask=live)
+            tl.store(record + 6, tl.zeros_like(i) + number, mask=live)
+            tl.store(record + 7, i, mask=live)
+            tl.store(record + 8, tl.zeros_like(i) + cells, mask=live)
+            tl.store(record + 9, tl.zeros_like(i) + own, mask=live)
 
 
 @dataclass(slots=True)
@@ -82,19 +86,22 @@ class Plan:
     total: torch.Tensor
     """[1] int32: how many there are."""
     results: torch.Tensor
-    """[room * KV heads * rows of a tile, head dim] float32: sums of what each item saw, not divided yet."""
+    """[cells * heads, head dim] float32: sums of what each item saw, not divided yet."""
     extremes: torch.Tensor
-    """[2, room * KV heads * rows of a tile] float32: the highest score (base 2) and the sum of weights."""
+    """[2, cells * heads] float32: the highest score (base 2) and the sum of weights."""
 
 
 def make_plan(rows: DeviceRows, *, window: int | None, longest: int, heads: int, kv_heads: int, dim: int, split: int,
               fixed: bool, target: int, block_n: int) -> Plan:
     """Launches the planning. `longest`: context that fits the block tables; `target`: items wanted, see plan_kernel."""
     shape, device = rows.shape, rows.data.device
-    room = shape.tiles * triton.cdiv(longest, split)
+    room, cells = (count * triton.cdiv(longest, split) for count in (shape.tiles, shape.rows))
     if not fixed:
-        room = min(room, triton.cdiv(target, kv_heads) + 2 * shape.tiles)
-    height = room * kv_heads * shape.tile_rows * (heads // kv_heads)
+        # Spans are so long that they fit `target` times, and each tile may have two that are cut short.
+        wanted = triton.cdiv(target, kv_heads)
+        room = min(room, wanted + 2 * shape.tiles)
+        cells = min(cells, wanted * shape.tile_rows + 2 * shape.rows)
+    height = cells * heads
     plan = Plan(torch.empty((max(room, 1), RECORD), dtype=torch.int32, device=device),
                 torch.empty(1, dtype=torch.int32, device=device),
                 torch.empty((height, dim), dtype=torch.float32, device=device),
