@@ -1,0 +1,140 @@
+"""The engine on a CUDA card, with random weights in real shapes: time a token, time to the first token, throughput on
+a mix of requests, and what verifying several tokens of one request costs."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from typing import Any
+
+import torch
+
+from paceline.bench.gpu_breakdown import breakdown, verification_curve
+from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, config_of, weight_bytes
+from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.config import EngineOptions
+from paceline.engine.build import choose_device, engine_for
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.models.registry import build
+from paceline.request import SamplingParams
+
+BATCHES = (1, 8, 32, 128)
+PROMPT = 512
+CASES = ("tpot", "ttft", "mixed", "verify", "breakdown")
+VLLM = {
+    "llama-3.1-8b": {"tpot_1": 4.96, "tpot_8": 5.12, "tpot_32": 5.89, "tpot_128": 8.64, "ttft_2048": 47.2,
+                     "mixed": 8748.0},
+    "smollm2-135m": {"tpot_1": 1.76, "tpot_8": 1.55, "tpot_32": 1.79, "tpot_128": 2.87, "ttft_2048": 13.1,
+                     "mixed": 23182.0},
+}
+"""vLLM 0.26 on an H200 with the same shapes, prompts and counts, measured apart from this run; see docs/benchmarks.md.
+Only there are they compared with."""
+
+
+def engine(shape: str, dtype: torch.dtype, deterministic: bool, kv_dtype: str = "auto", max_num_seqs: int = 256) -> LLM:
+    """An engine around random weights, for texts of up to 4,096 tokens."""
+    device = choose_device("cuda")
+    model = build(config_of(shape), RandomDeviceWeights(device, dtype), 4096)
+    options = EngineOptions.of(deterministic=deterministic, max_model_len=4096, max_num_seqs=max_num_seqs,
+                               enable_prefix_caching=False, kv_dtype=kv_dtype)
+    return LLM.from_engine(engine_for(model, None, options, device=device, dtype=dtype, revision=shape))
+
+
+def prompts_of(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def seconds(llm: LLM, prompts: list[list[int]], counts: list[int]) -> float:
+    params = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in counts]
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    llm.generate(list(prompts), params)
+    return time.perf_counter() - begun
+
+
+def tpot(llm: LLM, vocab: int, batch: int, repeats: int) -> float:
+    """Milliseconds: (136 new tokens - 8 new tokens) / 128, the best of some runs."""
+    best = float("inf")
+    for turn in range(repeats + 1):  # the first one captures
+        prompts = prompts_of([PROMPT] * batch, vocab, turn)
+        short = seconds(llm, prompts, [8] * batch)
+        long = seconds(llm, prompts, [136] * batch)
+        if turn:
+            best = min(best, (long - short) / 128 * 1000)
+    return best
+
+
+def ttft(llm: LLM, vocab: int, length: int, repeats: int) -> float:
+    runs = [seconds(llm, prompts_of([length], vocab, 100 + turn), [1]) for turn in range(repeats + 2)]
+    return min(runs[2:]) * 1000
+
+
+def mixed(llm: LLM, vocab: int, requests: int) -> float:
+    """Output tokens a second of many requests, 32 to 1,024 tokens in and 32 to 512 out."""
+    chance = random.Random(7)
+    lengths = [chance.randint(32, 1024) for _ in range(requests)]
+    counts = [chance.randint(32, 512) for _ in range(requests)]
+    seconds(llm, prompts_of(lengths[:64], vocab, 8), [16] * min(64, requests))
+    return sum(counts) / seconds(llm, prompts_of(lengths, vocab, 9), counts)
+
+
+def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str = "bfloat16",
+        deterministic: bool = False, batches: tuple[int, ...] = BATCHES, repeats: int = 2, requests: int = 512,
+        kv_dtype: str = "auto") -> dict[str, Any]:
+    wrong = [case for case in cases if case not in CASES]
+    if wrong:
+        raise ConfigError(f"No case {wrong[0]!r}: use some of {', '.join(CASES)}.")
+    number = getattr(torch, dtype)
+    config = config_of(shape)
+    peer = VLLM.get(shape, {}) if "H200" in torch.cuda.get_device_name() and not deterministic else {}
+    rows: list[Row] = []
+
+    def note(case: str, unit: str, value: float, higher: bool = False, text: str = "") -> None:
+        say(f"gpu {shape}: {case} {value:.4g} {unit}")
+        rows.append(Row(case, unit, value, {"vLLM 0.26": peer[case]} if case in peer else {}, higher, text))
+
+    begun = time.perf_counter()
+    llm = engine(shape, number, deterministic, kv_dtype)
+    seconds(llm, prompts_of([8], config.vocab_size, 0), [4])
+    note("start", "s", time.perf_counter() - begun, text="random weights on the device, kernels compiled, one captured")
+    floor = weight_bytes(config, number)
+    if "tpot" in cases:
+        for batch in batches:
+            note(f"tpot_{batch}", "ms", tpot(llm, config.vocab_size, batch, repeats))
+    if "ttft" in cases:
+        note("ttft_2048", "ms", ttft(llm, config.vocab_size, 2048, repeats))
+    if "mixed" in cases:
+        note("mixed", "tok/s", mixed(llm, config.vocab_size, requests), higher=True)
+    if "verify" in cases:
+        for count, value in verification_curve(llm, PROMPT).items():
+            note(f"verify_{count}", "ms", value)
+    if "breakdown" in cases:
+        for name, value in breakdown(llm, PROMPT).items():
+            note(f"kernel {name}", "us", value)
+    note("weights", "GB", floor / 1e9, text="read by every step; divided by the card's bandwidth it is the floor")
+    return document(rows, shape=shape, dtype=dtype, deterministic=deterministic, kv_dtype=kv_dtype,
+                    kernels=llm.engine.kernels.name, prompt=PROMPT, requests=requests)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.gpu", description=__doc__)
+    parser.add_argument("--shape", default="smollm2-135m", choices=sorted(SHAPES))
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated, of " + ", ".join(CASES))
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=512)
+    json_argument(parser)
+    arguments = parser.parse_args()
+    emit(run(arguments.shape, tuple(arguments.cases.split(",")), arguments.dtype, arguments.deterministic,
+             tuple(map(int, arguments.batches.split(","))), arguments.repeats, arguments.requests,
+             arguments.kv_dtype), arguments.json)
+
+
+if __name__ == "__main__":
+    main()
