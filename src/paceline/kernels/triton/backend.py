@@ -11,7 +11,7 @@ from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, linear
 from paceline.kernels.triton.attention import Tuning, tuning
-from paceline.kernels.triton.choices import Product, Way, choose
+from paceline.kernels.triton.choices import NORM_INSIDE, Product, Way, choose
 from paceline.kernels.triton.rows import RowsShape
 
 COUNTERS = 1 << 16
@@ -60,7 +60,7 @@ class TritonKernels(Composed):
     def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix, gated=True)
-        if how.way is Way.ROW:
+        if how.way is Way.ROW and x.shape[1] <= NORM_INSIDE:
             return self._product(x, matrix, bias, how, norm=norm, gated=True)
         normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
         if how.way is Way.VENDOR:
@@ -70,7 +70,7 @@ class TritonKernels(Composed):
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is Way.ROW:
+        if how.way is Way.ROW and x.shape[1] <= NORM_INSIDE:
             return self._product(x, matrix, bias, how, norm=norm, dtype=torch.float32)
         normed = self.rms_norm(x, norm.weight, norm.eps)
         if how.way is Way.VENDOR:
@@ -81,7 +81,7 @@ class TritonKernels(Composed):
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is not Way.ROW:
+        if how.way is not Way.ROW or x.shape[1] > NORM_INSIDE:
             return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
         if heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos):
             return linear.project_row(x, norm, matrix, bias, heads, cos, sin, cache, slots, how)

@@ -35,8 +35,12 @@ class Product:
     """The pieces run side by side."""
 
 
+VENDOR = Product(Way.VENDOR)
 SKINNY_ROWS = 64
 """Up to here tiles are tried against the vendor's product, which is made for more rows."""
+NORM_INSIDE = 2048
+"""Up to so many columns a norm is computed by every program of a single row's product, which saves a launch; longer
+rows take each of them longer than a launch takes."""
 PIECE = 1024
 """Columns of a piece in deterministic mode: part of what defines the bits."""
 
@@ -46,26 +50,42 @@ def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic:
     if deterministic:
         return _fixed_order(rows, size, inputs, dtype)
     if rows == 1:
-        return _row(size, inputs, gated)
+        return _row(size, inputs)
     if rows <= SKINNY_ROWS and dtype != torch.float32:
-        return _skinny(rows, size, inputs)
-    return Product(Way.VENDOR)
+        return _skinny(rows, size, inputs, gated)
+    return VENDOR
 
 
-def _row(size: int, inputs: int, gated: bool) -> Product:
-    # Trials on an H200: a weight row a program, as many columns at once as the warps can hold in flight. Long rows do
-    # better with small programs, short ones need several rows a program to be worth a launch.
+def _row(size: int, inputs: int) -> Product:
+    # Trials on an H200: a weight row a program, as many columns at once as the warps can hold in flight. A head on
+    # short rows has so many programs that several rows each are worth it.
     if inputs >= 8192:
-        return Product(Way.ROW, 1, 1, 256, 2)
+        return Product(Way.ROW, 1, 1, 512, 4)
     if inputs >= 2048:
         return Product(Way.ROW, 1, 1, 1024 if inputs % 1024 == 0 else 512, 8)
-    return Product(Way.ROW, 2, 1, 512, 4)
+    return Product(Way.ROW, 4, 1, 256, 4) if size >= 16384 else Product(Way.ROW, 1, 1, 512, 4)
 
 
-def _skinny(rows: int, size: int, inputs: int) -> Product:
-    # Enough programs to keep all memory channels busy: narrow tiles for narrow matrices.
+def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
+    # Trials on an H200. Memory wants many programs: long rows are cut into pieces, narrow matrices into low tiles. A
+    # gated product or a head saves a launch beside the vendor's, which else is level with tiles from 32 rows on.
     width = max(16, 1 << (rows - 1).bit_length())
-    return Product(Way.TILES, 64 if size >= 8192 else 32 if size >= 2048 else 16, width, 128, 4, 4)
+    if inputs >= 8192:
+        return Product(Way.TILES, 64, width, 128, 4, 4, -(-inputs // 512) * 128, True) if rows <= 32 else VENDOR
+    if inputs >= 2048:
+        if gated or (size >= 65536 and rows > 32):
+            return Product(Way.TILES, 128, width, 64, 4, 4)
+        if size >= 65536:
+            return Product(Way.TILES, 64, width, 128, 4, 4)
+        narrow = size < 6144 and rows <= 32
+        return Product(Way.TILES, 64, width, 128, 4, 4, PIECE, True) if narrow else VENDOR
+    if size >= 16384:
+        return Product(Way.TILES, 128 if rows <= 16 else 64, width, 64, 4, 4 if rows <= 16 else 6)
+    if gated:
+        return Product(Way.TILES, 64, width, 64, 4, 6) if rows <= 16 else Product(Way.TILES, 16, width, 256, 4, 3)
+    if rows > 32:
+        return VENDOR
+    return Product(Way.TILES, 16, width, 256, 4, 3) if inputs >= 1024 else Product(Way.TILES, 64, width, 64, 4, 6)
 
 
 def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype) -> Product:
