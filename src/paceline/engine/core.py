@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -93,6 +94,7 @@ class Engine:
             models=self.draft_models)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
+        self._last_arrival = -math.inf
         self._ahead: Batch | None = None
         """A batch laid out before the step in front of it was decided (schedule_ahead)."""
 
@@ -128,6 +130,7 @@ class Engine:
         for seq in sequences:
             seq.record = record
         self._records[request_id] = record
+        self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None:
             rule = rule_for(wish.verify, drafter.needs.samples)
@@ -177,7 +180,8 @@ class Engine:
         batch = self._ahead
         self._ahead = None
         if batch is None and self._device_decoder is not None and self.scheduler.can_repeat():
-            repeat = self._device_decoder.repeats(self.scheduler.running)
+            repeat = self._device_decoder.repeats(self.scheduler.running, self.scheduler.queue_length,
+                                                  begun - self._last_arrival)
             if repeat:
                 return self._step_repeated(self._device_decoder, repeat, begun, touched)
         try:

@@ -25,8 +25,10 @@ from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import Controls, DeviceState, Seated
 
 MOST_REPEATS = 16
-ROUND_TRIP = 0.025
-"""Seconds that a request that has just come may have to wait for the device."""
+ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
+"""Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
+none has come for QUIET seconds."""
+QUIET = 1.0
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
@@ -55,12 +57,15 @@ class DeviceDecoder:
         self._seconds = ROUND_TRIP
         """What a step took last."""
 
-    def repeats(self, running: Seq[Sequence]) -> int:
-        """How often the next step should run: as long as a newcomer may wait, and as somebody has tokens to come."""
+    def repeats(self, running: Seq[Sequence], waiting: int, since_arrival: float) -> int:
+        """How often the next step should run: as long as a newcomer may wait, and as somebody has tokens to come. With
+        others in the queue half as long: who ends inside keeps them from a seat."""
         if len(running) > self.most_rows:
             return 0
         longest = max(seq.limit - len(seq.tokens) for seq in running)
-        return max(1, min(MOST_REPEATS, int(ROUND_TRIP / self._seconds), longest))
+        most = MOST_REPEATS // 2 if waiting else MOST_REPEATS
+        patience = QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
+        return max(1, min(most, int(patience / self._seconds), longest))
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[list[int]]:

@@ -36,7 +36,7 @@ def made(device: torch.device, kernels: str, repeat: int = 8, name: str = "llama
     decoder = llm.engine._device_decoder
     assert (decoder is not None) == (kernels == "triton")
     if decoder is not None:
-        decoder.repeats = lambda running: repeat  # the interpreter is so slow that it would always be one
+        decoder.repeats = lambda *_: repeat  # the interpreter is so slow that it would always be one
     return llm
 
 

@@ -44,7 +44,7 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
         return Tuning(64, 64, 64, 256, processors * 2, chunk_warps=4, small_m=64)
-    return Tuning(64, 128, 64, 128, processors * 3, split_stages=5, chunk_warps=4)
+    return Tuning(64, 128, 64, 128, processors * 3, chunk_warps=4, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
