@@ -261,7 +261,8 @@ def prefill(bench: Bench, shape: Shape, rows: int = 2048) -> None:
     grid = {"default": fast, "3 stages": replace(fast, chunk_stages=3), "5 stages": replace(fast, chunk_stages=5),
             "blocks of 128": replace(fast, block_n=128),
             "blocks of 32": replace(fast, block_n=32), "4 warps": replace(fast, chunk_warps=4),
-            "64 high": replace(fast, chunk_m=64), "4 stages": replace(fast, chunk_stages=4), "8 warps": replace(fast, chunk_warps=8)}
+            "64 high": replace(fast, chunk_m=64), "4 stages": replace(fast, chunk_stages=4),
+            "8 warps": replace(fast, chunk_warps=8)}
     variants: dict[str, Sequence[Callable[[], object]]] = {
         name: _attention_calls(bench, shape, 1, 0, rows, tuning, False, arrived, caches)
         for name, tuning in grid.items()}

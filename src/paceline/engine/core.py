@@ -18,7 +18,7 @@ from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import device_decoder, draws_by_itself
+from paceline.engine.device import captured_steps, draws_by_itself
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
@@ -82,7 +82,9 @@ class Engine:
             self.cache, clock)
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
-        self._device_decoder = device_decoder(model, kernels, storage, self.cache.tables, device)
+        captured = captured_steps(model, kernels, storage, self.cache.tables, device)
+        self._device_decoder = None if captured is None else captured[0]
+        self.runner.graphs = None if captured is None else captured[1]
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))

@@ -15,17 +15,23 @@ from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
     from paceline.engine.graphs import DeviceDecoder
+    from paceline.engine.mixed_graphs import MixedGraphs
 
 
-def device_decoder(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                   device: torch.device) -> DeviceDecoder | None:
-    """For engines on Triton's kernels; other backends do not lay out their steps on the device."""
-    if not kernels.name.startswith("triton"):
+def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
+                   device: torch.device) -> tuple[DeviceDecoder, MixedGraphs] | None:
+    """For engines on Triton's kernels; other backends do not lay out their steps on the device. Experts are chosen on
+    the host, so of mixtures nothing can be captured."""
+    if not kernels.name.startswith("triton") or model.config.num_experts:
         return None
-    from paceline.engine.graphs import DeviceDecoder
+    from paceline.engine.graphs import DeviceDecoder, Graphs
+    from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.kernels.triton.backend import TritonKernels
 
-    return DeviceDecoder(model, kernels, storage, tables, device) if isinstance(kernels, TritonKernels) else None
+    if not isinstance(kernels, TritonKernels):
+        return None
+    graphs = Graphs(device)
+    return DeviceDecoder(model, kernels, storage, tables, graphs), MixedGraphs(model, kernels, storage, tables, graphs)
 
 
 def draws_by_itself(seq: Sequence) -> bool:

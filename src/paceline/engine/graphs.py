@@ -32,18 +32,45 @@ QUIET = 1.0
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
+class Graphs:
+    """Captures what is launched on a device. On a CPU, where Triton is interpreted, nothing is captured and the same
+    launches are made each time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Runs `launch` a few times, then keeps it: what it reads and writes must lie where it lay."""
+        if self.device.type != "cuda":
+            launch()
+            return launch
+        # Twice before: what the first run compiles must not be compiled inside a capture.
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            launch()
+            launch()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            launch()
+        return graph.replay
+
+
 class DeviceDecoder:
-    """Runs steps that Scheduler.schedule(repeat) made. On a CPU, where Triton is interpreted, nothing is captured and
-    the same launches are made each time."""
+    """Runs steps that Scheduler.schedule(repeat) made."""
 
     def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device) -> None:
+                 graphs: Graphs) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         self._model = model
         self._kernels = kernels
         self._storage = storage
         self._host_tables = tables
-        self._device = device
+        self._device = device = graphs.device
         seats, width = tables[0].shape
         self.most_rows = min(seats, BUCKETS[-1])
         self._state = DeviceState(seats, model.config.vocab_size, device)
@@ -53,7 +80,7 @@ class DeviceDecoder:
         self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
         self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
         self._captured: dict[tuple[int, Controls], _Captured] = {}
-        self._pool: Any = None
+        self._graphs = graphs
         self._seconds = ROUND_TRIP
         """What a step took last."""
 
@@ -118,22 +145,9 @@ class DeviceDecoder:
         self._sampler.prepare(controls)
         inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
         inputs[rows:2 * rows] = -1
-        if self._device.type != "cuda":
-            return _Captured(rows, inputs, lambda: self._step(rows, inputs, controls))
-        # Twice before: what the first run compiles must not be compiled inside a capture. All rows are padding.
-        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._step(rows, inputs, controls)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
         inputs[3 * rows] = 0
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(rows, inputs, controls)
-        return _Captured(rows, inputs, graph.replay)
+        return _Captured(rows, inputs, replay)
 
     def _step(self, rows: int, inputs: torch.Tensor, controls: Controls) -> None:
         """One step of the rows in `inputs`, which become those of the step after it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
+
+if TYPE_CHECKING:
+    from paceline.engine.mixed_graphs import MixedGraphs
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class Batch:
     """[N] int64; PENDING ones are filled in when the batch runs."""
     row_seats: np.ndarray
     pending: np.ndarray | None
+    on_host: bool = False
+    """The layout's tensors lie on the host: for a captured step, which has room of its own on the device."""
 
 
 class Runner:
@@ -53,13 +59,15 @@ class Runner:
         self._block_size = storage.block_size
         self._last_token = np.zeros(tables[0].shape[0], dtype=np.int64)
         self._windows = [group.window for group in model.cache_groups]
+        self.graphs: MixedGraphs | None = None
+        """Captured steps, where the engine has some."""
 
     def remember(self, seat: int, token: int) -> None:
         """The newest token of a seat: what PENDING stands for in a step that was scheduled ahead."""
         self._last_token[seat] = token
 
     def run(self, step: Step, taps: frozenset[int] = frozenset()) -> StepLogits:
-        return self.execute(self.prepare(step), taps)
+        return self.execute(self.prepare(step, taps), taps)
 
     @torch.inference_mode()
     def execute(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
@@ -68,17 +76,22 @@ class Runner:
         tokens = batch.tokens
         if batch.pending is not None:
             tokens[batch.pending] = self._last_token[batch.row_seats[batch.pending]]
+        rows, first = logit_rows(batch.step.groups, layout.offsets)
+        if batch.on_host and self.graphs is not None:
+            if rows:
+                return StepLogits(self.graphs.run(tokens, layout, rows), first, {})
+            self.graphs.run(tokens, layout, [0])
+            return StepLogits(torch.empty((0, self.model.config.vocab_size), device=self._device), first, {})
         storage = self.storage
         context = Forward(self.kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         hidden = self.model.forward(self._tensor(tokens), context)
-        rows, first = logit_rows(batch.step.groups, layout.offsets)
         if len(rows) < layout.rows:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=self._device)]
         logits = self.model.logits(hidden, self.kernels)
         return StepLogits(logits, first, context.tapped)
 
-    def prepare(self, step: Step) -> Batch:
+    def prepare(self, step: Step, taps: frozenset[int] = frozenset()) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the
         host's time per row is what small models die of."""
         groups = step.groups
@@ -104,16 +117,17 @@ class Runner:
                 positions = positions.copy() if positions is physical else positions
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
+        captured = not taps and self.graphs is not None and self.graphs.takes(groups, offsets[-1])
+        tensor = torch.from_numpy if captured else self._tensor
         size = self._block_size
         pages = physical // size
         places = physical - pages * size
         width = furthest // size + 1
-        views = [GroupView(self._tensor(table[seats, :width]), self._tensor(table[row_seats, pages] * size + places),
-                           window)
+        views = [GroupView(tensor(table[seats, :width]), tensor(table[row_seats, pages] * size + places), window)
                  for table, window in zip(self._tables, self._windows)]
-        layout = Layout(self._tensor(positions), offsets, starts, parents, size, views)
+        layout = Layout(tensor(positions), offsets, starts, parents, size, views)
         pending = tokens == PENDING if PENDING in known else None
-        return Batch(step, layout, tokens, row_seats, pending)
+        return Batch(step, layout, tokens, row_seats, pending, captured)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -12,7 +12,7 @@ from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, linear
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, Product, Way, choose
-from paceline.kernels.triton.rows import RowsShape
+from paceline.kernels.triton.rows import CHUNK_FROM, RowsShape
 
 COUNTERS = 1 << 16
 """Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
@@ -114,6 +114,15 @@ class TritonKernels(Composed):
 
     def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
         return tuning(dtype, dim, self.deterministic, self._processors)
+
+    def mixed_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        """Room for steps of up to `rows` rows in up to `groups` chains of any length."""
+        tile_rows, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
+        tile_rows = min(tile_rows, rows)
+        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
+        return RowsShape(rows, min(rows, groups + rows // tile_rows), tile_rows,
+                         chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
+                         chunk_rows=chunk_rows)
 
     def rows_shape(self, rows: int, group_rows: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Room for steps of up to `rows` rows in groups of at most `group_rows` each (1: plain decoding), trees of at
