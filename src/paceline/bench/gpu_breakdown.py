@@ -23,7 +23,8 @@ def _captured(llm: LLM, prefix: int, rows: int) -> torch.cuda.CUDAGraph:
     sequence.allocation = engine.cache.open([1] * prefix)
     try:
         engine.cache.reserve(sequence.allocation, 0, prefix + rows)
-        batch = runner.prepare(Step(0, [RowGroup(sequence, prefix, [1] * rows)]))
+        step_of_rows = Step(0, [RowGroup(sequence, prefix, [1] * rows)])
+        batch = runner.prepare(step_of_rows, on_device=True)
         tokens = torch.from_numpy(batch.tokens).to(storage.device)
 
         def step() -> torch.Tensor:

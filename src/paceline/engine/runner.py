@@ -67,7 +67,7 @@ class Runner:
         self._last_token[seat] = token
 
     def run(self, step: Step, taps: frozenset[int] = frozenset()) -> StepLogits:
-        return self.execute(self.prepare(step, taps), taps)
+        return self.execute(self.prepare(step, on_device=bool(taps)), taps)
 
     @torch.inference_mode()
     def execute(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
@@ -91,9 +91,9 @@ class Runner:
         logits = self.model.logits(hidden, self.kernels)
         return StepLogits(logits, first, context.tapped)
 
-    def prepare(self, step: Step, taps: frozenset[int] = frozenset()) -> Batch:
+    def prepare(self, step: Step, on_device: bool = False) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the
-        host's time per row is what small models die of."""
+        host's time per row is what small models die of. `on_device`: also where a captured step would do."""
         groups = step.groups
         starts = [group.start for group in groups]
         parents = [group.parents for group in groups]
@@ -117,7 +117,7 @@ class Runner:
                 positions = positions.copy() if positions is physical else positions
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
-        captured = not taps and self.graphs is not None and self.graphs.takes(groups, offsets[-1])
+        captured = not on_device and self.graphs is not None and self.graphs.takes(groups, offsets[-1])
         tensor = torch.from_numpy if captured else self._tensor
         size = self._block_size
         pages = physical // size
