@@ -20,7 +20,8 @@ from paceline.kernels.triton.rows import DeviceRows
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
 
-ROWS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+ROWS = (16, 32, 64, 128, *range(256, 2048, 256), *range(2048, 8193, 512))
+"""Close together, because rows of padding are computed like others; captured when first needed."""
 LOGIT_ROWS = (1, 8, 32, 128, 256, 512)
 
 
