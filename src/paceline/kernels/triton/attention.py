@@ -14,6 +14,7 @@ from paceline.kernels.triton.attention_device import chunk_kernel, split_kernel
 from paceline.kernels.triton.plan import Plan, make_plan
 from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
+CROWD = 64
 AHEAD = 4
 """Pieces of a tile whose results are loaded at once when they are combined."""
 
@@ -30,6 +31,8 @@ class Tuning:
     """Keys that are summed up by themselves (deterministic), or the smallest number an item gets."""
     programs: int
     """Programs of the split kernel, and items wanted in all."""
+    crowded_programs: int
+    """The same where there are more than CROWD tiles."""
     split_warps: int = 4
     chunk_warps: int = 8
     split_stages: int = 3
@@ -40,11 +43,11 @@ class Tuning:
 def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -> Tuning:
     """float32 multiplies without tensor cores, whose tiles must be small; the rest are trials on an H200."""
     if dtype == torch.float32:
-        return Tuning(16, 16, 32, 256, processors * 4, chunk_warps=4, split_stages=1, chunk_stages=1)
+        return Tuning(16, 16, 32, 256, processors * 4, processors * 4, chunk_warps=4, split_stages=1, chunk_stages=1)
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 64, 256, processors * 2, chunk_warps=4, small_m=64)
-    return Tuning(64, 128, 64, 128, processors * 3, chunk_warps=4, chunk_stages=3)
+        return Tuning(64, 64, 64, 256, processors * 2, processors * 2, chunk_warps=4, small_m=64)
+    return Tuning(64, 128, 64, 128, processors * 4, processors * (3 if dim > 64 else 6), chunk_warps=4, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
@@ -70,7 +73,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         plan = _plan(rows, layout, view, heads, kv_heads, dim, chosen, deterministic)
         tile_m = shape.tile_rows * shared
         room = plan.items.shape[0] * kv_heads
-        split_kernel[(min(chosen.programs, room),)](
+        split_kernel[(min(_programs(chosen, shape), room),)](
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2, view.window or 0,
@@ -96,6 +99,10 @@ def tile_rows(chosen: Tuning, shared: int) -> tuple[int, int]:
     return max(1, chosen.split_m // shared), max(1, chosen.chunk_m // shared)
 
 
+def _programs(chosen: Tuning, shape: RowsShape) -> int:
+    return chosen.crowded_programs if shape.tiles > CROWD else chosen.programs
+
+
 def _height(pairs: int, chosen: Tuning, height: int | None = None) -> int:
     """BLOCK_M for a tile of so many (row, head) pairs."""
     if height is None:
@@ -110,5 +117,5 @@ def _plan(rows: DeviceRows, layout: Layout, view: GroupView, heads: int, kv_head
         longest = view.tables.shape[1] * layout.block_size
         plan = view.scratch["triton.plan"] = make_plan(
             rows, window=view.window, longest=longest, heads=heads, kv_heads=kv_heads, dim=dim, split=chosen.split,
-            fixed=deterministic, target=chosen.programs, block_n=chosen.block_n)
+            fixed=deterministic, target=_programs(chosen, rows.shape), block_n=chosen.block_n)
     return plan
