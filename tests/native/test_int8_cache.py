@@ -13,6 +13,7 @@ from engine.test_equality_matrix import PROMPT, Cell, fast_cells, reference, run
 from engine.tiny import RandomWeights, tiny_llm
 from native.test_native_model import shape
 from paceline import SamplingParams
+from paceline.errors import ConfigError
 from paceline.kernels import cpu
 from paceline.models.config import ModelConfig
 from paceline.models.native import NativeDecoder
@@ -79,6 +80,8 @@ def test_wrong_scales_are_errors(broken: str) -> None:
 
 
 def test_a_float_cache_takes_no_scales_and_an_int8_model_no_floats() -> None:
+    with pytest.raises(ConfigError, match="int8, float16 or float32"):
+        NativeDecoder(shape("llama"), RandomWeights(), 64, threads=1, kv_dtype=torch.bfloat16)
     float_model = NativeDecoder(shape("llama"), RandomWeights(), 64, threads=1)
     layers, heads, d = float_model.config.num_layers, float_model.config.num_kv_heads, float_model.config.head_dim
     floats, scales = [torch.zeros(32, heads, d)] * layers, [torch.zeros(32, heads)] * layers

@@ -97,6 +97,28 @@ def cpu(
     _emit(run(model, cases, peers, repeats, threads, kv_dtype), json_file)
 
 
+@app.command("gpu")
+def gpu(
+    json_file: options.JsonFile = None,
+    shape: Annotated[str, typer.Option(help="Whose shape the weights have; a wrong name lists them.")] = "smollm2-135m",
+    cases: Annotated[str, typer.Option(help="tpot, ttft, mixed, verify, breakdown; separated by commas.")] = (
+        "tpot,ttft,mixed,verify,breakdown"),
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Batch-invariant kernels.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured runs; the best counts.")] = 2,
+) -> None:
+    """The engine on a CUDA card, random weights in real shapes: time a token, first token, throughput, verifying."""
+    from paceline.bench.gpu import run
+    from paceline.bench.gpu_shapes import config_of
+    from paceline.engine.build import choose_device, choose_dtype
+
+    config_of(shape)
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise ConfigError(f"dtype must be bfloat16, float16 or float32, got {dtype!r}.")
+    choose_dtype(dtype, choose_device("cuda"))
+    _emit(run(shape, tuple(cases.split(",")), dtype, deterministic, repeats=repeats), json_file)
+
+
 @app.command("quality")
 def quality(
     text: Annotated[str, typer.Option(help="UTF-8 text to score, plain or .gz.")],

@@ -182,10 +182,12 @@ class Engine:
         batch = self._ahead
         self._ahead = None
         if batch is None and self._device_decoder is not None and self.scheduler.can_repeat():
-            repeat = self._device_decoder.repeats(self.scheduler.running, self.scheduler.queue_length,
-                                                  begun - self._last_arrival)
-            if repeat:
-                return self._step_repeated(self._device_decoder, repeat, begun, touched)
+            decoder, running = self._device_decoder, self.scheduler.running
+            if not decoder.ready(running):
+                self._device_decoder = None
+            elif len(running) <= decoder.most_rows:
+                repeat = decoder.repeats(running, self.scheduler.queue_length, begun - self._last_arrival)
+                return self._step_repeated(decoder, repeat, begun, touched)
         try:
             if batch is None:
                 batch = self._plan()

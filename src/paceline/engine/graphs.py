@@ -3,6 +3,7 @@ several times before the host looks at the tokens."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -24,6 +25,7 @@ from paceline.models.interface import CausalLM
 from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import Controls, DeviceState, Seated
 
+log = logging.getLogger("paceline.engine")
 MOST_REPEATS = 16
 ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
 """Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
@@ -84,11 +86,23 @@ class DeviceDecoder:
         self._seconds = ROUND_TRIP
         """What a step took last."""
 
+    def ready(self, running: Seq[Sequence]) -> bool:
+        """Capture what the running sequences need, if it is not there yet. False: the device has no memory left for
+        it, and steps have to be launched one by one. More than most_rows need nothing: they are not run here."""
+        if len(running) > self.most_rows:
+            return True
+        try:
+            self._seat(running)
+            self._for(len(running), self._state.controls([seq.allocation.seat for seq in running]))
+        except torch.OutOfMemoryError:
+            log.warning("no memory to capture a step of %d sequences: steps are launched kernel by kernel from now on, "
+                        "which is slower; give the cache fewer kv_blocks", len(running))
+            return False
+        return True
+
     def repeats(self, running: Seq[Sequence], waiting: int, since_arrival: float) -> int:
         """How often the next step should run: as long as a newcomer may wait, and as somebody has tokens to come. With
         others in the queue half as long: who ends inside keeps them from a seat."""
-        if len(running) > self.most_rows:
-            return 0
         longest = max(seq.limit - len(seq.tokens) for seq in running)
         most = MOST_REPEATS // 2 if waiting else MOST_REPEATS
         patience = QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
@@ -100,7 +114,7 @@ class DeviceDecoder:
         begun = time.perf_counter()
         groups, repeat = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
-        self._seat(groups)
+        self._seat([group.seq for group in groups])
         seats = [group.seq.allocation.seat for group in groups]
         captured = self._for(len(groups), self._state.controls(seats))
         self._upload(captured, groups, seats, repeat)
@@ -111,11 +125,11 @@ class DeviceDecoder:
         tokens: list[list[int]] = drawn.T.tolist()
         return tokens
 
-    def _seat(self, groups: Seq[RowGroup]) -> None:
+    def _seat(self, sequences: Seq[Sequence]) -> None:
         """Tell the device about those it does not know in their seats."""
         fresh = []
-        for group in groups:
-            seq, seat = group.seq, group.seq.allocation.seat
+        for seq in sequences:
+            seat = seq.allocation.seat
             if self._seated[seat] != (seq, seq.epoch):
                 self._seated[seat] = (seq, seq.epoch)
                 fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,8 @@ from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
     from paceline.engine.mixed_graphs import MixedGraphs
+
+log = logging.getLogger("paceline.engine")
 
 
 @dataclass(slots=True)
@@ -78,10 +81,15 @@ class Runner:
             tokens[batch.pending] = self._last_token[batch.row_seats[batch.pending]]
         rows, first = logit_rows(batch.step.groups, layout.offsets)
         if batch.on_host and self.graphs is not None:
-            if rows:
-                return StepLogits(self.graphs.run(tokens, layout, rows), first, {})
-            self.graphs.run(tokens, layout, [0])
-            return StepLogits(torch.empty((0, self.model.config.vocab_size), device=self._device), first, {})
+            try:
+                logits = self.graphs.run(tokens, layout, rows or [0])
+                return StepLogits(logits[:len(rows)], first, {})
+            except torch.OutOfMemoryError:
+                log.warning("no memory to capture a step of %d rows: steps are launched kernel by kernel from now on, "
+                            "which is slower; give the cache fewer kv_blocks", layout.rows)
+                self.graphs = None
+        if batch.on_host:
+            self._to_device(layout)
         storage = self.storage
         context = Forward(self.kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
@@ -128,6 +136,11 @@ class Runner:
         layout = Layout(tensor(positions), offsets, starts, parents, size, views)
         pending = tokens == PENDING if PENDING in known else None
         return Batch(step, layout, tokens, row_seats, pending, captured)
+
+    def _to_device(self, layout: Layout) -> None:
+        layout.positions = layout.positions.to(self._device)
+        for view in layout.views:
+            view.tables, view.slots = view.tables.to(self._device), view.slots.to(self._device)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

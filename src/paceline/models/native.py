@@ -24,6 +24,7 @@ from paceline.models.rope import Rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NOTHING = np.zeros(0, dtype=np.float32)
+CACHES = (torch.float32, torch.float16, torch.int8)
 
 
 def unsupported(config: ModelConfig) -> str | None:
@@ -50,6 +51,9 @@ class NativeDecoder:
         reason = unsupported(config)
         if reason is not None:
             raise ConfigError(f"kernels='native' cannot run this model: {reason}; use kernels='auto'.")
+        if kv_dtype not in CACHES:
+            raise ConfigError(f"The native decoder's cache is int8, float16 or float32, not {kv_dtype}: choose one of "
+                              "those as kv_dtype, or kernels='auto'.")
         self._native = cpu.require()
         self.config = config
         self.kv_dtype = kv_dtype

@@ -20,9 +20,10 @@ LANES = 8
 
 
 class PackingWeights:
-    """WeightSource around another one, for models that run with NativeKernels. Matrices are rounded to 8 bits with a
-    scale a row; with `keep_blocks` those that the checkpoint holds in blocks of 4 or 8 bits stay as they are, and
-    others get a scale per 32 values. Tensors come in float32."""
+    """WeightSource around another one, for models that run with NativeKernels. The layers' matrices are rounded to 8
+    bits with a scale a row; embedding and head to 8 bits with a scale per 32 values, because nothing after them evens
+    out an error. With `keep_blocks` what the checkpoint holds in blocks of 4 or 8 bits stays as it is, and the rest
+    gets a scale per 32 values. Tensors come in float32."""
 
     def __init__(self, weights: WeightSource, keep_blocks: bool = False) -> None:
         self._native = cpu.require()
@@ -64,10 +65,12 @@ class PackingWeights:
         packed = [self._blocks(name, count, cols) for name, count in parts]
         kinds = {blocks[0] for blocks in packed if blocks is not None}
         aligned = all(count % LANES == 0 for _, count in parts)
-        known = kinds <= FOUR_BITS | EIGHT_BITS if not self._keep_blocks else kinds <= FOUR_BITS or kinds <= EIGHT_BITS
+        by_row = not self._keep_blocks and parts[0][0].startswith("model.layers.")
+        known = kinds <= FOUR_BITS | EIGHT_BITS if by_row else (
+            kinds <= EIGHT_BITS or (self._keep_blocks and kinds <= FOUR_BITS))
         if aligned and None not in packed and known:
-            bits = 4 if self._keep_blocks and kinds <= FOUR_BITS else 8
-            matrix = self._native.Matrix(f"q{bits}" if self._keep_blocks else "i8", rows, cols)
+            bits = 4 if not by_row and kinds <= FOUR_BITS else 8
+            matrix = self._native.Matrix("i8" if by_row else f"q{bits}", rows, cols)
             first = 0
             for blocks, (_, count) in zip(packed, parts):
                 if blocks is not None:
@@ -79,7 +82,7 @@ class PackingWeights:
         for name, count in parts:
             whole[first:first + count] = self._weights.take(name, (count, cols)).float().numpy()
             first += count
-        matrix = self._native.Matrix("q8" if self._keep_blocks else "i8", whole.shape[0], cols)
+        matrix = self._native.Matrix("i8" if by_row else "q8", whole.shape[0], cols)
         matrix.take_floats(whole, 0)
         return PackedWeight(matrix, rows, 8)
 

@@ -37,6 +37,8 @@ def made(device: torch.device, kernels: str, repeat: int = 8, name: str = "llama
     assert (decoder is not None) == (kernels == "triton")
     if decoder is not None:
         decoder.repeats = lambda *_: repeat  # the interpreter is so slow that it would always be one
+        if not repeat:
+            llm.engine._device_decoder = llm.engine.runner.graphs = None
     return llm
 
 
@@ -82,3 +84,19 @@ def test_who_needs_the_host_runs_step_by_step_beside_the_others(device: torch.de
     llm = made(device, "triton")
     assert texts(llm, params) == texts(made(device, "reference"), params)
     assert 8 <= llm.engine.report()["steps"] <= 9, "seven while the third runs, then the first alone"
+
+
+def test_without_memory_for_graphs_steps_are_launched_one_by_one(device: torch.device,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
+    params = [SamplingParams(max_tokens=6, ignore_eos=True, **wish) for wish in WISHES]
+    llm = made(device, "triton")
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    decoder = llm.engine._device_decoder
+    assert decoder is not None
+    decoder._graphs.capture = full  # shared with the prompts' graphs
+    assert texts(llm, params) == texts(made(device, "reference"), params)
+    assert llm.engine._device_decoder is None and llm.engine.runner.graphs is None
+    assert caplog.text.count("no memory to capture") == 2
