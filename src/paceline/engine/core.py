@@ -22,6 +22,7 @@ from paceline.engine.device import captured_steps, draws_by_itself
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
+from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import Batch, Runner
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
@@ -71,6 +72,7 @@ class Engine:
         self.clock = clock
         self.speculation = speculations.parse(speculation)
         self.metrics = EngineMetrics()
+        self.observers = Observers()
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
@@ -139,6 +141,7 @@ class Engine:
             record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
             for seq in sequences:
                 self._drafting.begin(seq, drafter, record.speculation)
+        self.observers.admitted(record)
         return request_id
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
@@ -215,6 +218,7 @@ class Engine:
                           self.clock() - decided, draft)
         self.metrics.account(batch.layout.rows, prompt_rows, tokens, times)
         self._drafting.account(step, decisions, batch.layout.rows, prompt_rows, times)
+        self.observers.stepped(step, decisions, begun, times)
         return self._clear(touched)
 
     def _step_repeated(self, decoder: DeviceDecoder, repeat: int, begun: float, touched: list[Record]) -> list[Record]:
@@ -240,6 +244,7 @@ class Engine:
             return touched
         times = StepTimes(planned - begun, ran - planned, decided - ran, self.clock() - decided, 0.0)
         self.metrics.account(step.rows, 0, tokens, times)
+        self.observers.stepped(step, decisions, begun, times)
         return self._clear(touched)
 
     def _plan(self) -> Batch | None:
@@ -326,6 +331,7 @@ class Engine:
             record.metrics.finished = self.clock()
             if record.trace is not None:
                 record.trace.finish_reason = record.emitters[0].finish_reason or ""
+            self.observers.closed(record)
 
     def _fail(self, step: Step | None, problem: BaseException, touched: list[Record]) -> None:
         """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
@@ -342,6 +348,7 @@ class Engine:
                 self.cancel(record.request.id, "error")
                 if record.open:  # the scheduler had let go of a sample and could not say so
                     record.end("error", self.clock())
+                    self.observers.closed(record)
                 self._touch(record, touched)
         self._ahead = None
         self.scheduler.abandon()
