@@ -8,7 +8,8 @@ from paceline.errors import PacelineError
 from paceline.request import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.llm import LLM, AsyncLLM
+    from paceline.async_llm import AsyncLLM
+    from paceline.llm import LLM
     from paceline.speculation.spec import Speculation
 
 __version__ = "0.1.0"
@@ -17,10 +18,14 @@ __all__ = ["LLM", "AsyncLLM", "PacelineError", "SamplingParams", "Speculation", 
 
 def __getattr__(name: str) -> Any:
     """The engine brings torch in; the command line's --help and the scheduler should not wait for that."""
-    if name in ("LLM", "AsyncLLM"):
-        from paceline import llm
+    if name == "LLM":
+        from paceline.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
+    if name == "AsyncLLM":
+        from paceline.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "Speculation":
         from paceline.speculation.spec import Speculation
 

@@ -1,21 +1,16 @@
-"""LLM and AsyncLLM: the face for Python programs. One runs the engine in the caller's thread, one beside it."""
+"""LLM: the face for Python programs. It runs the engine in the caller's thread; AsyncLLM runs it beside."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineOptions
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
-from paceline.engine.outputs import Record
 from paceline.errors import PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 
-log = logging.getLogger("paceline.llm")
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 Progress = Callable[[str, int, int | None], None]
@@ -134,139 +129,6 @@ class LLM:
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report."""
         return self.engine.report()
-
-
-class AsyncLLM:
-    """The engine in a thread of its own; requests come and go from any number of coroutines."""
-
-    def __init__(self, model: str | None = None, *, progress: Progress | None = None, engine: Engine | None = None,
-                 **options: Any) -> None:
-        self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
-        self._inbox: list[Callable[[], None]] = []
-        self._listeners: dict[str, _Listener] = {}
-        self._wake = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
-        self._thread.start()
-
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                       request_id: str | None = None) -> AsyncIterator[RequestOutput]:
-        """Snapshots as the text grows; leaving the loop or cancelling the task cancels the request."""
-        listener = _Listener()
-
-        def admit() -> None:
-            try:
-                listener.name = self.engine.add(prompt, params or SamplingParams(), speculation=speculation,
-                                                request_id=request_id)
-            except Exception as problem:
-                listener.tell(problem)
-                return
-            self._listeners[listener.name] = listener
-
-        if not self._post(admit):
-            raise RequestError("This AsyncLLM is closed; make a new one.")
-        try:
-            while True:
-                news = await listener.news.get()
-                if isinstance(news, Exception):
-                    raise news
-                yield news
-                if news.finished:
-                    return
-        finally:
-            self._post(lambda: self._drop(listener))
-
-    async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
-                   **template: Any) -> AsyncIterator[RequestOutput]:
-        prompt = self.engine.render(messages, **template)
-        async for output in self.generate(prompt, params, speculation=speculation):
-            yield output
-
-    def close(self) -> None:
-        """Stop the thread; live requests end with finish_reason "cancelled"."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join()
-
-    def metrics(self) -> dict[str, Any]:
-        """What the engine has done since it started and how full it is now; see Engine.report."""
-        return self.engine.report()
-
-    def _post(self, action: Callable[[], None]) -> bool:
-        """Have the engine's thread do something; False: it is gone, or will be at once."""
-        with self._wake:
-            if not self._closing:
-                self._inbox.append(action)
-                self._wake.notify()
-            return not self._closing
-
-    def _drop(self, listener: _Listener) -> None:
-        """Nobody listens any more. An id may be in use again by now: only the listener's own request is meant."""
-        if listener.name is not None and self._listeners.get(listener.name) is listener:
-            del self._listeners[listener.name]
-            self.engine.cancel(listener.name)
-            self.engine.take(listener.name)
-
-    def _loop(self) -> None:
-        try:
-            self._serve()
-        except Exception as problem:
-            log.error("the engine's thread has ended", exc_info=problem)
-            with self._wake:
-                self._closing = True
-            error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
-                                  "AsyncLLM.")
-            for listener in self._listeners.values():
-                listener.tell(error)
-
-    def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not self._inbox and not self._closing and not self.engine.has_work:
-                    self._wake.wait()
-                actions, self._inbox = self._inbox, []
-                closing = self._closing
-            for action in actions:
-                action()
-            if closing:
-                for name, listener in list(self._listeners.items()):
-                    self.engine.cancel(name)
-                    listener.tell(self.engine.take(name).snapshot())
-                return
-            for record in self.engine.step():
-                self._deliver(record)
-
-    def _deliver(self, record: Record) -> None:
-        listener = self._listeners.get(record.request.id)
-        if listener is None:
-            return
-        heard = listener.tell(record.snapshot())
-        if record.open == 0:
-            del self._listeners[record.request.id]
-            self.engine.take(record.request.id)
-        elif not heard:
-            self._drop(listener)
-
-
-class _Listener:
-    """Who waits for a request: made in the coroutine that asks, told from the engine's thread."""
-
-    __slots__ = ("_loop", "name", "news")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.news: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        self.name: str | None = None
-        """The request's id, once it is admitted."""
-
-    def tell(self, news: RequestOutput | Exception) -> bool:
-        """False: the event loop that would hear it is closed."""
-        try:
-            self._loop.call_soon_threadsafe(self.news.put_nowait, news)
-        except RuntimeError:
-            return False
-        return True
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

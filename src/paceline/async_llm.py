@@ -1,0 +1,336 @@
+"""AsyncLLM: the engine in a thread of its own, asked and told from any number of coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from paceline.config import EngineOptions
+from paceline.engine.build import build_engine
+from paceline.engine.core import Engine
+from paceline.engine.deltas import Delta, DeltaCursor
+from paceline.engine.outputs import Record
+from paceline.errors import PacelineError, RequestError
+from paceline.request import RequestOutput, SamplingParams
+
+log = logging.getLogger("paceline.llm")
+Prompt = str | list[int]
+Message = Mapping[str, Any]
+Progress = Callable[[str, int, int | None], None]
+News = TypeVar("News")
+Answer = TypeVar("Answer")
+Letter = tuple["Listener[Any]", Any, bool]
+"""(to whom, what, whether it is the last)."""
+
+
+class AsyncLLM:
+    """The engine in a thread of its own; requests come and go from any number of coroutines."""
+
+    def __init__(self, model: str | None = None, *, progress: Progress | None = None, engine: Engine | None = None,
+                 **options: Any) -> None:
+        self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
+        self._inbox: list[_Errand] = []
+        self._listeners: dict[str, Listener[Any]] = {}
+        self._outbox: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- requests
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
+                       request_id: str | None = None) -> AsyncIterator[RequestOutput]:
+        """Snapshots as the text grows; leaving the loop or cancelling the task cancels the request."""
+        listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id)
+        try:
+            async for snapshot in listener:
+                yield snapshot
+        finally:
+            listener.close()
+
+    async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
+                   **template: Any) -> AsyncIterator[RequestOutput]:
+        """Like generate, through the model's chat template."""
+        prompt = await asyncio.to_thread(self.engine.render, messages, **template)
+        async for output in self.generate(prompt, params, speculation=speculation):
+            yield output
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
+                     request_id: str | None = None) -> Listener[Delta]:
+        """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
+        when you leave."""
+        return await self._open(_Deltas(self), prompt, params, speculation, request_id)
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
+                       request_id: str | None = None) -> RequestOutput:
+        """The finished output. Nothing is said before: the cheapest way to ask. Cancelling the task cancels the
+        request."""
+        listener = await self._open(_Result(self), prompt, params, speculation, request_id)
+        try:
+            async for output in listener:
+                return output
+            raise PacelineError("The engine ended without an answer.")
+        finally:
+            listener.close()
+
+    async def _open(self, listener: Listener[News], prompt: Prompt, params: SamplingParams | None, speculation: Any,
+                    request_id: str | None) -> Listener[News]:
+        """Returns when the engine has admitted the request; raises what it refused it with."""
+        def admit(engine: Engine) -> None:
+            name = engine.add(prompt, params or SamplingParams(), speculation=speculation, request_id=request_id)
+            listener.meet(engine.record(name))
+            self._listeners[name] = listener
+
+        try:
+            await self.ask(admit)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    # ---------------------------------------------------------------- the engine from outside
+
+    async def ask(self, question: Callable[[Engine], Answer]) -> Answer:
+        """question(engine), put between two steps, where the engine's state is whole. Keep it short: requests wait."""
+        asked = _Question(question)
+        self._post(asked)
+        return await asked.answer
+
+    def cancel_all(self, reason: str = "cancelled") -> None:
+        """End every live request soon; each listener is told."""
+
+        def cancel(engine: Engine) -> None:
+            for name, listener in list(self._listeners.items()):
+                engine.cancel(name, reason)
+                self._deliver(listener.record)
+            self._send()
+
+        self._post(_Errand(cancel))
+
+    @property
+    def live(self) -> int:
+        """Requests that are admitted and have not ended."""
+        return len(self._listeners)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread can still serve."""
+        return not self._closing and self._thread.is_alive()
+
+    def metrics(self) -> dict[str, Any]:
+        """What the engine has done since it started and how full it is now; see Engine.report."""
+        return self.engine.report()
+
+    def close(self) -> None:
+        """Stop the thread; live requests end with finish_reason "cancelled"."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    # ---------------------------------------------------------------- the engine's thread
+
+    def _post(self, errand: _Errand) -> None:
+        """Have the engine's thread do something."""
+        with self._wake:
+            if self._closing:
+                raise RequestError("This AsyncLLM is closed; make a new one.")
+            self._inbox.append(errand)
+            self._wake.notify()
+
+    def dismiss(self, listener: Listener[Any]) -> None:
+        """Nobody listens any more; the request ends."""
+        with suppress(RequestError):  # closed: all requests have ended
+            self._post(_Errand(lambda engine: self._drop(listener)))
+
+    def _drop(self, listener: Listener[Any]) -> None:
+        """An id may be in use again by now: only the listener's own request is meant."""
+        name = listener.name
+        if name is not None and self._listeners.get(name) is listener:
+            del self._listeners[name]
+            self.engine.cancel(name)
+            self.engine.take(name)
+
+    def _loop(self) -> None:
+        try:
+            self._serve()
+        except Exception as problem:
+            log.error("the engine's thread has ended", exc_info=problem)
+            with self._wake:
+                self._closing = True
+                errands, self._inbox = self._inbox, []
+            error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
+                                  "AsyncLLM.")
+            for errand in errands:
+                errand.fail(error)
+            for listener in self._listeners.values():
+                self._mail(listener, error, True)
+            self._send()
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not self._inbox and not self._closing and not self.engine.has_work:
+                    self._wake.wait()
+                errands, self._inbox = self._inbox, []
+                closing = self._closing
+            for errand in errands:
+                errand.run(self.engine)
+            if closing:
+                for name, listener in list(self._listeners.items()):
+                    self.engine.cancel(name)
+                    self._deliver(listener.record)
+                self._send()
+                return
+            for record in self.engine.step():
+                self._deliver(record)
+            self._send()
+
+    def _deliver(self, record: Record) -> None:
+        listener = self._listeners.get(record.request.id)
+        if listener is None:
+            return
+        done = record.open == 0
+        if done:
+            del self._listeners[record.request.id]
+            self.engine.take(record.request.id)
+        news = listener.news(record)
+        if news is not None:
+            self._mail(listener, news, done)
+
+    def _mail(self, listener: Listener[Any], news: Any, last: bool) -> None:
+        self._outbox.setdefault(listener.loop, []).append((listener, news, last))
+
+    def _send(self) -> None:
+        """All news of a step go to an event loop in one call: waking it is what costs."""
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, {}
+        for loop, letters in outbox.items():
+            try:
+                loop.call_soon_threadsafe(_hand_out, letters)
+            except RuntimeError:  # that event loop is closed: nobody will ever hear of these requests
+                for listener, _, last in letters:
+                    if not last:
+                        self._drop(listener)
+
+
+class Listener(Generic[News]):
+    """Who waits for a request: made in the coroutine that asks, told from the engine's thread. An async iterator."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.name: str | None = None
+        """The request's id, once it is admitted."""
+        self.record: Record
+        self.closed = False
+        self._llm = llm
+        self._heard: list[News | Exception] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def meet(self, record: Record) -> None:
+        """In the engine's thread: the request has been admitted."""
+        self.record = record
+        self.name = record.request.id
+
+    def news(self, record: Record) -> News | None:
+        """In the engine's thread: what to tell after a step that touched the record; None: nothing yet."""
+        raise NotImplementedError
+
+    def hear(self, news: News | Exception, last: bool) -> None:
+        self._heard.append(news)
+        self._ended = last
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Stop listening; a request that still runs is cancelled."""
+        if not self.closed:
+            self.closed = True
+            if not self._ended:
+                self._llm.dismiss(self)
+
+    def __aiter__(self) -> Listener[News]:
+        return self
+
+    async def __anext__(self) -> News:
+        while not self._heard:
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        news = self._heard.pop(0)
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+
+class _Snapshots(Listener[RequestOutput]):
+    def news(self, record: Record) -> RequestOutput | None:
+        return record.snapshot()
+
+
+class _Deltas(Listener[Delta]):
+    def meet(self, record: Record) -> None:
+        super().meet(record)
+        self._cursor = DeltaCursor(record)
+
+    def news(self, record: Record) -> Delta | None:
+        return self._cursor.advance()
+
+
+class _Result(Listener[RequestOutput]):
+    def news(self, record: Record) -> RequestOutput | None:
+        return record.snapshot() if record.open == 0 else None
+
+
+def _hand_out(letters: list[Letter]) -> None:
+    for listener, news, last in letters:
+        listener.hear(news, last)
+
+
+class _Errand:
+    """Something for the engine's thread to do."""
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: Callable[[Engine], Any]) -> None:
+        self._action = action
+
+    def run(self, engine: Engine) -> None:
+        self._action(engine)
+
+    def fail(self, problem: Exception) -> None:
+        """The thread ends and will not do it."""
+
+
+class _Question(_Errand, Generic[Answer]):
+    """Something a coroutine wants to know from the engine's thread, and awaits."""
+
+    __slots__ = ("_loop", "answer")
+
+    def __init__(self, question: Callable[[Engine], Answer]) -> None:
+        super().__init__(question)
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Answer] = self._loop.create_future()
+
+    def run(self, engine: Engine) -> None:
+        try:
+            answer = self._action(engine)
+        except Exception as problem:
+            self.fail(problem)
+        else:
+            self._settle(lambda: self.answer.set_result(answer))
+
+    def fail(self, problem: Exception) -> None:
+        self._settle(lambda: self.answer.set_exception(problem))
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # that event loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(lambda: None if self.answer.done() else settle())
