@@ -126,9 +126,9 @@ def check(options: EngineOptions) -> None:
     if options.quantization not in (None, "int8", "blocks"):
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
                           "row), 'blocks' (as a GGUF file stores them), or leave it out.")
-    if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16", "int8"):
+    if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16", "int8", "fp8"):
         raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
-                          "use 'auto', 'float32', 'float16', 'bfloat16' or 'int8'.")
+                          "use 'auto', 'float32', 'float16', 'bfloat16', 'int8' or 'fp8'.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
 

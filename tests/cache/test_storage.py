@@ -1,4 +1,4 @@
-"""KVStorage: what moves and copies do to the tensors, scales of int8 caches included, and what it all takes."""
+"""KVStorage: what moves and copies do to the tensors, scales of 8-bit caches included, and what it all takes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def filled(dtype: torch.dtype) -> tuple[KVStorage, list[dict[int, torch.Tensor]]
     return storage, planes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_an_accepted_path_is_moved_in_every_plane_of_its_group(dtype: torch.dtype) -> None:
     storage, planes = filled(dtype)
-    assert len(planes) == (4 if dtype == torch.int8 else 2)
+    assert len(planes) == (4 if dtype.itemsize == 1 else 2)
     before = [{layer: tensor.clone() for layer, tensor in plane.items()} for plane in planes]
     storage.apply([SlotMove(0, 7, 6), SlotMove(0, 9, 7), SlotMove(0, 11, 8)], [])  # 7 is read before it is written
     for old, plane in zip(before, planes):
@@ -39,7 +39,7 @@ def test_an_accepted_path_is_moved_in_every_plane_of_its_group(dtype: torch.dtyp
         assert torch.equal(plane[1], old[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_blocks_are_copied_after_the_moves(dtype: torch.dtype) -> None:
     storage, planes = filled(dtype)
     before = [{layer: tensor.clone() for layer, tensor in plane.items()} for plane in planes]
@@ -52,7 +52,8 @@ def test_blocks_are_copied_after_the_moves(dtype: torch.dtype) -> None:
         assert torch.equal(plane[0], old[0])
 
 
-@pytest.mark.parametrize(("dtype", "vector"), [(torch.float32, 64), (torch.float16, 32), (torch.int8, 16 + 4)])
+@pytest.mark.parametrize(("dtype", "vector"), [(torch.float32, 64), (torch.float16, 32), (torch.int8, 16 + 4),
+                                                (torch.float8_e4m3fn, 16 + 4)])
 def test_bytes_count_the_scales(dtype: torch.dtype, vector: int) -> None:
     storage = KVStorage(GROUPS, [5, 4], 4, dtype, CPU)
     assert bytes_per_token(GROUPS, dtype) == 2 * (2 * 2 + 1) * vector

@@ -10,19 +10,20 @@ import torch
 
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.kernels.groups import CacheGroup
+from paceline.kernels.reference.quantised import LARGEST, as_bytes
 
 SCALE = torch.float32
 
 
 def bytes_per_token(groups: Sequence[CacheGroup], dtype: torch.dtype) -> int:
     """What a token takes in a KVStorage of these groups, scales included."""
-    return sum(group.bytes_per_token(dtype.itemsize, SCALE.itemsize if dtype == torch.int8 else 0) for group in groups)
+    return sum(group.bytes_per_token(dtype.itemsize, SCALE.itemsize if dtype in LARGEST else 0) for group in groups)
 
 
 class KVStorage:
     """Keys and values of every layer: [slots, kv_heads, head_dim], slot = block * block_size + offset.
 
-    int8 caches hold a float32 scale a token and head beside them, [slots, kv_heads], in key_scales and value_scales;
+    8-bit caches hold a float32 scale a token and head beside them, [slots, kv_heads], in key_scales and value_scales;
     for other dtypes those are empty. Zeroed at start and never holding anything but finite values of finished
     forwards; block 0 stays zero.
     """
@@ -32,6 +33,7 @@ class KVStorage:
         """`num_blocks` counts the null block."""
         self.groups = tuple(groups)
         self.block_size = block_size
+        self.dtype = dtype
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.key_scales: dict[int, torch.Tensor] = {}
@@ -41,7 +43,7 @@ class KVStorage:
             for layer in group.layers:
                 self.keys[layer] = _zeros(shape, dtype, device)
                 self.values[layer] = _zeros(shape, dtype, device)
-                if dtype == torch.int8:
+                if dtype in LARGEST:
                     self.key_scales[layer] = _zeros(shape[:2], SCALE, device)
                     self.value_scales[layer] = _zeros(shape[:2], SCALE, device)
         self._planes = [plane for plane in (self.keys, self.values, self.key_scales, self.value_scales) if plane]
@@ -67,7 +69,8 @@ class KVStorage:
         for plane in self._planes:
             for layer in group.layers:
                 # Gather into a fresh tensor, then scatter: sources and targets overlap.
-                plane[layer][target] = plane[layer][source]
+                values = as_bytes(plane[layer])
+                values[target] = values[source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

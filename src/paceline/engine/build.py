@@ -39,7 +39,7 @@ from paceline.speculation.spec import parse as parse_speculation
 
 log = logging.getLogger("paceline.engine")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-KV_DTYPES = DTYPES | {"int8": torch.int8}
+KV_DTYPES = DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 PROBES = tuple(f"model.layers.0.{name}.weight" for name in (
     "mlp.down_proj", "block_sparse_moe.experts.0.w2", "self_attn.o_proj"))
 """The first of these that a checkpoint has tells how it stores its matrices."""
@@ -75,6 +75,9 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
                     length, shape.max_position_embeddings)
     model: CausalLM
     native = wants_native(options, checkpoint, device)
+    if native and options.kv_dtype == "fp8":
+        raise ConfigError("kv_dtype='fp8' is there on CUDA cards and in torch (kernels='eager'), and this "
+                          "model runs on the native CPU path: use kv_dtype='int8', which takes as many bytes.")
     if native and unsupported(shape) is None:
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
                               kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8),

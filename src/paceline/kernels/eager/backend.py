@@ -11,7 +11,7 @@ from paceline.kernels.eager.linear import linear
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.reference import attention as reference
-from paceline.kernels.reference.quantised import quantised
+from paceline.kernels.reference.quantised import as_bytes, quantised
 
 
 class EagerKernels(Composed):
@@ -54,8 +54,8 @@ class EagerKernels(Composed):
             k, v = quantised(k, v, k_cache.dtype, slots, scales)
         if k.dtype != k_cache.dtype:
             k, v = k.to(k_cache.dtype), v.to(v_cache.dtype)
-        k_cache.index_copy_(0, slots, k)
-        v_cache.index_copy_(0, slots, v)
+        as_bytes(k_cache).index_copy_(0, slots, as_bytes(k))
+        as_bytes(v_cache).index_copy_(0, slots, as_bytes(v))
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:

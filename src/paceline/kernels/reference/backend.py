@@ -10,7 +10,7 @@ from paceline.kernels.packed import Weight, plain
 from paceline.kernels.reference import attention
 from paceline.kernels.reference.linear import linear
 from paceline.kernels.reference.ordered import exp, ordered_sum, silu
-from paceline.kernels.reference.quantised import quantised
+from paceline.kernels.reference.quantised import as_bytes, quantised
 
 
 class ReferenceKernels(Composed):
@@ -42,8 +42,8 @@ class ReferenceKernels(Composed):
               v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
         if scales is not None:
             k, v = quantised(k, v, k_cache.dtype, slots, scales)
-        k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
-        v_cache.index_copy_(0, slots, v.to(v_cache.dtype))
+        as_bytes(k_cache).index_copy_(0, slots, as_bytes(k.to(k_cache.dtype)))
+        as_bytes(v_cache).index_copy_(0, slots, as_bytes(v.to(v_cache.dtype)))
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:

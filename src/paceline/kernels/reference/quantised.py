@@ -8,6 +8,11 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The code that a head's largest value becomes."""
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes where it holds 8-bit floats: torch moves those about on few devices."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
 def quantised(k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor,
               scales: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of k and v [N, H_kv, d] in `dtype`; writes their scales to the slots [N] of `scales` [slots, H_kv]."""
