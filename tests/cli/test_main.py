@@ -25,7 +25,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == f"paceline {__version__}"
 
 
-@pytest.mark.parametrize("command", ["serve", "plan"])
+@pytest.mark.parametrize("command", ["plan"])
 def test_planned_commands_say_not_yet(command, capsys):
     assert main([command, "--port", "80"]) == 2
     captured = capsys.readouterr()

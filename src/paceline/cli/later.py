@@ -7,14 +7,9 @@ from collections.abc import Callable
 from paceline.errors import NotYetError
 
 
-def serve() -> None:
-    """OpenAI-compatible HTTP server (not in this version yet)."""
-    raise NotYetError("`paceline serve` is not in this version yet; use `paceline generate` or the Python face.")
-
-
 def plan() -> None:
     """Memory and speed planner (not in this version yet)."""
     raise NotYetError("`paceline plan` is not in this version yet; `paceline doctor` says what this machine can do.")
 
 
-COMMANDS: dict[str, Callable[[], None]] = {"serve": serve, "plan": plan}
+COMMANDS: dict[str, Callable[[], None]] = {"plan": plan}

@@ -1,0 +1,83 @@
+"""`paceline serve`: the OpenAI-compatible server, and the page at its root."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.terminal import console, loading_bars
+from paceline.errors import ConfigError
+
+KEY_VARIABLE = "PACELINE_API_KEY"
+
+
+def _server(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Server")
+
+
+def serve(
+    model: options.ModelArgument = None,
+    host: Annotated[str, _server("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, _server("Port; 0: any free one.")] = 8000,
+    model_name: Annotated[str | None, _server("What clients call the model. Default: as it was given.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        _server(f"Ask for this key; repeatable. Or set {KEY_VARIABLE} (several: separated by commas)."),
+    ] = None,
+    cors_origin: Annotated[list[str] | None, _server("Web origin that may call from a browser; repeatable.")] = None,
+    max_body_mb: Annotated[float, _server("Largest request body, in megabytes.")] = 8.0,
+    max_output_tokens: Annotated[int | None, _server("Most tokens a sample may get.")] = None,
+    max_samples: Annotated[int, _server("Most samples (prompts times n) of one call.")] = 128,
+    max_queue: Annotated[int, _server("Most requests that wait; further ones get 429.")] = 256,
+    timeout: Annotated[float | None, _server("Most seconds a request may take.")] = None,
+    drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
+    tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
+    log_format: Annotated[str, _server("text or json.")] = "text",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    deterministic: options.Deterministic = False,
+    kernels: options.KernelChoice = "auto",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: Annotated[int | None, options._engine("Most sequences that run at once.")] = None,
+    max_batch_tokens: Annotated[int | None, options._engine("Most tokens of one step.")] = None,
+    kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
+    prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
+                                                    "--prefix-caching/--no-prefix-caching")] = True,
+    speculation: options.SpeculationText = "auto",
+) -> None:
+    """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
+    try:
+        from paceline.serve import logs, server
+        from paceline.serve.options import ServeOptions
+    except ImportError as error:
+        raise ConfigError(f"The server needs the package {error.name!r}: install Paceline with its dependencies "
+                          "(fastapi, uvicorn, prometheus-client).") from None
+    from paceline import AsyncLLM
+
+    from_environment = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+    settings = ServeOptions(
+        host=host, port=port, model_name=model_name or model or options.DEFAULT_MODEL,
+        api_keys=tuple(api_key or ()) + tuple(from_environment), cors_origins=tuple(cors_origin or ()),
+        max_body_bytes=int(max_body_mb * 1e6), max_output_tokens=max_output_tokens, max_samples=max_samples,
+        timeout_s=timeout, drain_s=drain, tool_parser=tool_parser, log_format=log_format)
+    wish = options.speculation(speculation)
+    listening = server.listen(settings)
+    sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+                             "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks}
+    with loading_bars() as progress:
+        llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
+                       kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
+                       **sizes)
+    logs.configure(log_format)
+    place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+    def announce() -> None:
+        out = console()
+        out.print(f"{settings.model_name} is served at {place}/v1", markup=False)
+        out.print(f"the page: {place}/   metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
+        out.file.flush()
+
+    server.run(llm, settings, listening, announce)

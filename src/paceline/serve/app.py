@@ -1,0 +1,64 @@
+"""The application: endpoints, the page, and what surrounds them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from paceline import __version__
+from paceline.async_llm import AsyncLLM
+from paceline.serve import chat, completions, errors, lag, live, system
+from paceline.serve.calls import Service
+from paceline.serve.metrics import ServerMetrics
+from paceline.serve.middleware import ApiKeys, BodyLimit, RequestIds
+from paceline.serve.options import ServeOptions
+
+PAGE = Path(__file__).parent / "page" / "static"
+
+
+def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
+    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
+    metrics = ServerMetrics(options.model_name)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(lag.watch(metrics.lag))
+        yield
+        watching.cancel()
+
+    # FastAPI's own pages for its documentation fetch scripts from elsewhere; the document itself is at /openapi.json.
+    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.llm = llm
+    app.state.options = options
+    app.state.service = Service(llm, options, metrics)
+    app.state.started = int(time.time())
+    errors.install(app)
+    for router in (completions.router, chat.router, system.router, live.router):
+        app.include_router(router)
+    live.attach(app)
+    _serve_page(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, limit=options.max_body_bytes)
+    if options.api_keys:
+        app.add_middleware(ApiKeys, keys=options.api_keys)
+    if options.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
+                           allow_headers=["*"], expose_headers=["x-request-id"])
+    app.add_middleware(RequestIds, metrics=metrics)
+    return app
+
+
+def _serve_page(app: FastAPI) -> None:
+    async def index() -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    app.add_api_route("/", index, include_in_schema=False)
+    app.mount("/page", StaticFiles(directory=PAGE), name="page")

@@ -1,0 +1,175 @@
+"""One HTTP call: the requests it makes of the engine, and what all its answers have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from paceline.async_llm import AsyncLLM, Listener
+from paceline.engine.deltas import Delta
+from paceline.errors import RequestError
+from paceline.request import RequestOutput, SamplingParams
+from paceline.serve.errors import ApiError, api_error
+from paceline.serve.metrics import ServerMetrics
+from paceline.serve.options import ServeOptions
+from paceline.serve.tokens import TokenNames
+
+Done = TypeVar("Done")
+
+
+@dataclass
+class Service:
+    """What every endpoint needs; one an app."""
+
+    llm: AsyncLLM
+    options: ServeOptions
+    metrics: ServerMetrics
+    draining: bool = False
+    """No new requests: the server is about to leave."""
+
+    def __post_init__(self) -> None:
+        self.names = TokenNames(self.llm.engine.tokenizer)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.options.model_name:
+            raise ApiError(404, f"The model {name!r} does not exist here; this server has {self.options.model_name!r}.",
+                           param="model", code="model_not_found")
+
+    def check_open(self) -> None:
+        if self.draining:
+            raise ApiError(503, "The server is shutting down: try another one, or again later.", code="draining",
+                           headers={"retry-after": "5", "connection": "close"})
+        if not self.llm.alive:
+            raise ApiError(503, "The engine has stopped; the server must be started again.", code="unavailable")
+
+
+@dataclass
+class Call:
+    """`prompts` are served side by side, each with the same parameters."""
+
+    service: Service
+    id: str
+    kind: str
+    """OpenAI's name for the object; stream chunks of chats have another."""
+    prompts: list[list[int]]
+    params: SamplingParams
+    speculation: Any
+    include_usage: bool = False
+    provenance: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        most = self.service.options.max_samples
+        if len(self.prompts) * self.params.n > most:
+            raise RequestError(f"{len(self.prompts)} prompts with n={self.params.n} are more samples than this server "
+                               f"takes in one call ({most}): split them.", "n")
+
+    @property
+    def drafted(self) -> bool:
+        """Whether its requests speculate."""
+        wish = self.service.llm.engine.speculation if self.speculation is ... else self.speculation
+        return wish is not None
+
+    def envelope(self) -> dict[str, Any]:
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.service.options.model_name,
+                "system_fingerprint": fingerprint(self.service)}
+
+    async def complete(self) -> list[RequestOutput]:
+        """All outputs, or the first error."""
+        self.service.check_open()
+        llm = self.service.llm
+        outputs = await _all([
+            llm.complete(prompt, self.params, speculation=self.speculation, request_id=self._name(place))
+            for place, prompt in enumerate(self.prompts)])
+        for output in outputs:
+            self.close(output)
+        return outputs
+
+    async def open(self) -> list[Listener[Delta]]:
+        """Admitted, all of them; the caller closes them."""
+        self.service.check_open()
+        llm = self.service.llm
+        return await _all([
+            llm.stream(prompt, self.params, speculation=self.speculation, request_id=self._name(place))
+            for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
+
+    def close(self, output: RequestOutput) -> None:
+        """A request has ended: count it, and raise what went wrong with it."""
+        self.service.metrics.finished(output)
+        if output.error is not None:
+            raise api_error(output.error)
+        if any(completion.finish_reason == "cancelled" for completion in output.outputs):
+            raise ApiError(503, "The server is shutting down and ended this request early.", code="draining")
+
+    def _name(self, place: int) -> str:
+        return self.id if place == 0 else f"{self.id}-{place}"
+
+    def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        stats = [output.speculation for output in outputs if output.speculation is not None]
+        accepted = sum(one.accepted for one in stats)
+        return {
+            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(one.drafted for one in stats) - accepted}}
+
+    def explanation(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Where the seed, the draft's luck and the times are; of further prompts under "others"."""
+        told = [_explain(output) for output in outputs]
+        return told[0] | ({"others": told[1:]} if len(told) > 1 else {})
+
+
+def fingerprint(service: Service) -> str:
+    return f"paceline-{service.llm.engine.revision[:16]}"
+
+
+def _explain(output: RequestOutput) -> dict[str, Any]:
+    metrics = output.metrics.as_dict()
+    del metrics["inter_token_s"]
+    told = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
+            "speculation": None if output.speculation is None else output.speculation.as_dict()}
+    return told if output.trace is None else told | {"trace": output.trace.as_dict()}
+
+
+async def _all(work: list[Coroutine[Any, Any, Done]], undo: Any = None) -> list[Done]:
+    """The results in order. One that fails ends the others, and what they had already done is undone."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if undo is not None and not isinstance(result, BaseException):
+                undo(result)
+        raise
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
+    """Do it as long as the client is there. A client that hangs up cancels the work, and so its requests."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "The client has gone.", code="client_closed_request")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def disconnected(receive: Any) -> None:
+    """Returns when the client has hung up; a body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,174 @@
+"""/v1/chat/completions: conversations, with tools."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from paceline.engine.deltas import SampleDelta
+from paceline.request import Completion, RequestOutput
+from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.conversation import render_arguments, used_tools
+from paceline.serve.params import chat_params, speculation
+from paceline.serve.responses import JSONResponse, service_of
+from paceline.serve.schema import ChatBody, NamedTool
+from paceline.serve.streaming import EventStream
+from paceline.serve.tokens import Provenances, chat_logprobs
+from paceline.serve.tool_calls import (
+    PARSERS,
+    CallArguments,
+    CallBegun,
+    Content,
+    Event,
+    ForcedParser,
+    NamedParser,
+    PlainText,
+    ToolParser,
+    parser_name,
+)
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request, body: ChatBody) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    service.check_model(body.model)
+    params = chat_params(body, service.options, forced_structure(body))
+    engine = service.llm.engine
+    prompt = await asyncio.to_thread(lambda: engine.render(**render_arguments(body, engine.chat)))
+    call = Call(service, f"chatcmpl-{request.state.request_id}", "chat.completion", [prompt], params, speculation(body),
+                include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                provenance=bool(body.provenance))
+    if body.stream:
+        call.kind = "chat.completion.chunk"
+        return EventStream(call, await call.open(), _Streamed(call, body))
+    output = (await unless_gone(request, call.complete()))[0]
+    return JSONResponse(call.envelope() | {
+        "choices": [_choice(call, body, output, completion) for completion in output.outputs],
+        "usage": call.usage([output]), "paceline": call.explanation([output])})
+
+
+def forced_structure(body: ChatBody) -> dict[str, Any]:
+    """The form that tool_choice demands of the text: a named function's arguments, or a list of calls."""
+    tools = used_tools(body)
+    if isinstance(body.tool_choice, NamedTool):
+        return {"json_schema": tools[0].function.parameters or {"type": "object"}}
+    if body.tool_choice != "required":
+        return {}
+    calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+              "properties": {"name": {"const": tool.function.name},
+                             "arguments": tool.function.parameters or {"type": "object"}}} for tool in tools]
+    most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
+    return {"json_schema": {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}}
+
+
+def new_parser(service: Service, body: ChatBody) -> ToolParser:
+    """For one answer."""
+    if not used_tools(body):
+        return PlainText()
+    if isinstance(body.tool_choice, NamedTool):
+        return NamedParser(body.tool_choice.function.name)
+    most = 1 if body.parallel_tool_calls is False else None
+    if body.tool_choice == "required":
+        return ForcedParser(most)
+    chosen = service.options.tool_parser
+    if chosen == "auto":
+        template = service.llm.engine.chat
+        chosen = parser_name(template.tool_source or template.source if template else None)
+    return PARSERS[chosen](most)
+
+
+def call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
+    parser = new_parser(call.service, body)
+    content, calls = _gather([*parser.push(completion.text), *parser.end()])
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
+                               "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    told: dict[str, Any] = {
+        "index": completion.index, "message": message,
+        "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
+        "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
+    if call.provenance:
+        stats = output.speculation if completion.index == 0 else None
+        teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+        told["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
+    return told
+
+
+def _gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+    content: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, Content):
+            content.append(event.text)
+        elif isinstance(event, CallBegun):
+            calls.append({"id": call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
+        else:
+            calls[event.index]["function"]["arguments"] += event.text
+    return "".join(content), calls
+
+
+def _reason(reason: str | None, called: bool) -> str | None:
+    return "tool_calls" if called and reason == "stop" else reason
+
+
+class _Streamed:
+    """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
+
+    def __init__(self, call: Call, body: ChatBody) -> None:
+        self._call = call
+        self._body = body
+        self._parsers: dict[int, ToolParser] = {}
+        self._tellers: dict[int, Provenances] = {}
+        self._called: set[int] = set()
+
+    def __call__(self, place: int, delta: SampleDelta) -> list[dict[str, Any]]:
+        index, call = delta.index, self._call
+        deltas: list[dict[str, Any]] = []
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = new_parser(call.service, self._body)
+            deltas.append({"role": "assistant", "content": "", "refusal": None})
+        events = list(parser.push(delta.text))
+        if delta.finish_reason is not None:
+            events += parser.end()
+        deltas += [self._delta(index, event) for event in events]
+        extra: dict[str, Any] = {}
+        if delta.logprobs:
+            extra["logprobs"] = chat_logprobs(delta.logprobs, call.service.names)
+        if call.provenance:
+            teller = self._tellers.get(index)
+            if teller is None:
+                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+            extra["tokens"] = teller.of_delta(delta, call.drafted)
+        if extra and not events:
+            deltas.append({})
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
+        if choices:
+            choices[-1] |= extra
+        if delta.finish_reason is not None:
+            choices.append({"index": index, "delta": {}, "logprobs": None, "stop_reason": delta.stop_reason,
+                            "finish_reason": _reason(delta.finish_reason, index in self._called)})
+        return choices
+
+    def _delta(self, index: int, event: Event) -> dict[str, Any]:
+        if isinstance(event, Content):
+            return {"content": event.text}
+        if isinstance(event, CallArguments):
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+        self._called.add(index)
+        return {"tool_calls": [{"index": event.index, "id": call_id(), "type": "function",
+                                "function": {"name": event.name, "arguments": ""}}]}

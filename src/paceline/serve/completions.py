@@ -1,0 +1,131 @@
+"""/v1/completions: texts that go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from paceline.engine.deltas import SampleDelta
+from paceline.errors import RequestError
+from paceline.request import Completion, RequestOutput
+from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.params import completion_params, speculation
+from paceline.serve.responses import JSONResponse, service_of
+from paceline.serve.schema import CompletionBody
+from paceline.serve.streaming import EventStream
+from paceline.serve.tokens import CompletionLogprobs, Provenances
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, body: CompletionBody) -> Response:
+    """Continue a text, a list of texts, or token ids."""
+    service = service_of(request)
+    service.check_model(body.model)
+    params = completion_params(body, service.options)
+    prompts, texts = await asyncio.to_thread(_encode, service, body)
+    call = Call(service, f"cmpl-{request.state.request_id}", "text_completion", prompts, params, speculation(body),
+                include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                provenance=bool(body.provenance))
+    if body.stream:
+        if body.echo and body.logprobs is not None:
+            raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
+                               "stream out.", "stream")
+        return EventStream(call, await call.open(), _Streamed(call, body, texts))
+    outputs = await unless_gone(request, call.complete())
+    return JSONResponse(_whole(call, body, texts, outputs))
+
+
+def _encode(service: Service, body: CompletionBody) -> tuple[list[list[int]], list[str]]:
+    """The prompts as token ids, and their texts where they will be echoed."""
+    asked: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
+    if asked and isinstance(asked[0], int):
+        asked = [asked]
+    if not asked:
+        raise RequestError("prompt is an empty list: give a text or token ids.", "prompt")
+    tokenizer = service.llm.engine.tokenizer
+    prompts: list[list[int]] = []
+    texts: list[str] = []
+    for prompt in asked:
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise RequestError("This model came without a tokenizer: give prompts as token ids.", "prompt")
+            if not prompt:
+                raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
+            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False))
+            texts.append(prompt)
+        else:
+            prompts.append(prompt)
+            known = body.echo and tokenizer is not None and all(0 <= token < 1 << 31 for token in prompt)
+            texts.append(tokenizer.decode(prompt, skip_special=False) if known and tokenizer is not None else "")
+    return prompts, texts
+
+
+def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[RequestOutput]) -> dict[str, Any]:
+    choices = []
+    for place, output in enumerate(outputs):
+        for completion in output.outputs:
+            told = _choice(call, place, completion.index)
+            told["text"] = (texts[place] if body.echo else "") + completion.text
+            told["logprobs"] = _logprobs(call, body, output, completion)
+            told["finish_reason"] = completion.finish_reason
+            told["stop_reason"] = completion.stop_reason
+            if call.provenance:
+                stats = output.speculation if completion.index == 0 else None
+                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+                told["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
+                                                      call.drafted)
+            choices.append(told)
+    return call.envelope() | {"choices": choices, "usage": call.usage(outputs),
+                              "paceline": call.explanation(outputs)}
+
+
+def _choice(call: Call, place: int, sample: int) -> dict[str, Any]:
+    return {"index": place * call.params.n + sample, "text": "", "logprobs": None, "finish_reason": None}
+
+
+def _logprobs(call: Call, body: CompletionBody, output: RequestOutput, completion: Completion) -> dict[str, Any] | None:
+    if body.logprobs is None:
+        return None
+    scores: list[Any] = list(completion.logprobs or [])
+    tokens = completion.token_ids
+    if body.echo:
+        scores = [*(output.prompt_logprobs or []), *scores]
+        tokens = [*output.prompt_token_ids, *tokens]
+    return CompletionLogprobs(call.service.names).format(scores, tokens)
+
+
+class _Streamed:
+    """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
+
+    def __init__(self, call: Call, body: CompletionBody, texts: list[str]) -> None:
+        self._call = call
+        self._body = body
+        self._texts = texts
+        self._scores: dict[int, CompletionLogprobs] = {}
+        self._tellers: dict[int, Provenances] = {}
+
+    def __call__(self, place: int, delta: SampleDelta) -> list[dict[str, Any]]:
+        call, names = self._call, self._call.service.names
+        choice = _choice(call, place, delta.index)
+        index = choice["index"]
+        fresh = index not in self._scores
+        scores = self._scores.setdefault(index, CompletionLogprobs(names))
+        choice["text"] = (self._texts[place] if fresh and self._body.echo else "") + delta.text
+        choice["finish_reason"] = delta.finish_reason
+        if delta.logprobs:
+            choice["logprobs"] = scores.format(delta.logprobs, delta.token_ids)
+        if call.provenance:
+            teller = self._tellers.get(index)
+            if teller is None:
+                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names)
+            choice["tokens"] = teller.of_delta(delta, call.drafted)
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        elif not choice["text"] and not delta.logprobs and not call.provenance:
+            return []  # half a character, or what may become a stop string
+        return [choice]

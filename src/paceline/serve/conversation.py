@@ -1,0 +1,122 @@
+"""Messages and tools as a chat template takes them, whatever the template knows of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import RequestError
+from paceline.models.chat import ChatTemplate
+from paceline.serve.schema import ChatBody, Message, NamedTool, Tool
+
+TOOL_PROMPT = """You may call functions to help with the user's request. Their signatures are inside <tools></tools>:
+<tools>
+{tools}
+</tools>
+For each call write a JSON object with the function's name and arguments inside <tool_call></tool_call>:
+<tool_call>
+{{"name": <function's name>, "arguments": <object of arguments>}}
+</tool_call>"""
+
+
+def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As templates expect them: content a text, arguments of calls as objects, developers as system."""
+    return [_message(message, place) for place, message in enumerate(messages)]
+
+
+def _message(message: Message, place: int) -> dict[str, Any]:
+    told: dict[str, Any] = {name: value for name, value in message.model_dump().items() if value is not None}
+    told["role"] = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    if isinstance(message.content, list):
+        told["content"] = _text(message.content, place)
+    elif message.content is None:
+        if message.role != "assistant" or not message.tool_calls:
+            raise RequestError(f"messages[{place}] has no 'content': give it a text.", "messages")
+        told["content"] = ""
+    if message.tool_calls:
+        told["tool_calls"] = [_call(call, place) for call in message.tool_calls]
+    return told
+
+
+def _text(parts: list[dict[str, Any]], place: int) -> str:
+    texts = []
+    for part in parts:
+        text = part.get("text", part.get("refusal"))
+        if part.get("type") not in ("text", "refusal") or not isinstance(text, str):
+            raise RequestError(f"messages[{place}].content holds a part of type {part.get('type')!r}: this model reads "
+                               "text only.", "messages")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"messages[{place}].tool_calls must hold objects with a function and its name.", "messages")
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestError(f"messages[{place}].tool_calls: the arguments are not valid JSON.", "messages") from None
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str, Any]:
+    """What Engine.render takes for this body. Tools a template has no place for are told in a system message."""
+    messages = prepare(body.messages)
+    tools = [tool.model_dump(exclude_none=True) for tool in used_tools(body)]
+    extra = dict(body.chat_template_kwargs or {})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in extra:
+            raise RequestError(f"chat_template_kwargs may not set {name!r}: it has a field of its own.",
+                               "chat_template_kwargs")
+    if template is not None and not _knows_tools(template):
+        messages = spell_out(messages, tools)
+        tools = []
+    return {"messages": messages, "tools": tools or None,
+            "add_generation_prompt": body.add_generation_prompt is not False, **extra}
+
+
+def used_tools(body: ChatBody) -> list[Tool]:
+    """Those the model may call in this answer."""
+    if body.tool_choice == "none":
+        return []
+    tools = body.tools or []
+    if isinstance(body.tool_choice, NamedTool):
+        name = body.tool_choice.function.name
+        named = [tool for tool in tools if tool.function.name == name]
+        if not named:
+            raise RequestError(f"tool_choice names the function {name!r}, which is not among the tools.", "tool_choice")
+        return named
+    if body.tool_choice == "required" and not tools:
+        raise RequestError("tool_choice is 'required' and there are no tools: give some.", "tool_choice")
+    return tools
+
+
+def _knows_tools(template: ChatTemplate) -> bool:
+    return template.tool_source is not None or "tools" in (template.source or "")
+
+
+def spell_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools, calls and their results as plain messages, in the manner of Hermes."""
+    told = [_spelled(message) for message in messages]
+    if not tools:
+        return told
+    prompt = TOOL_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if told[0]["role"] == "system":
+        return [told[0] | {"content": f"{told[0]['content']}\n\n{prompt}"}, *told[1:]]
+    return [{"role": "system", "content": prompt}, *told]
+
+
+def _spelled(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]},
+                        ensure_ascii=False) for call in message.get("tool_calls", ())]
+    if calls:
+        written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
+        content = "\n".join([content, *written] if content else written)
+    return {"role": message["role"], "content": content}

@@ -1,0 +1,96 @@
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}}, never a stack trace."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from paceline.errors import NotYetError, PacelineError, QueueFullError, RequestError
+
+log = logging.getLogger("paceline.serve")
+
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+         405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
+         503: "server_error"}
+
+_UNION = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
+"""How pydantic names the member of a union in a path."""
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP status."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        # ASCII: a message may quote a text that has half a character in it.
+        return Response(json.dumps(self.body()), self.status, self.headers, "application/json")
+
+
+def api_error(problem: Exception) -> ApiError:
+    """Whatever went wrong, as what the client hears."""
+    if isinstance(problem, ApiError):
+        return problem
+    if isinstance(problem, QueueFullError):
+        return ApiError(429, str(problem), code="queue_full", headers={"retry-after": "1"})
+    if isinstance(problem, RequestError):
+        return ApiError(400, str(problem), param=problem.param)
+    if isinstance(problem, NotYetError):
+        return ApiError(400, str(problem), code="not_supported")
+    if isinstance(problem, PacelineError):
+        return ApiError(503, str(problem), code="unavailable")
+    if isinstance(problem, HTTPException):
+        return ApiError(problem.status_code, _sentence(problem), headers=problem.headers)
+    log.error("a request failed inside the server", exc_info=problem)
+    return ApiError(500, "The server failed on this request; its log says why.", code="internal_error")
+
+
+def validation_error(errors: Sequence[Any]) -> ApiError:
+    """The first of a body's faults, with the path of the field."""
+    first: Any = errors[0] if errors else {"loc": (), "msg": "invalid", "type": ""}
+    path = ".".join(str(part) for part in first["loc"] if part != "body" and not _UNION.fullmatch(str(part)))
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"Unrecognized request argument: {path}.", param=path, code="unknown_argument")
+    return ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path or None)
+
+
+def _sentence(problem: HTTPException) -> str:
+    phrase = HTTPStatus(problem.status_code).phrase
+    return f"{phrase}." if problem.detail in (None, "", phrase) else str(problem.detail)
+
+
+def install(app: FastAPI) -> None:
+    """Every way out of the app that is not an answer."""
+
+    async def on_problem(request: Request, problem: Exception) -> Response:
+        return api_error(problem).response()
+
+    async def on_validation(request: Request, problem: Exception) -> Response:
+        errors = problem.errors() if isinstance(problem, RequestValidationError) else ()
+        return validation_error(errors).response()
+
+    for kind in (ApiError, PacelineError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_problem)
+    app.add_exception_handler(RequestValidationError, on_validation)

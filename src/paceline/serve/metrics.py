@@ -1,0 +1,176 @@
+"""Prometheus metrics: vLLM's names where the meaning is the same, so that dashboards for it work, and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from paceline.engine.core import Engine
+from paceline.request import RequestOutput
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+GAPS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
+        1.0, 2.0)
+LAGS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+LABEL = "model_name"
+
+
+def engine_state(engine: Engine) -> dict[str, Any]:
+    """Engine.report() and the states of cache blocks; asked between two steps."""
+    idle = sum(1 for pool in engine.cache.pools for cached, refs in zip(pool.cached, pool.refs) if cached and not refs)
+    return engine.report() | {"cache_blocks_idle_cached": idle, "cache_blocks_shared": engine.cache.usage().shared}
+
+
+class ServerMetrics:
+    """What finished requests tell, kept here; what the engine counts is read when somebody asks."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self.registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(name, text, [LABEL], registry=self.registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", SECONDS)
+        self._gaps = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sample.", GAPS)
+        # The name it had in vLLM before; dashboards of both ages find it.
+        self._old_gaps = histogram("vllm:time_per_output_token_seconds", "Between two tokens of a sample.", GAPS)
+        self._tpot = histogram("vllm:request_time_per_output_token_seconds",
+                               "Mean time of a request's tokens after the first.", GAPS)
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", SECONDS)
+        self._queue = histogram("vllm:request_queue_time_seconds", "Arrival to first step.", SECONDS)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "First step to first token.", SECONDS)
+        self._decode = histogram("vllm:request_decode_time_seconds", "First token to last.", SECONDS)
+        self._inference = histogram("vllm:request_inference_time_seconds", "First step to last token.", SECONDS)
+        self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self._generation = histogram("vllm:request_generation_tokens", "Tokens a request got.", TOKENS)
+        self.lag = Histogram("paceline_event_loop_lag_seconds", "How late the server's event loop is.", (LABEL,),
+                             registry=self.registry, buckets=LAGS).labels(model_name)
+        self._responses = Counter("paceline_http_responses", "Responses by status.", (LABEL, "status"),
+                                  registry=self.registry)
+        self._success = Counter("vllm:request_success", "Finished samples by reason.", (LABEL, "finished_reason"),
+                                registry=self.registry)
+        self._failed = Counter("paceline_request_failures", "Requests that ended with an error.", (LABEL,),
+                               registry=self.registry).labels(model_name)
+
+    def responded(self, status: int) -> None:
+        self._responses.labels(self._model, str(status)).inc()
+
+    def finished(self, output: RequestOutput) -> None:
+        """A request that was admitted has ended."""
+        metrics = output.metrics
+        if output.error is not None:
+            self._failed.inc()
+        else:
+            for completion in output.outputs:
+                self._success.labels(self._model, completion.finish_reason or "").inc()
+        self._prompt.observe(metrics.prompt_tokens)
+        self._generation.observe(metrics.output_tokens)
+        _observe(self._queue, metrics.queue_time)
+        _observe(self._ttft, metrics.ttft)
+        _observe(self._tpot, metrics.tpot)
+        if metrics.finished is not None:
+            self._whole.observe(metrics.finished - metrics.arrival)
+        if metrics.first_token is not None and metrics.first_scheduled is not None:
+            last = metrics.token_times[-1]
+            self._prefill.observe(metrics.first_token - metrics.first_scheduled)
+            self._decode.observe(last - metrics.first_token)
+            self._inference.observe(last - metrics.first_scheduled)
+        for gap in metrics.inter_token:
+            self._gaps.observe(gap)
+            self._old_gaps.observe(gap)
+
+    def exposition(self, report: dict[str, Any]) -> bytes:
+        """The text Prometheus reads. `report`: engine_state()."""
+        return generate_latest(_Together(self.registry, self._engine(report)))
+
+    def _engine(self, report: dict[str, Any]) -> Iterator[Metric]:
+        def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+            made = GaugeMetricFamily(name, text, labels=(LABEL,))
+            made.add_metric((self._model,), value)
+            return made
+
+        def counter(name: str, text: str, value: float) -> CounterMetricFamily:
+            made = CounterMetricFamily(name, text, labels=(LABEL,))
+            made.add_metric((self._model,), value)
+            return made
+
+        def several(kind: type[Metric], name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+            made: Any = kind(name, text, labels=(LABEL, label))  # type: ignore[call-arg]
+            for key, value in values.items():
+                made.add_metric((self._model, key), value)
+            return made  # type: ignore[no-any-return]
+
+        yield gauge("vllm:num_requests_running", "Sequences that hold cache.", report["running"])
+        yield gauge("vllm:num_requests_waiting", "Sequences in the queue.", report["waiting"])
+        for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+            yield gauge(name, "Share of cache blocks in use, 0 to 1.", report["cache_use"])
+        yield counter("vllm:prompt_tokens", "Prompt tokens computed.", report["prefill_tokens"])
+        yield counter("vllm:generation_tokens", "Tokens generated.", report["output_tokens"])
+        yield counter("vllm:num_preemptions", "Sequences that lost their blocks.", report["preemptions"])
+        yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", report["cache_looked_up_tokens"])
+        yield counter("vllm:prefix_cache_hits", "Prompt tokens found.", report["cache_hit_tokens"])
+        yield from self._speculation(report["speculation"], counter, several)
+
+        used, cached = report["cache_blocks_used"], report["cache_blocks_idle_cached"]
+        yield several(GaugeMetricFamily, "paceline_cache_blocks", "Cache blocks by state; they add up to all.", "state",
+                      {"used": used, "cached": cached, "free": report["cache_blocks"] - used - cached})
+        yield gauge("paceline_cache_blocks_shared", "Blocks in use that several hold.", report["cache_blocks_shared"])
+        yield counter("paceline_cache_evictions", "Cached blocks given up for others.", report["cache_evictions"])
+        yield counter("paceline_requests", "Requests admitted.", report["requests"])
+        yield several(CounterMetricFamily, "paceline_sequences_finished", "Finished sequences by reason.", "reason",
+                      report["finished"])
+        yield counter("paceline_steps", "Steps run.", report["steps"])
+        yield counter("paceline_rows", "Rows computed.", report["rows"])
+        yield several(CounterMetricFamily, "paceline_step_seconds", "Where the steps' time went.", "stage",
+                      {stage: report[f"{stage}_s"] for stage in ("schedule", "forward", "sample", "commit", "draft")})
+        yield counter("paceline_drafter_failures", "Drafters switched off because they failed.",
+                      report["drafter_failures"])
+
+    def _speculation(self, totals: dict[str, dict[str, Any]], counter: Any, several: Any) -> Iterator[Metric]:
+        """Totals by method."""
+
+        def summed(key: str) -> float:
+            return float(sum(total[key] for total in totals.values()))
+
+        yield counter("vllm:spec_decode_num_drafts", "Verification passes with a draft.", summed("cycles"))
+        yield counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", summed("drafted"))
+        yield counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", summed("accepted"))
+        by_depth: dict[str, float] = {}
+        for total in totals.values():
+            for depth, count in enumerate(total["accepted_by_depth"]):
+                by_depth[str(depth)] = by_depth.get(str(depth), 0) + count
+        yield several(CounterMetricFamily, "vllm:spec_decode_num_accepted_tokens_per_pos",
+                      "Drafted tokens accepted, by depth.", "position", by_depth)
+        for key, name, text in (
+                ("cycles", "paceline_speculation_cycles", "Verification passes with a draft, by method."),
+                ("drafted", "paceline_speculation_drafted_tokens", "Tokens drafted, by method."),
+                ("accepted", "paceline_speculation_accepted_tokens", "Drafted tokens accepted, by method."),
+                ("plain", "paceline_speculation_plain_tokens", "Tokens of steps without a draft, by method."),
+                ("spent_s", "paceline_speculation_spent_seconds", "Time of speculating requests' steps, by method."),
+                ("plain_s", "paceline_speculation_plain_seconds",
+                 "What plain decoding would have taken, estimated; the difference to spent is won.")):
+            yield several(CounterMetricFamily, name, text, "method",
+                          {method: float(total[key]) for method, total in totals.items()})
+
+
+def _observe(histogram: Any, value: float | None) -> None:
+    if value is not None:
+        histogram.observe(value)
+
+
+class _Together:
+    """A registry and metrics made for one scrape."""
+
+    def __init__(self, registry: CollectorRegistry, more: Iterable[Metric]) -> None:
+        self._registry = registry
+        self._more = more
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()
+        yield from self._more

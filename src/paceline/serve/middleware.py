@@ -1,0 +1,117 @@
+"""What happens to every HTTP request before and after its endpoint: id, key, size, log. Plain ASGI, no copies."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.serve.errors import ApiError
+from paceline.serve.metrics import ServerMetrics
+
+log = logging.getLogger("paceline.access")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
+OPEN_PREFIX = "/page/"
+"""What needs no key: probes, and the page's files, which hold nothing of anybody's."""
+
+
+class RequestIds:
+    """Takes x-request-id or makes one, returns it, logs the request under it, counts the response."""
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+        begun, status = time.perf_counter(), 0
+
+        async def respond(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, respond)
+        finally:
+            self._metrics.responded(status)
+            log.info("%s %s %d", scope["method"], scope["path"], status, extra={
+                "request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status,
+                "seconds": round(time.perf_counter() - begun, 6)})
+
+
+class ApiKeys:
+    """Asks for one of the keys as a bearer token. Comparing takes the same time wherever a wrong key differs."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        # Of equal length, so that not even the length of a key shows.
+        self._keys = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._allowed(scope):
+            refusal = ApiError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
+                               code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_PREFIX):
+            return True
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        found = [hmac.compare_digest(digest, key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(found)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, by their declared length or as soon as they have grown too long."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdigit() and int(declared) > self._limit:
+            await self._refusal().response()(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise self._refusal()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _refusal(self) -> ApiError:
+        return ApiError(413, f"The body is larger than {self._limit} bytes, which is this server's limit: send less.",
+                        code="request_too_large", headers={"connection": "close"})

@@ -1,0 +1,51 @@
+"""What an operator may set about the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+
+TOOL_PARSERS = ("auto", "hermes", "llama3-json")
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Limits are refused with an error that says which; none of them cuts a request silently."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_name: str = "smollm2-135m"
+    """What clients call the model."""
+    api_keys: tuple[str, ...] = ()
+    """Empty: everybody who reaches the port may use it."""
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_output_tokens: int | None = None
+    """Of one sample; None: what the context leaves."""
+    max_samples: int = 128
+    """Prompts times samples of one call."""
+    timeout_s: float | None = None
+    """The longest a request may take; its own timeout_s may only be shorter."""
+    drain_s: float = 30.0
+    """How long running requests may go on after SIGTERM."""
+    tool_parser: str = "auto"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.tool_parser not in TOOL_PARSERS:
+            raise ConfigError(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {self.tool_parser!r}.")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"log_format must be text or json, got {self.log_format!r}.")
+        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise ConfigError("An API key is empty or has characters that do not fit a header: choose printable ASCII.")
+        for name in ("max_body_bytes", "max_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ConfigError(f"max_output_tokens must be at least 1, got {self.max_output_tokens}.")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}.")
+        if not self.drain_s >= 0:
+            raise ConfigError(f"drain_s must be at least 0, got {self.drain_s}.")

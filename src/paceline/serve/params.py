@@ -1,0 +1,140 @@
+"""A request's body as SamplingParams."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from paceline.errors import RequestError
+from paceline.request import SamplingParams
+from paceline.serve.options import ServeOptions
+from paceline.serve.schema import ChatBody, CompletionBody, Sampling
+
+MOST_LOGPROBS = 20
+SEED_BITS = 53
+"""Seeds drawn here are whole in every client's numbers: many read JSON's as doubles."""
+
+_SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
+         "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
+         "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k")
+"""Fields that are called alike and mean the same."""
+
+_FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
+"""Options of drafters that name something on the server's disk or on a hub."""
+
+
+def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingParams:
+    if body.best_of not in (None, body.n or 1):
+        raise RequestError("best_of is not supported: ask for n samples and choose.", "best_of")
+    if body.suffix:
+        raise RequestError("suffix is not supported: models here continue a text, they do not fill gaps.", "suffix")
+    asked = _common(body, options)
+    asked["max_tokens"] = _length(16 if body.max_tokens is None else body.max_tokens, "max_tokens", options)
+    asked["logprobs"] = _logprobs(body.logprobs, "logprobs")
+    if body.echo and (body.logprobs is not None or body.max_tokens == 0):
+        asked["prompt_logprobs"] = body.logprobs or 0
+    return SamplingParams(**asked)
+
+
+def chat_params(body: ChatBody, options: ServeOptions, structure: dict[str, Any]) -> SamplingParams:
+    """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
+    asked = _common(body, options) | structure
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    asked["max_tokens"] = _length(getattr(body, name), name, options)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
+    asked["logprobs"] = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    return SamplingParams(**asked)
+
+
+def speculation(body: Sampling) -> Any:
+    """What the engine's add() takes: `...` stands for the server's default."""
+    if "speculation" not in body.model_fields_set:
+        return ...
+    wish = body.speculation
+    if wish is None or wish in ("none", "off"):
+        return None
+    _refuse_files(wish)
+    return wish
+
+
+def _refuse_files(wish: Any) -> None:
+    """A client must not have the server open files or fetch models."""
+    if isinstance(wish, dict):
+        for key, value in wish.items():
+            if key in _FILES:
+                raise RequestError(f"speculation.{key} names a file of the server: only the server's own --speculation "
+                                   "may do that.", "speculation")
+            _refuse_files(value)
+    elif isinstance(wish, list):
+        for item in wish:
+            _refuse_files(item)
+
+
+def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:
+    asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if asked.get("top_k") == -1:  # how other servers write "all"
+        asked["top_k"] = 0
+    if body.stop == "":
+        del asked["stop"]
+    asked.setdefault("seed", secrets.randbits(SEED_BITS))
+    if body.logit_bias is not None:
+        asked["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    if options.timeout_s is not None:
+        asked["timeout_s"] = min(asked.get("timeout_s", options.timeout_s), options.timeout_s)
+    return asked | _structure(body)
+
+
+def _structure(body: Sampling) -> dict[str, Any]:
+    """What the text must look like. Asking twice is a mistake: only one can be meant."""
+    asked: list[dict[str, Any]] = []
+    wanted = body.response_format
+    if wanted is not None and wanted.type == "json_object":
+        asked.append({"json_schema": {"type": "object"}})
+    elif wanted is not None and wanted.type == "json_schema":
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise RequestError("response_format.json_schema.schema is missing: give the schema.", "response_format")
+        asked.append({"json_schema": wanted.json_schema.schema_})
+    ways = [("guided_json", "json_schema", body.guided_json), ("guided_regex", "regex", body.guided_regex),
+            ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar)]
+    if (outer := body.structured_outputs) is not None:
+        ways += [("structured_outputs.json", "json_schema", outer.json_), ("structured_outputs.regex", "regex",
+                 outer.regex), ("structured_outputs.choice", "choice", outer.choice),
+                 ("structured_outputs.grammar", "grammar", outer.grammar)]
+    for field, name, value in ways:
+        if value is not None:
+            asked.append({name: _schema(value, field) if name == "json_schema" else value})
+    if len(asked) > 1:
+        raise RequestError("The form of the text is asked for more than once: keep one of response_format, "
+                           "structured_outputs and guided_*.", "response_format")
+    return asked[0] if asked else {}
+
+
+def _schema(value: Any, field: str) -> Any:
+    """A JSON schema may come as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{field} is not valid JSON: give a schema as an object or as JSON text.", field) from None
+
+
+def _length(asked: int | None, name: str, options: ServeOptions) -> int | None:
+    most = options.max_output_tokens
+    if most is not None and asked is not None and asked > most:
+        raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less.", name)
+    return most if asked is None else asked
+
+
+def _logprobs(asked: int | None, name: str) -> int | None:
+    if asked is not None and asked > MOST_LOGPROBS:
+        raise RequestError(f"{name} must be at most {MOST_LOGPROBS}, got {asked}.", name)
+    return asked
+
+
+def _token_id(key: str) -> int:
+    if not key.isascii() or not key.isdigit() or len(key) > 12:
+        raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {key!r}.", "logit_bias")
+    return int(key)

@@ -1,0 +1,93 @@
+"""Running the app on a socket, and leaving in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from paceline.async_llm import AsyncLLM
+from paceline.errors import ConfigError
+from paceline.serve.app import create_app
+from paceline.serve.options import ServeOptions
+
+log = logging.getLogger("paceline.serve")
+
+LEAVING_S = 5.0
+"""After the last request has ended: how long its answer may take to be sent."""
+
+
+class Server(uvicorn.Server):
+    """On the first SIGTERM or SIGINT it drains: /ready says 503, new requests are refused, running ones may finish for
+    `drain_s` seconds and are then ended. A second signal leaves at once."""
+
+    def __init__(self, app: FastAPI, options: ServeOptions) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", server_header=False,
+                                        timeout_graceful_shutdown=int(LEAVING_S)))
+        self._app = app
+        self._options = options
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._app.state.service.draining:
+            self.force_exit = sig == signal.SIGINT
+            self.should_exit = True
+            return
+        self._app.state.service.draining = True
+        # A signal may come while anything runs: only note it here.
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def _begin_drain(self) -> None:
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        llm: AsyncLLM = self._app.state.llm
+        log.info("draining: %d requests run", llm.live)
+        end = self._loop.time() + self._options.drain_s
+        while llm.live and llm.alive and self._loop.time() < end:
+            await asyncio.sleep(0.05)
+        if llm.live and llm.alive:
+            log.warning("%d requests did not finish in %g s and are ended", llm.live, self._options.drain_s)
+            llm.cancel_all()
+        self.should_exit = True
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """The socket, so that its port is known before the first request (port 0: any free one)."""
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((options.host, options.port))
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {options.host}:{options.port} ({error.strerror}): choose another --port "
+                          "or --host.") from None
+    return made
+
+
+def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Any = None) -> None:
+    """Serve until a signal ends it; closes `llm`. `announce()` is called once requests are welcome."""
+    server = Server(create_app(llm, options), options)
+    if announce is not None:
+        started = server.startup
+
+        async def startup(sockets: list[socket.socket] | None = None) -> None:
+            await started(sockets)
+            announce()
+
+        server.startup = startup  # type: ignore[method-assign]
+    try:
+        server.run(sockets=[made])
+    finally:
+        llm.close()
+        made.close()

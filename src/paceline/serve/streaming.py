@@ -1,0 +1,107 @@
+"""Server-sent events: what is new after each step, as one write a client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.async_llm import Listener
+from paceline.engine.deltas import Delta, SampleDelta
+from paceline.request import RequestOutput
+from paceline.serve.calls import Call, disconnected
+from paceline.serve.errors import api_error
+
+Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
+"""(which prompt, what its sample gained) -> the chunks' choices."""
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Streams a call's chunks until it ends or the client hangs up, which cancels its requests."""
+
+    def __init__(self, call: Call, listeners: list[Listener[Delta]], choices: Choices) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache",
+                                                                  "x-accel-buffering": "no"})
+        # An empty body has a length, an open stream has none.
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._call = call
+        self._listeners = listeners
+        self._choices = choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = asyncio.ensure_future(self._stream(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for listener in self._listeners:
+                listener.close()
+            for task in (stream, gone):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await stream
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for block in self._blocks():
+                await send({"type": "http.response.body", "body": block, "more_body": True})
+            end = DONE
+        except OSError:  # the client hung up while it was written to
+            return
+        except Exception as problem:  # too late for a status: the stream itself says what is wrong
+            end = event(api_error(problem).body())
+        with suppress(OSError):
+            await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _blocks(self) -> AsyncIterator[bytes]:
+        call = self._call
+        envelope = call.envelope() | ({"usage": None} if call.include_usage else {})
+        outputs: list[RequestOutput | None] = [None] * len(self._listeners)
+        async for place, delta in merged(self._listeners):
+            chunks = [envelope | {"choices": [choice]} for sample in delta.samples
+                      for choice in self._choices(place, sample)]
+            if delta.output is not None:
+                outputs[place] = delta.output
+                call.close(delta.output)
+                whole = [output for output in outputs if output is not None]
+                if len(whole) == len(outputs):
+                    if call.include_usage:
+                        chunks.append(envelope | {"choices": [], "usage": call.usage(whole)})
+                    chunks[-1]["paceline"] = call.explanation(whole)
+            if chunks:
+                yield b"".join(map(event, chunks))
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
+    """What any of them hears, as it comes."""
+    if len(listeners) == 1:
+        async for delta in listeners[0]:
+            yield 0, delta
+        return
+    waiting = {asyncio.ensure_future(anext(listener)): place for place, listener in enumerate(listeners)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                place = waiting.pop(task)
+                try:
+                    delta = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(listeners[place]))] = place
+                yield place, delta
+    finally:
+        for task in waiting:
+            task.cancel()
