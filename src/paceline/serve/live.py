@@ -1,0 +1,135 @@
+"""What the page asks the server beside the API: the engine as it is now, and the stories of recent requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
+
+from paceline import __version__
+from paceline.async_llm import AsyncLLM
+from paceline.engine.timeline import Timelines
+from paceline.serve.options import ServeOptions
+from paceline.serve.snapshot import frame, take
+from paceline.serve.stories import copied, listed, story
+from paceline.serve.tokens import TokenNames
+from paceline.speculation.spec import BUILDERS, SCRIPTED
+
+FRAMES_A_SECOND = 4
+NEW_SECONDS = 3
+"""Seconds of history in every frame but a viewer's first, which has all that is kept."""
+
+router = APIRouter(prefix="/paceline", include_in_schema=False)
+
+
+class Feed:
+    """The engine as it was a moment ago. However many look, it is asked at most FRAMES_A_SECOND times a second."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.timelines = Timelines()
+        self._llm = llm
+        self._frame: dict[str, Any] = {}
+        self._taken = -1.0
+        self._turn = asyncio.Lock()
+        llm.engine.observers.add(self.timelines)
+
+    async def frame(self) -> dict[str, Any]:
+        """The latest frame; a new dict each time it changed."""
+        async with self._turn:
+            if time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
+                state = await self._llm.ask(lambda engine: take(engine, self.timelines))
+                self._frame = await asyncio.to_thread(frame, state)
+                self._taken = time.monotonic()
+            return self._frame
+
+
+def attach(app: FastAPI) -> None:
+    """Start recording for the page. Needs app.state.llm."""
+    app.state.feed = Feed(app.state.llm)
+
+
+@router.get("/about")
+async def about(request: Request) -> dict[str, Any]:
+    """What the page's controls offer."""
+    engine = _llm(request).engine
+    return {"version": __version__, "model": _options(request).model_name, "max_model_len": engine.config.max_model_len,
+            "chat": engine.chat is not None, "kernels": engine.kernels.name,
+            "methods": sorted(set(BUILDERS) - set(SCRIPTED)),
+            "speculation": None if engine.speculation is None else engine.speculation.method}
+
+
+@router.get("/live")
+async def live(request: Request) -> StreamingResponse:
+    """Frames as server-sent events until the viewer leaves."""
+    return StreamingResponse(_frames(request), media_type="text/event-stream",
+                             headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+
+@router.get("/requests")
+async def requests(request: Request) -> dict[str, Any]:
+    timelines = _feed(request).timelines
+    return {"requests": await _llm(request).ask(lambda engine: listed(timelines, engine.clock()))}
+
+
+@router.get("/request")
+async def one_request(request: Request, id: str) -> dict[str, Any]:
+    timelines = _feed(request).timelines
+    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine.clock()))
+    if found is None:
+        raise _unknown(id)
+    return await asyncio.to_thread(story, *found, TokenNames(_llm(request).engine.tokenizer).text)
+
+
+@router.get("/trace")
+async def trace(request: Request, id: str) -> Response:
+    """The file that `paceline replay` reads."""
+    timelines = _feed(request).timelines
+    timeline = await _llm(request).ask(lambda _: timelines.requests.get(id))
+    if timeline is None:
+        raise _unknown(id)
+    if timeline.trace is None:
+        wait = "it has not ended yet" if timeline.record is not None else 'it was not asked for with "trace": true'
+        raise HTTPException(404, f"There is no trace of this request: {wait}.")
+    text = await asyncio.to_thread(timeline.trace.to_json)
+    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in id)
+    return Response(text, media_type="application/json",
+                    headers={"content-disposition": f'attachment; filename="trace-{name}.json"'})
+
+
+async def _frames(request: Request) -> AsyncIterator[str]:
+    feed, llm = _feed(request), _llm(request)
+    first, last = True, None
+    while llm.alive and not request.app.state.service.draining:
+        latest = await feed.frame()
+        if latest is not last:
+            shown = latest if first else latest | {"seconds": latest["seconds"][-NEW_SECONDS:]}
+            first, last = False, latest
+            yield f"data: {json.dumps(shown, separators=(',', ':'))}\n\n"
+        await asyncio.sleep(1 / FRAMES_A_SECOND)
+
+
+def _llm(request: Request) -> AsyncLLM:
+    llm: AsyncLLM = request.app.state.llm
+    return llm
+
+
+def _feed(request: Request) -> Feed:
+    feed: Feed = request.app.state.feed
+    return feed
+
+
+def _options(request: Request) -> ServeOptions:
+    options: ServeOptions = request.app.state.options
+    return options
+
+
+def _unknown(request_id: str) -> HTTPException:
+    return HTTPException(404, f"There is no request {request_id!r} among the recent ones: it may be too long ago.")
+
+
+__all__ = ["attach", "router"]

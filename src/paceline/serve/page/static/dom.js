@@ -1,0 +1,34 @@
+// Elements in one expression: h("div", { class: "card", onclick }, children...), and the same for SVG.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && typeof value !== "string" && !(node instanceof SVGElement)) node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const h = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+export const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+
+let ids = 0;
+export const fresh = (prefix) => `${prefix}-${++ids}`;
+
+// At most one call a frame, with whatever is newest then.
+export function everyFrame(draw) {
+  let asked = 0;
+  return () => { asked ||= requestAnimationFrame(() => { asked = 0; draw(); }); };
+}
+
+// What a colour of the style sheet is right now, in the form canvases take.
+let probe = null;
+export function colour(name) {
+  probe ??= document.body.appendChild(h("i", { hidden: true }));
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
