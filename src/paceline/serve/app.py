@@ -6,12 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import FileResponse, Response
-from starlette.staticfiles import StaticFiles
 
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
@@ -20,8 +17,7 @@ from paceline.serve.calls import Service
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.middleware import ApiKeys, BodyLimit, RequestIds
 from paceline.serve.options import ServeOptions
-
-PAGE = Path(__file__).parent / "page" / "static"
+from paceline.serve.page import mount_page
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
@@ -44,7 +40,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
     for router in (completions.router, chat.router, system.router, live.router):
         app.include_router(router)
     live.attach(app)
-    _serve_page(app)
+    mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
     if options.api_keys:
@@ -54,11 +50,3 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
                            allow_headers=["*"], expose_headers=["x-request-id"])
     app.add_middleware(RequestIds, metrics=metrics)
     return app
-
-
-def _serve_page(app: FastAPI) -> None:
-    async def index() -> Response:
-        return FileResponse(PAGE / "index.html")
-
-    app.add_api_route("/", index, include_in_schema=False)
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")

@@ -30,10 +30,10 @@ class PageFiles(StaticFiles):
 
 
 def mount_page(app: FastAPI) -> None:
-    """The page at / and its files under /static; what it asks for is in paceline.serve.live."""
+    """The page at / and its files under /page; what it asks for is in paceline.serve.live."""
 
     async def index() -> Response:
         return FileResponse(STATIC / "index.html", headers=HEADERS)
 
     app.add_api_route("/", index, include_in_schema=False)
-    app.mount("/static", PageFiles(directory=STATIC), name="page")
+    app.mount("/page", PageFiles(directory=STATIC), name="page")
