@@ -10,6 +10,8 @@ from typing import Any
 from paceline.errors import ConfigError, NotYetError
 
 GIB = 1 << 30
+LEAST_CONTEXT = 256
+"""Tokens that a cache has to hold to be of use, where nobody said how many."""
 KERNELS = ("auto", "native", "eager", "reference", "triton")
 
 
@@ -156,6 +158,11 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         per_block = facts.bytes_per_token * size
         most = -(-longest // size) * wanted
         blocks = max(1, min(budget // max(per_block, 1), most))
+        if blocks * size < min(longest, LEAST_CONTEXT):
+            raise ConfigError(
+                f"{facts.free_memory / GIB:.2f} GiB of {facts.device} memory are free beside the weights, which is a "
+                f"cache of {blocks * size} tokens ({facts.bytes_per_token} bytes each): free memory, choose a smaller "
+                "model, or keep the cache in fewer bits (kv_dtype).")
         why["kv_blocks"] = (f"{blocks} blocks of {size} tokens, {blocks * per_block / GIB:.2f} GiB: what {wanted} "
                             f"sequences can use at most, within {budget / GIB:.1f} GiB of {facts.device} memory")
     if blocks * size < longest:

@@ -43,7 +43,7 @@ def test_a_fine_machine_needs_no_advice():
     ({"machine": replace(FINE, instruction_sets=("avx2", "avx512_bf16"))}, "float16"),
     ({"machine": replace(FINE, usable_cores=4)}, "OMP_NUM_THREADS=4"),
     ({"machine": replace(FINE, memory_available=1 << 30)}, "1.0 GiB"),
-    ({"cuda": [{"index": 0}]}, "CUDA"),
+    ({"cuda": [{"index": 0, "problem": "Old GPU: the CUDA kernels need compute capability 8.0"}]}, "Old GPU"),
     ({"torch": {"version": "2.9.1", "threads": 8}}, "outside the tested range"),
     ({"packages": {"jinja2": None, "huggingface_hub": "1", "transformers": "5"}}, "jinja2 is not installed"),
     ({"models": {"folder": "/cache", "cached": []}}, "fetched on first use"),
@@ -95,7 +95,7 @@ def test_the_self_check_notices_attention_that_depends_on_neighbours(monkeypatch
 def test_doctor_prints_for_people_and_for_programs(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "self-check" in text and "not in this version yet" in text and torch.__version__ in text
+    assert "self-check" in text and "kernels: triton" in text and torch.__version__ in text
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["machine"]["cores"] >= facts["machine"]["usable_cores"] >= 1
@@ -109,14 +109,35 @@ def test_doctor_fails_when_the_self_check_does(capsys, monkeypatch):
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_cuda_devices_are_described(capsys):
-    properties = SimpleNamespace(name="Some GPU", total_memory=80 << 30, major=9, minor=0)
-    fake = SimpleNamespace(cuda=SimpleNamespace(
-        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: properties))
-    devices = doctor._cuda_devices(fake)
-    assert devices == [{"index": 0, "name": "Some GPU", "memory": 80 << 30, "compute_capability": "9.0"}]
+@pytest.fixture
+def card(monkeypatch):
+    """A card that is not there, of any capability."""
+    def make(major, minor, free=60 << 30):
+        properties = SimpleNamespace(name="Some GPU", major=major, minor=minor)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 << 30))
+    return make
+
+
+def test_cuda_devices_are_described_with_what_fits_them(capsys, card):
+    card(9, 0)
+    devices = doctor._cuda_devices(torch)
+    assert devices[0]["memory"] == 80 << 30 and devices[0]["compute_capability"] == "9.0"
+    assert devices[0]["problem"] is None
     doctor.show(report(cuda=devices))
-    assert "0: Some GPU, 80 GiB" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "0: Some GPU, 60.0 of 80.0 GiB free, compute capability 9.0" in text
+    assert "up to about 28.5 billion parameters in bfloat16" in text
+
+
+def test_a_card_that_is_too_old_is_named_with_what_would_do(card):
+    card(7, 5)
+    devices = doctor._cuda_devices(torch)
+    sentences = advice(cuda=devices)
+    assert len(sentences) == 1
+    assert "Some GPU (compute capability 7.5" in sentences[0] and "kernels='eager'" in sentences[0]
 
 
 def test_cached_models_are_listed(tmp_path, monkeypatch, capsys):

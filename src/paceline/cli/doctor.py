@@ -80,7 +80,7 @@ def examine() -> Report:
             "reference": "available: the oracle, plain torch, deterministic",
             "eager": "available: torch operations, the default for models in floats",
             "native": _native(),
-            "triton": "not in this version yet (CUDA)",
+            "triton": _triton(cuda),
         },
         packages={name: _version(name) for name in _OPTIONAL},
         models=_cached_models(),
@@ -97,6 +97,17 @@ def _native() -> str:
     if module is None:
         return f"not built, so quantised models run in torch, several times slower: {cpu.HOW_TO_BUILD}"
     return f"available: C++ for quantised models on the CPU, the default for them ({module.available_kernels()[0]})"
+
+
+def _triton(cuda: list[dict[str, Any]]) -> str:
+    """What runs on a card, or why nothing does."""
+    if not cuda:
+        return "not used: no CUDA device"
+    if _version("triton") is None:
+        return "not installed, so there are no kernels for CUDA: it comes with torch's CUDA builds for Linux"
+    if all(device["problem"] for device in cuda):
+        return "cannot run on the devices here"
+    return "available: the default on CUDA devices, steps captured as graphs"
 
 
 def advise(report: Report, environment: Any) -> list[str]:
@@ -117,9 +128,7 @@ def advise(report: Report, environment: Any) -> list[str]:
     if machine.memory_available < 2 * _GIB:
         advice.append(f"Only {machine.memory_available / _GIB:.1f} GiB of memory are free: the cache will be small and "
                       "long or many requests will be preempted.")
-    if report.cuda:
-        advice.append("A CUDA device is there, but this version has no kernels of its own for it: it runs torch "
-                      "operations without graphs, far from what the device could do.")
+    advice += [device["problem"] for device in report.cuda if device["problem"]]
     torch_version = tuple(int(part) for part in report.torch["version"].split("+")[0].split(".")[:2])
     if not _TORCH_RANGE[0] <= torch_version <= _TORCH_RANGE[1]:
         advice.append(f"torch {report.torch['version']} is outside the tested range 2.11 to 2.13.")
@@ -135,16 +144,21 @@ def advise(report: Report, environment: Any) -> list[str]:
 
 
 def _cuda_devices(torch: Any) -> list[dict[str, Any]]:
+    from paceline.engine.card import inspect_card, unsupported
+
     if not torch.cuda.is_available():
         return []
     devices = []
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+        card = inspect_card(torch.device("cuda", index))
         devices.append({
             "index": index,
-            "name": properties.name,
-            "memory": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
+            "name": card.name,
+            "memory": card.total,
+            "memory_free": card.free,
+            "compute_capability": "{}.{}".format(*card.capability),
+            "fits": card.fits,
+            "problem": unsupported(card),
         })
     return devices
 
@@ -202,8 +216,9 @@ def show(report: Report) -> None:
     row("instructions", " ".join(machine.instruction_sets) or "unknown")
     row("memory", f"{machine.memory_available / _GIB:.1f}{total} GiB free")
     for device in report.cuda:
-        row("cuda", f"{device['index']}: {device['name']}, {device['memory'] / _GIB:.0f} GiB, "
-                    f"compute capability {device['compute_capability']}")
+        row("cuda", f"{device['index']}: {device['name']}, {device['memory_free'] / _GIB:.1f} of "
+                    f"{device['memory'] / _GIB:.1f} GiB free, compute capability {device['compute_capability']}")
+        row("", f"room for {device['fits']}")
     if not report.cuda:
         row("cuda", "no device")
     row("torch", f"{report.torch['version']}, {report.torch['threads']} threads, {report.torch['cpu_capability']}")

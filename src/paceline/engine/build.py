@@ -15,7 +15,8 @@ import torch
 
 from paceline import config as configs
 from paceline.cache.storage import bytes_per_token
-from paceline.config import EngineOptions, Facts
+from paceline.config import GIB, EngineConfig, EngineOptions, Facts
+from paceline.engine.card import Card, check_card, check_weights, inspect_card, no_room
 from paceline.engine.core import Engine
 from paceline.engine.draft_models import LoadedModel
 from paceline.errors import ConfigError
@@ -51,17 +52,33 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
     parse_speculation(options.speculation)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
+    card = inspect_card(device) if device.type == "cuda" else None
+    if card is not None:
+        check_card(card, options.kernels, dtype, options.kv_dtype)
     path = resolve(options.model, progress=progress)
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         if tokenizer is not None:
             check_vocabulary(checkpoint, tokenizer.vocab_size)
-        model = build_model(options, checkpoint, device, dtype, options.max_model_len)
+        model = load_model(options, checkpoint, device, dtype, card)
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos, chat=chat,
                       source=ModelFiles(options, path, device, dtype))
+
+
+def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
+               card: Card | None) -> CausalLM:
+    """The engine's own model. What does not fit a card is refused before it is read, or where it ends."""
+    if card is None:
+        return build_model(options, checkpoint, device, dtype, options.max_model_len)
+    parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    check_weights(card, parameters, dtype)
+    try:
+        return build_model(options, checkpoint, device, dtype, options.max_model_len)
+    except torch.OutOfMemoryError as problem:
+        raise ConfigError(no_room(inspect_card(device), parameters, dtype)) from problem
 
 
 def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
@@ -145,8 +162,27 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)
-    return Engine(model, tokenizer, config, kernels_for(model, options, device), device=device, kv_dtype=kv_dtype,
-                  revision=revision, eos_ids=eos_ids, speculation=options.speculation, **more)
+    kernels = kernels_for(model, options, device)
+    while True:
+        try:
+            return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
+                          eos_ids=eos_ids, speculation=options.speculation, **more)
+        except torch.OutOfMemoryError as problem:
+            config = smaller_cache(config, options, facts.bytes_per_token, problem)
+
+
+def smaller_cache(config: EngineConfig, options: EngineOptions, token_bytes: int, problem: Exception) -> EngineConfig:
+    """Half the blocks where they were not asked for by number, or a refusal that says what was tried."""
+    blocks, size = config.kv_blocks // 2, config.block_size
+    taken = config.kv_blocks * size * token_bytes / GIB
+    tried = f"{config.kv_blocks} cache blocks of {size} tokens take {taken:.2f} GiB"
+    if options.kv_blocks is not None:
+        raise ConfigError(f"{tried} and there is less memory than that: lower kv_blocks, or leave it out.") from problem
+    if blocks * size < min(config.max_model_len, options.max_model_len or configs.LEAST_CONTEXT):
+        raise ConfigError(f"{tried} and there is less memory than that: free some, lower max_model_len, or use a "
+                          "smaller model.") from problem
+    log.warning("%s and there is less memory than that: trying %d", tried, blocks)
+    return replace(config, kv_blocks=blocks, max_model_len=min(config.max_model_len, blocks * size))
 
 
 def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -> Kernels:
