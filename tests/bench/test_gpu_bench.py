@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paceline.bench import gpu_peers
 from paceline.bench.gpu_shapes import SHAPES, config_of, weight_bytes
 from paceline.cli.main import main
 from paceline.errors import ConfigError
@@ -25,3 +26,27 @@ def test_every_shape_is_one_the_models_know_and_the_8b_reads_15_gb() -> None:
     for shape in SHAPES:
         assert weight_bytes(config_of(shape), torch.bfloat16) > 0
     assert weight_bytes(config_of("llama-3.1-8b"), torch.bfloat16) / 1e9 == pytest.approx(15.0, abs=0.1)
+
+
+def test_transformers_runs_the_same_shape_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    tiny = SHAPES["smollm2-135m"] | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                                     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97}
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    monkeypatch.setattr(gpu_peers, "PEERS", (gpu_peers.Transformers,))
+    found = gpu_peers.measure("tiny", "float32", ("tpot", "ttft"), (1, 2), 12, device="cpu")
+    assert set(found) == {"tpot_1", "tpot_2", "ttft_2048"}
+    assert all(name.startswith("transformers ") for peers in found.values() for name in peers)
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(gpu_peers.Transformers):
+        name, package = "broken", "json"
+
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu_peers, "PEERS", (Broken,))
+    assert gpu_peers.measure("smollm2-135m", "float32", ("ttft",), (), 12, device="cpu") == {}
+    assert "broken is left out (RuntimeError: no such kernel)" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
+from paceline.bench.gpu_peers import measure
 from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, config_of, weight_bytes
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.config import EngineOptions
@@ -87,7 +88,8 @@ def mixed(llm: LLM, vocab: int, requests: int) -> float:
 
 def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str = "bfloat16",
         deterministic: bool = False, batches: tuple[int, ...] = BATCHES, repeats: int = 2, requests: int = 512,
-        kv_dtype: str = "auto") -> dict[str, Any]:
+        kv_dtype: str = "auto", peers: tuple[int, ...] = ()) -> dict[str, Any]:
+    """`peers`: batches at which other engines are measured beside it, where they are importable."""
     wrong = [case for case in cases if case not in CASES]
     if wrong:
         raise ConfigError(f"No case {wrong[0]!r}: use some of {', '.join(CASES)}.")
@@ -95,10 +97,12 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
     config = config_of(shape)
     peer = VLLM.get(shape, {}) if "H200" in torch.cuda.get_device_name() and not deterministic else {}
     rows: list[Row] = []
+    beside = measure(shape, dtype, cases, peers, PROMPT) if peers else {}
 
     def note(case: str, unit: str, value: float, higher: bool = False, text: str = "") -> None:
         say(f"gpu {shape}: {case} {value:.4g} {unit}")
-        rows.append(Row(case, unit, value, {"vLLM 0.26": peer[case]} if case in peer else {}, higher, text))
+        others = beside.get(case, {}) | ({"vLLM 0.26": peer[case]} if case in peer else {})
+        rows.append(Row(case, unit, value, others, higher, text))
 
     begun = time.perf_counter()
     llm = engine(shape, number, deterministic, kv_dtype)
@@ -133,11 +137,12 @@ def main() -> None:
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--peers", default="", metavar="BATCHES", help="other engines, so many requests at once")
     json_argument(parser)
     arguments = parser.parse_args()
     emit(run(arguments.shape, tuple(arguments.cases.split(",")), arguments.dtype, arguments.deterministic,
              tuple(map(int, arguments.batches.split(","))), arguments.repeats, arguments.requests,
-             arguments.kv_dtype), arguments.json)
+             arguments.kv_dtype, tuple(int(batch) for batch in arguments.peers.split(",") if batch)), arguments.json)
 
 
 if __name__ == "__main__":

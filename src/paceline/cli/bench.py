@@ -106,6 +106,7 @@ def gpu(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Batch-invariant kernels.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs; the best counts.")] = 2,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside transformers, vLLM, SGLang, where installed.")] = False,
 ) -> None:
     """The engine on a CUDA card, random weights in real shapes: time a token, first token, throughput, verifying."""
     from paceline.bench.gpu import run
@@ -116,7 +117,8 @@ def gpu(
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ConfigError(f"dtype must be bfloat16, float16 or float32, got {dtype!r}.")
     choose_dtype(dtype, choose_device("cuda"))
-    _emit(run(shape, tuple(cases.split(",")), dtype, deterministic, repeats=repeats), json_file)
+    _emit(run(shape, tuple(cases.split(",")), dtype, deterministic, repeats=repeats, peers=(1,) if peers else ()),
+          json_file)
 
 
 @app.command("quality")
