@@ -35,5 +35,9 @@ class EmptySupportError(RequestError):
     """After every mask no token was left to sample at some position of this request."""
 
 
+class GrammarError(RequestError):
+    """The structure a request asks for (`param` names the field) is malformed, unsatisfiable or too complex."""
+
+
 class NotYetError(PacelineError, NotImplementedError):
     """A planned feature that this version does not have. Never silently ignored."""

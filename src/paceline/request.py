@@ -10,6 +10,8 @@ from typing import Any
 from paceline.errors import NotYetError, PacelineError, RequestError
 
 SEED_LIMIT = 1 << 64
+STRUCTURES = ("json_schema", "regex", "grammar", "choice")
+"""Parameters that say which texts are allowed; a request may set one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,8 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0 means all tokens. seed None: the engine draws one and returns it.
     `logprobs=k` gives the chosen token and the k best, `prompt_logprobs=k` the same for the prompt.
+    One of json_schema (an object, a boolean or their JSON text), regex (the whole text matches), grammar (Lark or GBNF)
+    and choice (one of these texts) may say which texts are allowed; see docs/structured-output.md.
     """
 
     n: int = 1
@@ -62,6 +66,11 @@ class SamplingParams:
                     raise RequestError(f"{name} must be a list, got {value!r}.", name)
                 object.__setattr__(self, name, tuple(value))
         _validate(self)
+
+    @property
+    def structure(self) -> str | None:
+        """The name of the parameter that says which texts are allowed; None: all are."""
+        return next((name for name in STRUCTURES if getattr(self, name) is not None), None)
 
 
 def _whole(params: SamplingParams, name: str, least: int, *, most: int | None = None, none: bool = False) -> None:
@@ -142,9 +151,27 @@ def _validate(p: SamplingParams) -> None:
         raise NotYetError("interrupt must be a callable (text, token_ids) -> bool; named policies come later.")
     if p.beam_width != 1:
         raise NotYetError("beam_width > 1 (beam search) is not in this version yet; use n samples instead.")
-    for name in ("json_schema", "regex", "grammar", "choice"):
-        if getattr(p, name) is not None:
-            raise NotYetError(f"{name} (structured output) is not in this version yet; remove it.")
+    _validate_structure(p)
+
+
+def _validate_structure(p: SamplingParams) -> None:
+    """Types only; whether anything can be made of it is found out when the engine compiles it."""
+    given = [name for name in STRUCTURES if getattr(p, name) is not None]
+    if len(given) > 1:
+        raise RequestError(f"{given[0]} and {given[1]} cannot be combined: give one structure.", given[1])
+    if p.json_schema is not None and not isinstance(p.json_schema, Mapping | bool | str):
+        raise RequestError(f"json_schema must be an object, a boolean or JSON text, got {p.json_schema!r}.",
+                           "json_schema")
+    for name in ("regex", "grammar"):
+        value = getattr(p, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise RequestError(f"{name} must be a non-empty text, got {value!r}.", name)
+    if p.choice is not None:
+        if not p.choice:
+            raise RequestError("choice is empty: no text could ever be chosen; name some or leave it out.", "choice")
+        for text in p.choice:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"choice must hold non-empty texts, got {text!r}.", "choice")
 
 
 @dataclass(slots=True, eq=False)

@@ -188,6 +188,9 @@ class Alternating:
     def append(self, tokens: Any) -> None:
         self._text += tokens
 
+    def forced(self) -> list[int]:
+        return []
+
 
 def with_grammar(draft: Any, params: SamplingParams, **limits: int) -> Any:
     llm = tiny_llm()

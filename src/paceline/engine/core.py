@@ -28,6 +28,7 @@ from paceline.engine.runner import Batch, Runner
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import Step
+from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
@@ -96,6 +97,7 @@ class Engine:
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
+        self.structures = Structures(tokenizer, self._vocab, eos_ids, clock)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf
@@ -115,6 +117,7 @@ class Engine:
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
         drafter = None if wish is None else speculations.build(wish, self._draft_context)
+        compilation = self.structures.begin(params)
 
         now = self.clock()
         room = self.config.max_model_len - len(ids)
@@ -125,7 +128,7 @@ class Engine:
         bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.n)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
-        sequences = self.scheduler.add(request, seeds)
+        sequences = self.scheduler.add(request, seeds, held=compilation is not None)
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
@@ -134,6 +137,8 @@ class Engine:
         for seq in sequences:
             seq.record = record
         self._records[request_id] = record
+        if compilation is not None:
+            self.structures.hold(request_id, compilation)
         self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None:
@@ -182,6 +187,9 @@ class Engine:
         for seq in self.scheduler.expire(begun):
             self._close(seq, "timeout")
             self._touch(seq.record, touched)
+        for request_id in self.structures.release(self._records, self.scheduler):
+            self.cancel(request_id, "error")
+            self._touch(self._records[request_id], touched)
         batch = self._ahead
         self._ahead = None
         if batch is None and self._device_decoder is not None and self.scheduler.can_repeat():
@@ -326,6 +334,7 @@ class Engine:
         self._drafting.release(seq)
         record: Record = seq.record
         record.open -= 1
+        self.structures.forget(record.request.id)
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         if record.open == 0:
             record.metrics.finished = self.clock()

@@ -37,4 +37,5 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
 def draws_by_itself(seq: Sequence) -> bool:
     """Whether a device can draw one token of this sequence after another without the host."""
     state, params = seq.state, seq.request.params
-    return not (state.needs_processors or state.grammar is not None or seq.emitter.scored or params.interrupt)
+    structured = state.grammar is not None or params.structure is not None
+    return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt)

@@ -13,6 +13,7 @@ from paceline.engine.decide import Decision
 from paceline.engine.metrics import StepTimes
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import Step
+from paceline.errors import PacelineError
 from paceline.speculation.control import Controller
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.spec import Speculation
@@ -21,6 +22,13 @@ from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES, check
 
 log = logging.getLogger("paceline.speculation")
+
+GRAMMAR = "grammar"
+"""The source of drafts that a request's structure leaves no choice about."""
+MOST_FORCED = 32
+FAIR_TRIAL = 8
+"""Forced tokens after which a sequence that takes less than half of them gets no more: its model cuts texts into other
+tokens than the tokenizer does."""
 
 
 class Drafting:
@@ -38,6 +46,8 @@ class Drafting:
         self._vocab = vocab_size
         self._clock = clock
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+        self._forced: dict[Sequence, tuple[int, int]] = {}
+        """How many forced tokens were drafted and accepted."""
         self._seconds: dict[Sequence, float] = {}
         """What drafting took for each sequence since the last account."""
 
@@ -60,13 +70,17 @@ class Drafting:
         for seq in running:
             entry = self._drafters.get(seq)
             if entry is not None and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
+                seq.draft = self._draft_forced(seq)
+                if seq.draft is not None:
+                    rows += len(seq.draft)
+                    continue
                 budget = self._budget(seq, len(running), rows)
                 if budget is not None:
                     _, seqs, budgets = by_drafter.setdefault(id(entry[0]), (entry[0], [], []))
                     seqs.append(seq)
                     budgets.append(budget)
                     rows += min(budget.depth, budget.nodes)
-        rows = len(running)
+        rows = len(running) + sum(len(seq.draft) for seq in running if seq.draft is not None)
         for drafter, seqs, budgets in by_drafter.values():
             begun = self._clock()
             try:
@@ -86,6 +100,21 @@ class Drafting:
                 self.controller.drafted(seq, budget.depth, share)
                 seq.draft = self.controller.choose(seq, checked, len(running), rows)
                 rows += 0 if seq.draft is None else len(seq.draft)
+
+    def _draft_forced(self, seq: Sequence) -> DraftTree | None:
+        """What the structure of a request leaves no choice about needs no drafter, and no budget."""
+        if seq.state.grammar is None:
+            return None
+        tried, accepted = self._forced.get(seq, (0, 0))
+        if tried >= FAIR_TRIAL and 2 * accepted < tried:
+            return None
+        begun = self._clock()
+        try:
+            tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
+        except PacelineError:  # the target will meet it, and say so
+            return None
+        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
+        return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
 
     def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
         """The controller's, less what could not be emitted any more."""
@@ -109,6 +138,11 @@ class Drafting:
         self._count(seq, observation)
         if entry is None:
             return
+        if observation.draft is not None and observation.draft.drafter == GRAMMAR:
+            # Nobody's draft: there is nothing to learn from its fate.
+            tried, accepted = self._forced.get(seq, (0, 0))
+            self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
+            observation = Observation(observation.tokens, hidden=observation.hidden)
         self.controller.learn(seq, observation)
         try:
             entry[0].observe(seq, observation)
@@ -157,6 +191,7 @@ class Drafting:
 
     def release(self, seq: Sequence) -> None:
         self.controller.release(seq)
+        self._forced.pop(seq, None)
         entry = self._drafters.pop(seq, None)
         if entry is not None:
             try:
@@ -167,6 +202,7 @@ class Drafting:
     def _switch_off(self, seq: Sequence, problem: Exception) -> None:
         drafter, stats = self._drafters.pop(seq)
         self.controller.release(seq)
+        self._forced.pop(seq, None)
         seq.draft = None
         seq.wait_for_commit = False
         self._report(seq, drafter, stats, problem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from typing import Protocol
 
 from paceline.engine.metrics import RequestMetrics
@@ -33,6 +35,7 @@ class Emitter:
         "_stop_ids",
         "_stream",
         "_unread",
+        "closes",
         "finish_reason",
         "index",
         "logprobs",
@@ -61,13 +64,15 @@ class Emitter:
         self._min_tokens = params.min_tokens
         self._max_tokens = sequence.limit - sequence.prompt_len
         self._interrupt = params.interrupt
+        self.closes: Callable[[Tokens[int]], bool] | None = None
+        """Says whether nothing but the end can follow the tokens so far; set where the request asks for a structure."""
 
     def push_all(self, tokens: list[int]) -> tuple[int, str | None]:
         """Take tokens until one ends the text: how many that were, and the reason. Where nothing depends on the text
         it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
         ids = self.token_ids
-        if (self._matcher is None and self._interrupt is None and len(ids) + len(tokens) < self._max_tokens
-                and self._stop_ids.isdisjoint(tokens)):
+        if (self._matcher is None and self._interrupt is None and self.closes is None
+                and len(ids) + len(tokens) < self._max_tokens and self._stop_ids.isdisjoint(tokens)):
             ids += tokens
             if self._stream is not None:
                 self._unread += tokens
@@ -108,6 +113,8 @@ class Emitter:
                 self._pieces.append(piece)
             if self.finish_reason is not None:
                 return self.finish_reason
+        if self.closes is not None and count >= self._min_tokens and self.closes(ids):
+            return self.finish("stop")
         if self._interrupt is not None and self._interrupted():
             return self.finish("interrupt")
         if count >= self._max_tokens:

@@ -42,6 +42,8 @@ class Scheduler:
         self._running = self._filler.running
         self._waiting = self._filler.waiting
         self._requests: dict[str, list[Sequence]] = {}
+        self._held: dict[str, Sequence] = {}
+        """Requests that are not ready to queue, by id: their sample 0."""
         self._deadlines: list[tuple[float, int, str]] = []
         self._flight: deque[Step] = deque()
         self._moves: list[SlotMove] = []
@@ -63,12 +65,13 @@ class Scheduler:
 
     @property
     def queue_length(self) -> int:
-        return len(self._waiting)
+        """Sequences that wait, those held back counted."""
+        return len(self._waiting) + len(self._held)
 
     @property
     def queue_full(self) -> bool:
         """Whether add() would raise QueueFullError now."""
-        return self.config.max_queue is not None and len(self._waiting) >= self.config.max_queue
+        return self.config.max_queue is not None and self.queue_length >= self.config.max_queue
 
     @property
     def preemptions(self) -> int:
@@ -81,10 +84,16 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is still to be committed."""
-        return bool(self._running or self._waiting or self._flight)
+        return bool(self._running or self._waiting or self._flight or self._held)
 
-    def add(self, request: Request, seeds: list[int]) -> list[Sequence]:
-        """Queue a request; one sequence per seed (params.n of them). Raises RequestError if it can never run."""
+    @property
+    def only_held(self) -> bool:
+        """Whether requests are held back and there is nothing else to do."""
+        return bool(self._held) and not (self._running or self._waiting or self._flight)
+
+    def add(self, request: Request, seeds: list[int], *, held: bool = False) -> list[Sequence]:
+        """Queue a request; one sequence per seed (params.n of them). Raises RequestError if it can never run. `held`:
+        it takes no part until release(), keeps its place by arrival, and can be cancelled or expire."""
         if len(seeds) != request.params.n:
             raise ValueError(f"{request.params.n} samples need as many seeds, got {len(seeds)}")
         config, prompt_len = self.config, len(request.prompt)
@@ -99,7 +108,7 @@ class Scheduler:
             raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
                                "prompt or give the engine more kv_blocks.", "prompt")
         if self.queue_full:
-            raise QueueFullError(f"{len(self._waiting)} sequences are waiting and the limit is {config.max_queue}: try "
+            raise QueueFullError(f"{self.queue_length} sequences are waiting and the limit is {config.max_queue}: try "
                                  "again later or raise max_queue.")
         sequences = []
         for sample, seed in enumerate(seeds):
@@ -109,14 +118,24 @@ class Scheduler:
             sequences.append(seq)
         sequences[0].siblings = sequences[1:]
         self._requests[request.id] = list(sequences)
-        self._waiting.push(sequences[0])
+        if held:
+            self._held[request.id] = sequences[0]
+        else:
+            self._waiting.push(sequences[0])
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, sequences[0].order, request.id))
         return sequences
 
+    def release(self, request_id: str) -> None:
+        """A request that was held back queues."""
+        seq = self._held.pop(request_id, None)
+        if seq is not None:
+            self._waiting.push(seq)
+
     def cancel(self, request_id: str, reason: str = "cancelled") -> list[Sequence]:
         """End all samples of a request now, at any moment; its blocks are free at once. Returns those it ended."""
         sequences = list(self._requests.get(request_id, ()))
+        self._held.pop(request_id, None)
         for seq in sequences:
             self._finish(seq, reason)
         return sequences

@@ -209,5 +209,11 @@ def _refuse(processed: Processed, row: int, top: float) -> None:
     else:
         processed.errors[row] = EmptySupportError(
             f"No token is left to sample at position {position}: loosen bad_words, no_repeat_ngram_size, "
-            "allowed_token_ids, min_tokens or logit_bias, or set on_empty_support to 'stop' or 'unmasked'.",
+            f"allowed_token_ids, min_tokens{_structure(state)} or logit_bias, or set on_empty_support to 'stop' or "
+            "'unmasked'.",
             "on_empty_support")
+
+
+def _structure(state: SampleState) -> str:
+    name = state.params.structure
+    return "" if name is None else f", {name}"

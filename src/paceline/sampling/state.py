@@ -137,7 +137,10 @@ class Grammar(Protocol):
         be had these tokens been committed."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Committed output tokens, in order."""
+        """Committed output tokens, in order. Must not raise."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that will almost certainly follow the committed output, because the structure leaves no choice."""
 
 
 class SampleState:

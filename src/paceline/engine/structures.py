@@ -1,0 +1,95 @@
+"""Structures: the grammars of an engine's requests, and the requests that wait until theirs is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paceline.engine.outputs import Record
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence
+from paceline.errors import GrammarError
+from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
+from paceline.grammar.library import Vocabulary
+from paceline.grammar.sequence import SequenceGrammar
+from paceline.grammar.states import CompiledGrammar
+from paceline.grammar.structure import structure_of
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import SamplingParams
+
+PATIENCE = 0.02
+"""Seconds that a loop with nothing else to do waits for a grammar before it looks after other things."""
+
+
+class Structures:
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: frozenset[int],
+                 clock: Callable[[], float]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = eos_ids
+        self._clock = clock
+        self._compiler: GrammarCompiler | None = None
+        self._waiting: dict[str, Compilation] = {}
+
+    @property
+    def compiler(self) -> GrammarCompiler:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._vocabulary, clock=self._clock)
+        return self._compiler
+
+    def begin(self, params: SamplingParams) -> Compilation | None:
+        """Have what `params` ask for compiled; None: nothing. Raises a GrammarError where that can be told at once."""
+        structure = structure_of(params)
+        if structure is None:
+            return None
+        if self._tokenizer is None or self._tokenizer.table.kind == "opaque":
+            raise GrammarError(
+                f"{structure.field} needs to know the text of each token, and this model came without a tokenizer or "
+                "with one whose tokens have no text of their own; leave it out.", structure.field)
+        return self.compiler.compile(structure)
+
+    def hold(self, request_id: str, compilation: Compilation) -> None:
+        """A request waits for its grammar."""
+        self._waiting[request_id] = compilation
+
+    def release(self, records: Mapping[str, Record], scheduler: Scheduler) -> list[str]:
+        """Requests whose grammar is ready join the queue. Those whose grammar failed have their error set and are
+        returned, to be ended. Waits a little where nobody has anything else to do."""
+        failed: list[str] = []
+        if not self._waiting:
+            return failed
+        if scheduler.only_held and not any(one.over for one in self._waiting.values()):
+            wait_for(self._waiting.values(), PATIENCE)
+        for request_id in [name for name, one in self._waiting.items() if one.over]:
+            record, compilation = records[request_id], self._waiting.pop(request_id)
+            try:
+                compiled = compilation.result()
+            except GrammarError as problem:
+                record.error = problem
+                failed.append(request_id)
+                continue
+            for seq in record.sequences:
+                self.attach(seq, compiled)
+            scheduler.release(request_id)
+        return failed
+
+    def forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+
+    def attach(self, seq: Sequence, compiled: CompiledGrammar) -> None:
+        """From now on the structure holds for `seq`."""
+        params = seq.request.params
+        special = self._tokenizer.special_ids if self._tokenizer is not None else frozenset()
+        ends = set(special.intersection(params.stop_token_ids))
+        if not params.ignore_eos:
+            ends |= self._eos
+        grammar = SequenceGrammar(compiled, self._vocab_size, ends)
+        seq.state.grammar = grammar
+        seq.emitter.closes = grammar.closed
+
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self._tokenizer
+        assert tokenizer is not None  # begin() refused
+        size = min(tokenizer.vocab_size, self._vocab_size)
+        ends = self._eos | tokenizer.special_ids
+        return Vocabulary([None if token in ends else tokenizer.token_bytes(token) for token in range(size)],
+                          lambda text: tokenizer.encode(text, add_special=False))

@@ -1,0 +1,97 @@
+"""The one place that knows llguidance: a vocabulary and a structure in, a matcher out, errors in our words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import GrammarError
+from paceline.grammar.structure import Structure
+
+INSTALL = "pip install llguidance"
+WHITESPACE = r"\x20?|\x0A\x20{0,16}"
+"""Between the parts of a JSON text: nothing, a space, or a new line with an indent. Bounded, because a model that may
+write blanks for ever sometimes does."""
+UNSATISFIABLE = "no text matches it"
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What grammars need to know of a tokenizer."""
+
+    tokens: Sequence[bytes | None]
+    """The bytes each id adds to a text; None for ids that add none: special tokens, ends of text, gaps."""
+    encode: Callable[[str], list[int]]
+    """Ids of a text, nothing added."""
+
+
+class _Tokens:
+    """A Vocabulary in the form llguidance asks for. The end of a text is an id of its own, one past the vocabulary:
+    which tokens end a text is each request's affair."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = [token or b"" for token in vocabulary.tokens] + [b""]
+        self.eos_token_id = len(vocabulary.tokens)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class Library:
+    """llguidance around one vocabulary. Safe to share between threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Takes some tenths of a second. Raises ImportError where llguidance is missing."""
+        import llguidance
+
+        self._library = llguidance
+        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(vocabulary)))
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+
+    def compile(self, structure: Structure) -> Any:
+        """A matcher at the beginning of a text. Raises a GrammarError that names the field and the reason."""
+        field = structure.field
+        try:
+            source = self._source(structure)
+            matcher = self._library.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+            problem = reason(matcher)
+            if problem is None:
+                possible = any(matcher.compute_bitmask())
+                problem = reason(matcher) or (None if possible or matcher.is_accepting() else UNSATISFIABLE)
+        except (ValueError, TypeError, RuntimeError) as error:
+            problem = _first_line(str(error))
+        if problem is not None:
+            raise GrammarError(f"{field} cannot be used: {problem.rstrip('.')}. Correct or simplify it.", field)
+        return matcher
+
+    def _source(self, structure: Structure) -> str:
+        """The structure in llguidance's own notation."""
+        library, text = self._library, structure.text
+        if structure.field == "json_schema":
+            return str(library.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
+        if structure.field == "regex":
+            return str(library.LLMatcher.grammar_from_regex(text))
+        if structure.field == "choice":
+            # One expression: as alternatives of a grammar, thousands of them would take minutes.
+            texts = (_META.sub(r"\\\g<0>", choice) for choice in json.loads(text))
+            return str(library.LLMatcher.grammar_from_regex("|".join(f"(?:{choice})" for choice in texts)))
+        return str(library.grammar_from("grammar", text))
+
+
+def reason(matcher: Any) -> str | None:
+    """Why a matcher gave up, in a line; None: it has not."""
+    if not matcher.is_error():
+        return None
+    message = _first_line(matcher.get_error())
+    return UNSATISFIABLE if message.startswith("NoExtension") else message
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "it failed without saying why")

@@ -1,0 +1,121 @@
+"""SequenceGrammar: the structure of one sample, as the pipeline asks for it: a mask after any draft path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import GrammarError
+from paceline.grammar.library import reason
+from paceline.grammar.states import CompiledGrammar, State
+
+
+class SequenceGrammar:
+    """A pure function of the committed output and a path; what it keeps only saves work.
+
+    A text that has left the structure (on_empty_support="unmasked" lets it) is free from there on: no mask. A structure
+    that turns out too complex on the way raises a GrammarError where that is asked for, and only there: the text may
+    yet go another way.
+    """
+
+    def __init__(self, compiled: CompiledGrammar, vocab_size: int, ends: Iterable[int]) -> None:
+        """`ends`: tokens that end the text, allowed where the structure may end. Masks have `vocab_size` entries."""
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+        self._ends = np.array(sorted(ends), dtype=np.int64)
+        self._output: list[int] = []
+        self._here: State | None = compiled.start()
+        self._walked = 0
+        """`_here` is the state after so many output tokens."""
+        self._matcher: Any = None
+        """Made when a state is needed that nobody has visited."""
+        self._consumed: list[int] = []
+        """What the matcher has consumed: output, and perhaps a draft that came to nothing."""
+        self._sure = 0
+        """So many of those are output."""
+
+    def mask(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """[V] booleans: what may follow the output and then `path`; None: anything."""
+        state = self._after(path)
+        if state is None:
+            return None
+        mask = np.unpackbits(state.allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if state.may_end:
+            mask[self._ends] = True
+        return mask
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Takes note, no more: what can fail does so when it is asked for."""
+        self._output += tokens
+
+    def closed(self, output: Sequence[int]) -> bool:
+        """Whether nothing but the end can follow `output`, the committed tokens and perhaps some more."""
+        state = self._after(output[len(self._output):])
+        return state is not None and state.closed
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens in which the only possible continuation is usually written; empty: there is a choice. A text may
+        be cut into tokens in many ways, so this is a guess, if a good one."""
+        state = self._after(())
+        if state is None or state.closed:
+            return ()
+        if state.forced is None:
+            self._move(self._output)
+            tokens = tuple(self._matcher.compute_ff_tokens())
+            self._check()
+            state.forced = tokens
+        return state.forced
+
+    def _after(self, path: Sequence[int]) -> State | None:
+        """The state after the output and `path`; None: the structure does not allow it."""
+        while self._walked < len(self._output) and self._here is not None:
+            self._here = self._next(self._here, self._output, self._walked)
+            self._walked += 1
+        state = self._here
+        if path and state is not None:
+            text = [*self._output, *path]
+            for at in range(len(self._output), len(text)):
+                state = self._next(state, text, at)
+                if state is None:
+                    return None
+        return state
+
+    def _next(self, state: State, text: list[int], at: int) -> State | None:
+        """What follows `state`, which text[:at] led to, by text[at]."""
+        token = text[at]
+        found = state.next.get(token)
+        if found is None and state.allows(token):
+            self._move(text[:at + 1])
+            found = self._compiled.read(self._matcher)
+            self._check()
+            state.next[token] = found
+        return found
+
+    def _move(self, text: list[int]) -> None:
+        """Bring the matcher to the end of `text` by the shortest way."""
+        if self._matcher is None:
+            self._matcher, self._consumed, self._sure = self._compiled.matcher(), [], 0
+        consumed = self._consumed
+        same, most = self._sure, min(len(consumed), len(text))
+        while same < most and consumed[same] == text[same]:
+            same += 1
+        if same < len(consumed):
+            self._matcher.rollback(len(consumed) - same)
+            del consumed[same:]
+        if same < len(text):
+            self._matcher.consume_tokens(text[same:])
+            consumed += text[same:]
+        self._sure = min(len(self._output), len(text))
+        self._check()
+
+    def _check(self) -> None:
+        """A matcher that gave up never recovers; whoever comes this way again gets a new one."""
+        problem = reason(self._matcher)
+        if problem is not None:
+            self._matcher = None
+            field = self._compiled.structure.field
+            raise GrammarError(f"{field} became too complex after {len(self._output)} output tokens: {problem}. "
+                               "Simplify it.", field)
