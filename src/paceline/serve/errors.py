@@ -26,25 +26,22 @@ _UNION = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
 """How pydantic names the member of a union in a path."""
 
 
-class ApiError(Exception):
-    """A refusal with its HTTP status."""
+class ApiError(HTTPException):
+    """A refusal with its HTTP status. (A plain exception that comes out of reading a body, FastAPI would replace.)"""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        super().__init__(status, message, dict(headers or {}))
         self.param = param
         self.code = code
-        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         # ASCII: a message may quote a text that has half a character in it.
-        return Response(json.dumps(self.body()), self.status, self.headers, "application/json")
+        return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
 def api_error(problem: Exception) -> ApiError:
@@ -91,6 +88,6 @@ def install(app: FastAPI) -> None:
         errors = problem.errors() if isinstance(problem, RequestValidationError) else ()
         return validation_error(errors).response()
 
-    for kind in (ApiError, PacelineError, HTTPException, Exception):
+    for kind in (PacelineError, HTTPException, Exception):
         app.add_exception_handler(kind, on_problem)
     app.add_exception_handler(RequestValidationError, on_validation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 from types import FrameType
 from typing import Any
@@ -35,13 +34,9 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._app.state.service.draining:
-            self.force_exit = sig == signal.SIGINT
-            self.should_exit = True
-            return
-        self._app.state.service.draining = True
         # A signal may come while anything runs: only note it here.
-        self._loop.call_soon_threadsafe(self._begin_drain)
+        again, self._app.state.service.draining = self._app.state.service.draining, True
+        self._loop.call_soon_threadsafe(self._leave if again else self._begin_drain)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,8 +51,12 @@ class Server(uvicorn.Server):
         end = self._loop.time() + self._options.drain_s
         while llm.live and llm.alive and self._loop.time() < end:
             await asyncio.sleep(0.05)
+        self._leave()
+
+    def _leave(self) -> None:
+        llm: AsyncLLM = self._app.state.llm
         if llm.live and llm.alive:
-            log.warning("%d requests did not finish in %g s and are ended", llm.live, self._options.drain_s)
+            log.warning("%d requests did not finish in time and are ended", llm.live)
             llm.cancel_all()
         self.should_exit = True
 

@@ -187,7 +187,7 @@ class HermesParser:
 
     def __init__(self, most: int | None = None) -> None:
         self._calls = _Calls(most)
-        self._inside = False
+        self._inside = self._called = False
         self._held = ""
 
     def push(self, text: str) -> Iterator[Event]:
@@ -198,15 +198,21 @@ class HermesParser:
                 if self._inside:
                     return
             else:
-                at = self._held.find(self.OPEN)
-                if at < 0:
-                    keep = _overlap(self._held, self.OPEN)
-                    yield from _content(self._held[:len(self._held) - keep])
-                    self._held = self._held[len(self._held) - keep:]
+                yield from self._read_text()
+                if not self._inside:
                     return
-                yield from _content(self._held[:at].rstrip(SPACE))
-                self._held = self._held[at + len(self.OPEN):]
-                self._inside = True
+
+    def _read_text(self) -> Iterator[Event]:
+        """Up to an opening tag. Space around calls is the format's, not the reader's."""
+        if self._called:
+            self._held = self._held.lstrip(SPACE)
+        at = self._held.find(self.OPEN)
+        self._inside = at >= 0
+        end = at if self._inside else len(self._held) - _overlap(self._held, self.OPEN)
+        told = self._held[:end].rstrip(SPACE)
+        self._called = self._called and not told
+        yield from _content(told)
+        self._held = self._held[at + len(self.OPEN) if self._inside else len(told):]
 
     def _read_calls(self) -> Iterator[Event]:
         """Until the closing tag, or until more is needed."""
@@ -214,8 +220,8 @@ class HermesParser:
             if self._calls.scanner is None and char == "<":
                 rest = self._held[place:]
                 if rest.startswith(self.CLOSE):
-                    self._held = rest[len(self.CLOSE):].lstrip(SPACE)
-                    self._inside = False
+                    self._held = rest[len(self.CLOSE):]
+                    self._inside, self._called = False, True
                     return
                 if self.CLOSE.startswith(rest):
                     self._held = rest

@@ -1,0 +1,150 @@
+"""Servers for the tests: a process of its own around a tiny model on disk, or the app in a thread around any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from model_files import write_folder
+from small_tokenizers import byte_level
+
+from engine.tiny import BASE, RandomWeights
+from paceline.async_llm import AsyncLLM
+from paceline.engine.core import Engine
+from paceline.models.config import ModelConfig
+from paceline.models.registry import build
+from paceline.serve.options import ServeOptions
+from paceline.serve.server import Server, create_app
+
+NAME = "tiny"
+CONTEXT = 4096
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+WAIT = 60.0
+"""Generous: the machine may be busy."""
+
+
+class Recorder(RandomWeights):
+    """Notes what the model asks for, so that the same tensors can be written to a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: dict[str, Any] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        self.taken[name] = super().take(name, shape, dtype)
+        return self.taken[name]
+
+
+def write_model(folder: Path) -> Path:
+    """A tiny random model with a tokenizer and a chat template, as a folder a server can be started on."""
+    tokenizer = byte_level("smollm")
+    config = BASE | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": CONTEXT,
+                     "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    recorder = Recorder()
+    build(ModelConfig.from_dict(config), recorder, CONTEXT)
+    write_folder(folder, config, [{name: tensor.contiguous() for name, tensor in recorder.taken.items()}])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "chat_template": TEMPLATE, "eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"}))
+    return folder
+
+
+class ServerProcess:
+    """`paceline serve` on a free port, and its log."""
+
+    def __init__(self, model: Path | str, log: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "paceline", "serve", str(model), "--port", "0", "--model-name", NAME,
+                 *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}))
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://[^/]+", line)
+        assert found, f"the server did not start: {line!r} {self.log()}"
+        self.url = found[0]
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def metrics(self, **headers: str) -> dict[str, float]:
+        return parse_metrics(httpx.get(f"{self.url}/metrics", headers=headers, timeout=WAIT).text)
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        self.signal()
+        try:
+            return self.process.wait(WAIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+@contextmanager
+def served(engine: Engine, **options: Any) -> Iterator[str]:
+    """The app on a real socket, in a thread of this process; its URL."""
+    settings = ServeOptions(model_name=NAME, port=0, **options)
+    llm = AsyncLLM(engine=engine)
+    server = Server(create_app(llm, settings), settings)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(WAIT)
+            llm.close()
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """"name{labels without the model's}" -> value."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, value = line.rsplit(" ", 1)
+        name = re.sub(r',?model_name="[^"]*"', "", name).replace("{,", "{").replace("{}", "")
+        found[name] = float(value)
+    return found
+
+
+def until(condition: Callable[[], Any], wait: float = WAIT) -> Any:
+    end = time.monotonic() + wait
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream, up to [DONE]."""
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line:
+            yield json.loads(line.removeprefix("data: "))

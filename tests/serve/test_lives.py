@@ -1,0 +1,135 @@
+"""Requests that do not run to their end: clients that leave, queues that are full, deadlines, a server that drains."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from serving import WAIT, ServerProcess, events, until
+
+CHAT = "/v1/chat/completions"
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "ignore_eos": True}
+
+
+def idle(server: ServerProcess) -> bool:
+    found = server.metrics()
+    return found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+
+
+def used_blocks(server: ServerProcess) -> float:
+    return server.metrics()['paceline_cache_blocks{state="used"}']
+
+
+def test_a_client_that_leaves_a_stream_frees_its_blocks(server: ServerProcess) -> None:
+    before = server.metrics().get('paceline_sequences_finished_total{reason="cancelled"}', 0.0)
+    with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True, "n": 2}, timeout=WAIT) as answer:
+        chunks = events(answer)
+        next(chunks), next(chunks)
+        assert used_blocks(server) > 0
+    until(lambda: used_blocks(server) == 0)
+    until(lambda: server.metrics()['paceline_sequences_finished_total{reason="cancelled"}'] == before + 2)
+    assert idle(server)
+
+
+def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerProcess) -> None:
+    before = server.metrics().get('paceline_sequences_finished_total{reason="cancelled"}', 0.0)
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(LONG).encode()
+    with socket.create_connection((host, int(port)), WAIT) as client:
+        client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                       f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: used_blocks(server) > 0)
+    until(lambda: used_blocks(server) == 0)
+    until(lambda: server.metrics()['paceline_sequences_finished_total{reason="cancelled"}'] == before + 1)
+
+
+def test_a_deadline_ends_a_request_and_keeps_its_text(server: ServerProcess) -> None:
+    answer = httpx.post(server.url + CHAT, json=LONG | {"timeout_s": 0.5}, timeout=WAIT).json()
+    assert answer["choices"][0]["finish_reason"] == "timeout"
+    assert 0 < answer["usage"]["completion_tokens"] < 4000
+
+
+def test_the_servers_deadline_is_the_longest(start: Callable[..., ServerProcess]) -> None:
+    server = start("--timeout", "0.5")
+    for wish in ({}, {"timeout_s": 500.0}):
+        answer = httpx.post(server.url + CHAT, json=LONG | wish, timeout=WAIT).json()
+        assert answer["choices"][0]["finish_reason"] == "timeout"
+
+
+def test_a_full_queue_says_when_to_come_back(start: Callable[..., ServerProcess]) -> None:
+    server = start("--max-num-seqs", "1", "--max-queue", "1")
+    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as first,
+          httpx.Client(timeout=WAIT) as client):
+        chunks = events(first)
+        next(chunks)
+        with client.stream("POST", server.url + CHAT, json=LONG | {"stream": True}) as second:
+            assert second.status_code == 200
+            for more in ({}, {"stream": True}):
+                refused = client.post(server.url + CHAT, json=LONG | more)
+                assert refused.status_code == 429
+                assert int(refused.headers["retry-after"]) >= 1
+                assert refused.json()["error"]["code"] == "queue_full"
+                assert refused.json()["error"]["type"] == "rate_limit_error"
+            # Of several prompts one may find the queue full: then none is served.
+            many = client.post(server.url + "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 2})
+            assert many.status_code == 429
+    until(lambda: used_blocks(server) == 0 and idle(server))
+    assert httpx.post(server.url + CHAT, json=LONG | {"max_tokens": 2}, timeout=WAIT).status_code == 200
+
+
+def test_draining_lets_requests_finish_and_refuses_new_ones(start: Callable[..., ServerProcess]) -> None:
+    server = start("--drain", "60")
+    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": 1500, "stream": True},
+                       timeout=WAIT) as running, httpx.Client(timeout=WAIT) as client):
+        chunks = events(running)
+        next(chunks)
+        server.signal(signal.SIGTERM)
+        until(lambda: client.get(server.url + "/ready").status_code == 503)
+        refused = client.post(server.url + CHAT, json=LONG)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert "retry-after" in refused.headers
+        assert client.get(server.url + "/health").status_code == 200
+        last = list(chunks)[-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["paceline"]["metrics"]["output_tokens"] == 1500
+    assert server.process.wait(WAIT) == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_does_not_finish_in_time_is_ended_and_told(start: Callable[..., ServerProcess], stream: bool) -> None:
+    server = start("--drain", "0.3")
+    found: list[Any] = []
+
+    def ask() -> None:
+        with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": stream}, timeout=WAIT) as answer:
+            if stream:
+                found.extend(events(answer))
+            else:
+                answer.read()
+                found.append(answer.json() | {"status": answer.status_code})
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: used_blocks(server) > 0)
+    server.signal(signal.SIGTERM)
+    asking.join(WAIT)
+    assert server.process.wait(WAIT) == 0
+    assert found[-1]["error"]["code"] == "draining"
+    assert stream or found[-1]["status"] == 503
+
+
+def test_a_second_signal_leaves_at_once(start: Callable[..., ServerProcess]) -> None:
+    server = start("--drain", "600")
+    with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer:
+        chunks = events(answer)
+        next(chunks)
+        server.signal(signal.SIGINT)
+        until(lambda: httpx.get(server.url + "/ready", timeout=WAIT).status_code == 503)
+        server.signal(signal.SIGINT)
+        server.process.wait(WAIT)

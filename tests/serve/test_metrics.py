@@ -1,0 +1,90 @@
+"""What Prometheus reads, and the logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from serving import WAIT, parse_metrics, served
+
+from engine.tiny import tiny_engine
+from paceline.serve.logs import JsonLines, TextLines
+from paceline.serve.metrics import ServerMetrics
+
+VLLM = [
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_preemptions_total",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket", "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket", "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket", "vllm:request_success_total",
+    "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+]
+"""The series that dashboards for vLLM ask for."""
+
+
+def test_the_numbers_add_up() -> None:
+    prompt = [5, 6, 7, 8] * 8
+    with served(tiny_engine()) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        for body in ({"speculation": None}, {"speculation": {"method": "ngram", "k": 3, "adaptive": False}, "n": 2},
+                     {"max_tokens": 3, "stream": True}):
+            answer = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 24, "temperature": 0} | body)
+            assert answer.status_code == 200
+        http.post("/v1/completions", json={"prompt": []})
+        text = http.get("/metrics").text
+    found = parse_metrics(text)
+    names = {re.sub(r"\{.*", "", name) for name in found}
+    assert [name for name in VLLM if name not in names] == []
+    assert found["vllm:generation_tokens_total"] == 24 + 48 + 3
+    assert found["vllm:prompt_tokens_total"] + found["vllm:prefix_cache_hits_total"] == 3 * len(prompt)
+    assert found['vllm:request_success_total{finished_reason="length"}'] == 4
+    assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:request_generation_tokens_sum"] == 75
+    assert found["vllm:inter_token_latency_seconds_count"] == 23 + 23 + 2
+    assert found["vllm:num_requests_running"] == found["vllm:kv_cache_usage_perc"] == 0
+    drafted = found['paceline_speculation_drafted_tokens_total{method="ngram"}']
+    assert drafted == found["vllm:spec_decode_num_draft_tokens_total"] > 0
+    accepted = [value for name, value in found.items() if name.startswith("vllm:spec_decode_num_accepted_tokens_per")
+                and "_created" not in name]
+    assert sum(accepted) == found["vllm:spec_decode_num_accepted_tokens_total"]
+    assert found['paceline_speculation_plain_seconds_total{method="ngram"}'] > 0
+    blocks = [found[f'paceline_cache_blocks{{state="{state}"}}'] for state in ("used", "cached", "free")]
+    assert sum(blocks) == 400 and blocks[0] == 0 and blocks[1] > 0
+    assert found['paceline_http_responses_total{status="200"}'] == 3
+    assert found['paceline_http_responses_total{status="400"}'] == 1
+    assert found["paceline_event_loop_lag_seconds_count"] > 0
+    stages = [found[f'paceline_step_seconds_total{{stage="{stage}"}}'] for stage in ("schedule", "forward", "sample")]
+    assert all(seconds > 0 for seconds in stages)
+    assert list(text_string_to_metric_families(text)), "Prometheus' own parser reads it"
+
+
+def test_two_apps_do_not_share_their_numbers() -> None:
+    first, second = ServerMetrics("a"), ServerMetrics("b")
+    first.responded(200)
+    assert first.registry is not second.registry
+    assert "paceline_http_responses_total" in _names(first) - _names(second)
+
+
+def _names(metrics: ServerMetrics) -> set[str]:
+    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+
+
+def test_logs_for_programs_and_for_people() -> None:
+    record = logging.LogRecord("paceline.access", logging.INFO, "", 0, "%s %s", ("GET", "/ü"), None)
+    record.request_id, record.seconds = "abc", 0.25
+    told = json.loads(JsonLines().format(record))
+    assert told["message"] == "GET /ü" and told["request_id"] == "abc" and told["level"] == "info"
+    assert TextLines().format(record).endswith("paceline.access: GET /ü 250.0 ms [abc]")
+    try:
+        raise ValueError("broken")
+    except ValueError as problem:
+        record.exc_info = (ValueError, problem, problem.__traceback__)
+    assert "ValueError: broken" in json.loads(JsonLines().format(record))["exception"]
+    assert "\n" not in JsonLines().format(record)
+    assert "ValueError: broken" in TextLines().format(record)

@@ -1,0 +1,235 @@
+"""Tools: calls found in a text as it grows, and told to the official client, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import NAME, WAIT, served
+
+from engine.tiny import tiny_engine, tiny_model
+from paceline.bench.null_model import byte_tokenizer
+from paceline.models.chat import ChatTemplate
+from paceline.serve.chat import forced_structure
+from paceline.serve.conversation import render_arguments, spell_out
+from paceline.serve.schema import ChatBody
+from paceline.serve.tool_calls import (
+    CallBegun,
+    Content,
+    ForcedParser,
+    HermesParser,
+    LlamaJsonParser,
+    NamedParser,
+    ToolParser,
+    parser_name,
+)
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather somewhere.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+CALL = '{"name": "get_weather", "arguments": {"city": "São Paulo, \\"SP\\"", "days": [1, {"a": "}"}]}}'
+ARGUMENTS = {"city": 'São Paulo, "SP"', "days": [1, {"a": "}"}]}
+
+
+def parse(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """What the pieces add up to: the text for the reader, and the calls with their arguments."""
+    content, calls, texts = "", [], []
+    for event in [event for piece in pieces for event in parser.push(piece)] + list(parser.end()):
+        if isinstance(event, Content):
+            content += event.text
+        elif isinstance(event, CallBegun):
+            assert event.index == len(calls)
+            calls.append(event.name)
+            texts.append("")
+        else:
+            texts[event.index] += event.text
+    return content, [(name, json.loads(text)) for name, text in zip(calls, texts)]
+
+
+CASES: list[tuple[Any, str, str, list[tuple[str, Any]]]] = [
+    (HermesParser, f"<tool_call>\n{CALL}\n</tool_call>", "", [("get_weather", ARGUMENTS)]),
+    (HermesParser, f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{{\"name\": \"get_time\"}}</tool_call>",
+     "Let me see.", [("get_weather", ARGUMENTS), ("get_time", {})]),
+    (HermesParser, f"<tool_call>[{CALL}, {CALL}]</tool_call> done", "done",
+     [("get_weather", ARGUMENTS), ("get_weather", ARGUMENTS)]),
+    (HermesParser, '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", {"x": 1})]),
+    (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", {"x": 1})]),
+    (HermesParser, "a < b and <tool_cal is nothing", "a < b and <tool_cal is nothing", []),
+    (HermesParser, "ends with <tool", "ends with <tool", []),
+    (HermesParser, '<tool_call>{"no": "name"}</tool_call>', '{"no": "name"}', []),
+    (LlamaJsonParser, '{"name": "f", "parameters": {"x": [1, 2]}}', "", [("f", {"x": [1, 2]})]),
+    (LlamaJsonParser, '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"y": null}}', "",
+     [("f", {}), ("g", {"y": None})]),
+    (LlamaJsonParser, " plain text { with braces }", "plain text { with braces }", []),
+    (LlamaJsonParser, '{"temperature": 3}', '{"temperature": 3}', []),
+    (LlamaJsonParser, '{"unfinished": ', '{"unfinished": ', []),
+    (LlamaJsonParser, "<|pyth", "<|pyth", []),
+    (ForcedParser, f'[{CALL}, {{"name": "get_time", "arguments": {{}}}}]', "",
+     [("get_weather", ARGUMENTS), ("get_time", {})]),
+    (lambda: NamedParser("f"), '{"x": 1}', "", [("f", {"x": 1})]),
+]
+
+
+@pytest.mark.parametrize("make, text, content, calls", CASES)
+def test_calls_are_found_however_the_text_is_cut(make: Any, text: str, content: str, calls: Any) -> None:
+    assert parse(make(), [text]) == (content, calls)
+    assert parse(make(), list(text)) == (content, calls)
+    for size in (2, 3, 7):
+        assert parse(make(), [text[i:i + size] for i in range(0, len(text), size)]) == (content, calls)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1, max_size=8), st.dictionaries(st.text(max_size=4), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6), lambda inner: st.lists(inner, max_size=3)),
+    max_size=3)), max_size=3), st.integers(1, 9), st.booleans())
+def test_whatever_is_called_comes_out(calls: list[tuple[str, Any]], size: int, ascii: bool) -> None:
+    text = "".join("<tool_call>" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii)
+                   + "</tool_call>" for name, arguments in calls)
+    assert parse(HermesParser(), [text[i:i + size] for i in range(0, len(text), size)]) == ("", calls)
+
+
+def test_one_call_at_a_time_when_asked() -> None:
+    assert parse(HermesParser(1), [f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"]) == (
+        "", [("get_weather", ARGUMENTS)])
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    parser = HermesParser()
+    begun = list(parser.push('<tool_call>{"name": "f", "arguments": {"text": "once upon'))
+    assert [type(event).__name__ for event in begun][:2] == ["CallBegun", "CallArguments"]
+    assert "".join(event.text for event in begun[1:]).endswith("once upon")
+
+
+def test_the_format_follows_the_template() -> None:
+    assert parser_name("{% if tools %}<|python_tag|>{% endif %}") == "llama3-json"
+    assert parser_name("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert parser_name(None) == "hermes"
+
+
+def body(**more: Any) -> ChatBody:
+    return ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, TIME]} | more)
+
+
+def test_required_and_named_tools_become_a_schema() -> None:
+    assert forced_structure(body()) == forced_structure(body(tool_choice="none")) == {}
+    named = forced_structure(body(tool_choice={"type": "function", "function": {"name": "get_weather"}}))
+    assert named == {"json_schema": WEATHER["function"]["parameters"]}
+    schema = forced_structure(body(tool_choice="required", parallel_tool_calls=False))["json_schema"]
+    assert schema["type"] == "array" and (schema["minItems"], schema["maxItems"]) == (1, 1)
+    assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [
+        {"const": "get_weather"}, {"const": "get_time"}]
+
+
+def test_a_template_without_a_place_for_tools_is_helped_out() -> None:
+    plain = ChatTemplate("{% for m in messages %}{{ m['role'] + ':' + m['content'] + '|' }}{% endfor %}")
+    arguments = render_arguments(body(messages=[
+        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": "{\"zone\": \"CET\"}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "12:00"}]), plain)
+    text = plain.render(**arguments)
+    assert text.startswith("system:Be kind.\n\n") and '"get_weather"' in text
+    assert 'assistant:<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>|' in text
+    assert text.endswith("user:<tool_response>\n12:00\n</tool_response>|")
+    assert arguments["tools"] is None
+
+    knowing = ChatTemplate("{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}")
+    arguments = render_arguments(body(messages=[{"role": "assistant", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": "{\"a\": 1}"}}]}]), knowing)
+    assert [tool["function"]["name"] for tool in arguments["tools"]] == ["get_weather", "get_time"]
+    assert arguments["messages"][0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert render_arguments(body(tool_choice="none"), knowing)["tools"] is None
+    assert spell_out([{"role": "user", "content": "x"}], []) == [{"role": "user", "content": "x"}]
+
+
+# ---------------------------------------------------------------- through the server
+
+TOKENIZER = byte_tokenizer()
+ANSWER = f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\x00"
+
+
+class CallingModel:
+    """Says ANSWER after any prompt that ends in "|>", as the template below does."""
+
+    def __init__(self) -> None:
+        inner = tiny_model(vocab_size=256, max_position_embeddings=2048)
+        self.config, self.cache_groups = inner.config, inner.cache_groups
+        self.script = TOKENIZER.encode(ANSWER)
+        self.cue = TOKENIZER.encode("|>")
+        self.begin = 0
+
+    def forward(self, token_ids: torch.Tensor, context: Any) -> torch.Tensor:
+        for place in range(1, len(token_ids)):
+            if token_ids[place - 1:place + 1].tolist() == self.cue:
+                self.begin = int(context.layout.positions[place])
+        return context.layout.positions[:, None].float() - self.begin
+
+    def logits(self, hidden: torch.Tensor, kernels: Any) -> torch.Tensor:
+        out = torch.zeros(len(hidden), 256)
+        for row, position in enumerate(hidden[:, 0].long().tolist()):
+            out[row, self.script[position % len(self.script)]] = 30.0
+        return out
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    engine = tiny_engine(CallingModel(), TOKENIZER, enable_prefix_caching=False)
+    engine.chat = ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}|>")
+    with served(engine) as url:
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=WAIT, max_retries=0)
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(**{
+        "model": NAME, "messages": [{"role": "user", "content": "weather?"}], "tools": [WEATHER], "temperature": 0,
+        "max_tokens": 1000, "extra_body": {"stop_token_ids": TOKENIZER.encode("\x00")}} | more)
+
+
+def test_the_client_gets_tool_calls(client: openai.OpenAI) -> None:
+    choice = ask(client).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me look."
+    calls = choice.message.tool_calls
+    assert [(call.type, call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("function", "get_weather", ARGUMENTS)] * 2
+    assert len({call.id for call in calls}) == 2
+    assert len(ask(client, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+
+
+def test_the_client_gets_streamed_tool_calls(client: openai.OpenAI) -> None:
+    content, calls, pieces = "", {}, 0
+    reasons = []
+    for chunk in ask(client, stream=True):
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        reasons.append(choice.finish_reason)
+        for call in choice.delta.tool_calls or ():
+            known = calls.setdefault(call.index, {"id": call.id, "name": call.function.name, "arguments": ""})
+            assert known["id"] and known["name"], "a call begins with its id and name"
+            known["arguments"] += call.function.arguments
+            pieces += 1
+    assert content == "Let me look." and reasons[-1] == "tool_calls"
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls.values()] == [
+        ("get_weather", ARGUMENTS)] * 2
+    assert pieces > 20, "arguments come bit by bit"
+
+
+def test_without_tools_the_text_is_the_text(client: openai.OpenAI) -> None:
+    for more in ({"tools": openai.omit}, {"tool_choice": "none"}):
+        choice = ask(client, **more).choices[0]
+        assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+        assert choice.message.content == ANSWER[:-1]
+
+
+def test_the_clients_own_helper_for_streams_agrees(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+            model=NAME, messages=[{"role": "user", "content": "weather?"}], tools=[WEATHER], temperature=0,
+            max_tokens=1000, extra_body={"stop_token_ids": TOKENIZER.encode("\x00")}) as stream:
+        final = stream.get_final_completion()
+    assert json.loads(final.choices[0].message.tool_calls[1].function.arguments) == ARGUMENTS
