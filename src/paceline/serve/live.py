@@ -17,7 +17,6 @@ from paceline.engine.timeline import Timelines
 from paceline.serve.options import ServeOptions
 from paceline.serve.snapshot import frame, take
 from paceline.serve.stories import copied, listed, story
-from paceline.serve.tokens import TokenNames
 from paceline.speculation.spec import BUILDERS, SCRIPTED
 
 FRAMES_A_SECOND = 4
@@ -82,7 +81,7 @@ async def one_request(request: Request, id: str) -> dict[str, Any]:
     found = await _llm(request).ask(lambda engine: copied(timelines, id, engine.clock()))
     if found is None:
         raise _unknown(id)
-    return await asyncio.to_thread(story, *found, TokenNames(_llm(request).engine.tokenizer).text)
+    return await asyncio.to_thread(story, *found, _llm(request).engine.tokenizer)
 
 
 @router.get("/trace")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from paceline.engine.timeline import Draft, Event, RequestTimeline, Timelines, summary
-
-Text = Callable[[int], str]
+from paceline.models.detokenizer import Detokenizer
+from paceline.models.tokenizer import Tokenizer
+from paceline.serve.tokens import TokenNames
 
 
 def listed(timelines: Timelines, now: float, most: int = 200) -> list[dict[str, Any]]:
@@ -44,21 +44,23 @@ def copied(timelines: Timelines, request_id: str, now: float) -> tuple[dict[str,
     return _line(timeline, now), list(timeline.events), timeline.arrival, timeline.dropped
 
 
-def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: int, text: Text) -> dict[str, Any]:
-    """The whole request in JSON's types, times in seconds since it arrived. `text` gives a token's."""
-    texts: dict[int, str] = {}
-    for event in events:
-        for token in (*event.tokens, *(event.draft.tokens if event.draft else ())):
-            if token not in texts:
-                texts[token] = text(token)
-    return {**line, "events": [_told(event, arrival) for event in events], "dropped": dropped,
-            "texts": {str(token): piece for token, piece in texts.items()}}
+def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: int,
+          tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The whole request in JSON's types, times in seconds since it arrived."""
+    names = TokenNames(tokenizer)
+    tokens = {token for event in events for token in (*event.tokens, *(event.draft.tokens if event.draft else ()))}
+    streams: dict[int, Detokenizer] = {}
+    if tokenizer is not None:
+        streams = {event.sample: tokenizer.detokenizer(skip_special=False) for event in events}
+    return {**line, "events": [_told(event, arrival, streams.get(event.sample)) for event in events],
+            "dropped": dropped, "texts": {str(token): names.text(token) for token in sorted(tokens)}}
 
 
-def _told(event: Event, arrival: float) -> dict[str, Any]:
+def _told(event: Event, arrival: float, stream: Detokenizer | None) -> dict[str, Any]:
     return {"kind": event.kind, "sample": event.sample, "begun": round(event.begun - arrival, 6),
             "ended": round(event.ended - arrival, 6), "start": event.start, "rows": event.rows,
             "company": event.company, "tokens": list(event.tokens),
+            "pieces": [f" {token}" if stream is None else stream.push(token) for token in event.tokens],
             "origins": [origin.outcome for origin in event.origins],
             "draft": None if event.draft is None else _tree(event.draft)}
 

@@ -7,6 +7,7 @@ export class Answer {
   constructor(about, label) {
     this.about = about;
     this.text = new TokenText(label);
+    this.content = "";
     this.summary = null;
     this.finish = null;
     this.error = null;
@@ -31,6 +32,7 @@ export class Answer {
           this.first ??= this.last;
           this.text.push(choice.tokens);
         }
+        this.content += choice?.delta?.content ?? choice?.text ?? "";
         if (choice?.finish_reason) this.finish = choice.finish_reason;
         if (chunk.paceline) this.summary = chunk.paceline;
         this.onprogress(this);
@@ -39,7 +41,7 @@ export class Answer {
       if (problem.name === "AbortError") this.finish = "stopped";
       else this.error = problem.message;
     }
-    this.text.flush();
+    this.text.finish(this.content);
     this.onprogress(this);
   }
 

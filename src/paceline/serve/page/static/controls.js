@@ -4,7 +4,7 @@ import { fresh, h } from "./dom.js";
 
 const STORE = "paceline-controls";
 const DEFAULTS = {
-  system: "", method: "", depth: "", temperature: 0.7, top_p: 0.95, top_k: 0, min_p: 0, repetition_penalty: 1,
+  system: "", method: "", depth: "", temperature: 0.3, top_p: 0.95, top_k: 0, min_p: 0, repetition_penalty: 1,
   presence_penalty: 0, frequency_penalty: 0, max_tokens: 256, seed: "", trace: true,
 };
 

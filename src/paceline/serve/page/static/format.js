@@ -21,3 +21,6 @@ export function probability(logprob) {
 
 // White space made visible, so that " the" and "the" look different.
 export const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+
+// A request's id as far as a table needs it.
+export const short = (id) => id.length > 20 ? `${id.slice(0, 18)}…` : id;

@@ -4,7 +4,7 @@ import { watch } from "./api.js";
 import { BlockMap } from "./blockmap.js";
 import { acceptance, Spark } from "./charts.js";
 import { h } from "./dom.js";
-import { count, percent, rate, seconds, times } from "./format.js";
+import { count, percent, rate, seconds, short, times } from "./format.js";
 
 const SHOWN_SECONDS = 90;
 
@@ -26,18 +26,22 @@ export function live() {
   const tiles = { output: new Tile("Output tokens/s", true), prompt: new Tile("Prompt tokens/s", true), queue: new Tile("Requests"), ttft: new Tile("Time to first token"), tpot: new Tile("Time per token"), spec: new Tile("Drafts accepted") };
   const maps = h("div", { class: "maps" });
   const facts = h("p", { class: "soft small num" });
-  const table = h("div", { class: "scroll" });
+  const body = h("tbody");
+  const grid = h("div", { class: "scroll", hidden: true }, h("table", {},
+    h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
+  const idle = h("p", { class: "soft" }, "The engine is idle.");
   const depths = h("div", { class: "methods" });
   const state = h("span", { class: "pulse", role: "status" }, "connecting …");
   const element = h("div", { class: "live" },
     h("div", { class: "row" }, h("h1", { class: "grow" }, "Live"), state),
     h("div", { class: "tiles" }, Object.values(tiles).map((tile) => tile.element)),
     h("div", { class: "watch" },
-      h("section", { class: "card" }, h("h2", {}, "KV cache, block by block"), maps, facts),
-      h("section", { class: "card" }, h("h2", {}, "Acceptance by position"), depths)),
-    h("section", { class: "card" }, h("h2", {}, "Running and waiting"), table));
+      h("section", { class: "card cache" }, h("h2", {}, "KV cache, block by block"), maps, facts),
+      h("section", { class: "card luck" }, h("h2", {}, "Acceptance by position"), depths),
+      h("section", { class: "card queue" }, h("h2", {}, "Running and waiting"), grid, idle)));
   const pictures = new Map();
   const history = new Map();
+  const rows = new Map();
   const leaving = new AbortController();
   let marked = null;
 
@@ -74,7 +78,7 @@ export function live() {
       const found = frame.latency[`${name}_s`];
       tiles[name].show(found ? seconds(found[0]) : "–", found ? `p90 ${seconds(found[1])} · p99 ${seconds(found[2])}` : "nothing finished yet");
     }
-    tiles.queue.show(`${frame.running_count}`, `running · ${frame.waiting_count} waiting · ${count(frame.totals.requests)} in all`);
+    tiles.queue.show(`${frame.running_count}`, `running, ${frame.waiting_count} waiting`);
     const { drafted, accepted } = frame.totals;
     tiles.spec.show(drafted ? percent(accepted / drafted) : "–", drafted ? `${count(accepted)} of ${count(drafted)} tokens` : "no drafts yet");
   }
@@ -87,30 +91,30 @@ export function live() {
       : [h("p", { class: "soft" }, "Nothing has been drafted yet. Ask something in the playground.")]));
   }
 
+  // Rows are kept from frame to frame: a focused link stays focused, a row that is pointed at stays marked.
   function queue(frame) {
-    const rows = [...frame.running.map((one) => ["running", one]), ...frame.waiting.map((one) => ["waiting", one])];
-    if (marked) for (const picture of pictures.values()) picture.mark(frame.running.find((one) => one.id === marked)?.blocks);
-    const focused = table.contains(document.activeElement) ? document.activeElement.dataset.id : null;
-    if (!rows.length) {
-      table.replaceChildren(h("p", { class: "soft" }, "The engine is idle."));
-      return;
+    const seen = new Set();
+    const order = [];
+    for (const [status, list] of [["running", frame.running], ["waiting", frame.waiting]]) {
+      for (const one of list) {
+        const key = `${one.id}/${one.sample}`;
+        if (!rows.has(key)) rows.set(key, new Row(one, mark));
+        const row = rows.get(key);
+        row.show(status, one);
+        seen.add(key);
+        order.push(row.element);
+      }
     }
-    table.replaceChildren(h("table", {},
-      h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))),
-      h("tbody", {}, rows.map(([status, one]) => h("tr", { "data-id": one.id, onpointerenter: () => mark(one.id), onpointerleave: () => mark(null) },
-        h("td", {}, h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, "data-id": one.id, onfocus: () => mark(one.id), onblur: () => mark(null) }, one.id.length > 24 ? `${one.id.slice(0, 22)}…` : one.id, one.sample ? ` /${one.sample}` : "")),
-        h("td", {}, h("span", { class: `chip ${status}` }, status)),
-        h("td", { class: "num" }, one.cached ? `${one.prompt} (${one.cached} cached)` : `${one.prompt}`),
-        h("td", { class: "num" }, progress(one)),
-        h("td", {}, one.method ?? "off"),
-        h("td", { class: "num" }, one.tokens_per_step ? one.tokens_per_step.toFixed(2) : "–"),
-        h("td", { class: "num" }, seconds(one.age_s)))))));
-    if (focused) table.querySelector(`a[data-id="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    for (const [key, row] of rows) if (!seen.has(key)) { row.element.remove(); rows.delete(key); }
+    order.forEach((element, i) => { if (body.children[i] !== element) body.insertBefore(element, body.children[i] ?? null); });
+    grid.hidden = !order.length;
+    idle.hidden = Boolean(order.length);
+    for (const picture of pictures.values()) picture.mark(marked === null ? [] : frame.running.find((one) => one.id === marked)?.blocks);
   }
 
   function mark(id) {
     marked = id;
-    if (!id) for (const picture of pictures.values()) picture.mark([]);
+    if (id === null) for (const picture of pictures.values()) picture.mark([]);
   }
 
   async function follow() {
@@ -141,8 +145,29 @@ export function live() {
   return { element, leave: () => { leaving.abort(); removeEventListener("repaint", repaint); for (const picture of pictures.values()) picture.close(); } };
 }
 
-function progress(one) {
-  const bar = h("i");
-  bar.style.width = `${Math.min(100, one.output / one.limit * 100)}%`;
-  return [`${one.output} `, h("span", { class: "soft" }, `of ${one.limit}`), h("span", { class: "meter" }, bar)];
+class Row {
+  constructor(one, mark) {
+    const link = h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, title: one.id, onfocus: () => mark(one.id), onblur: () => mark(null) }, short(one.id), one.sample ? ` /${one.sample}` : "");
+    this.state = h("span", { class: "chip" });
+    this.prompt = h("td", { class: "num" });
+    this.output = h("span", { class: "num" });
+    this.bar = h("i");
+    this.method = h("td");
+    this.step = h("td", { class: "num" });
+    this.age = h("td", { class: "num" });
+    this.element = h("tr", { "data-id": one.id, onpointerenter: () => mark(one.id), onpointerleave: () => mark(null) },
+      h("td", {}, link), h("td", {}, this.state), this.prompt,
+      h("td", {}, this.output, h("span", { class: "soft num" }, ` of ${one.limit}`), h("span", { class: "meter" }, this.bar)), this.method, this.step, this.age);
+  }
+
+  show(status, one) {
+    this.state.className = `chip ${status}`;
+    this.state.textContent = status;
+    this.prompt.textContent = one.cached ? `${one.prompt} (${one.cached} cached)` : `${one.prompt}`;
+    this.output.textContent = `${one.output}`;
+    this.bar.style.width = `${Math.min(100, one.output / one.limit * 100)}%`;
+    this.method.textContent = one.method ?? "off";
+    this.step.textContent = one.tokens_per_step ? one.tokens_per_step.toFixed(2) : "–";
+    this.age.textContent = seconds(one.age_s);
+  }
 }

@@ -8,10 +8,10 @@ import { Race } from "./race.js";
 import { legend } from "./tokens.js";
 
 const STARTERS = [
-  "Count from one to thirty, in words.",
-  "Write the days of the week, then write them backwards.",
-  "Why is the sky blue? Answer in three sentences.",
-  "Write a Python function that reverses a list, then explain it line by line.",
+  ["Write code that repeats itself", "Write a Python class Stack with push, pop, peek and is_empty methods, each with a docstring."],
+  ["Correct a paragraph", "Correct the spelling and return the whole text: A paceline is a line of riders who draft behind one anoter and take turns at the front. The rider at the front brakes the wind for the others. After a while he moves to the side and the next rider takes the front."],
+  ["Explain something", "Why is the sky blue? Answer in three sentences."],
+  ["Make something up", "Tell a short story about two cyclists who share one map."],
 ];
 
 // What was said stays while somebody looks at the other views.
@@ -58,7 +58,8 @@ export function playground(about) {
       h("p", { class: "soft" }, mode === "race"
         ? "One prompt, one seed, two lanes: speculation off and on. The faster lane may not change a single token, and the page checks that."
         : "Drafters guess ahead, the model checks their guesses in one pass, and what stands is what the model would have said alone. Point at a token, or walk with the arrow keys, for its probability, its drafter and what else might have come."),
-      h("div", { class: "starters" }, STARTERS.map((text) => h("button", { type: "button", onclick: () => { field.value = text; form.requestSubmit(); } }, text))));
+      h("div", { class: "starters" }, STARTERS.map(([name, text]) =>
+        h("button", { type: "button", onclick: () => { field.value = text; grow(); form.requestSubmit(); } }, h("b", {}, name), h("span", {}, text)))));
   }
 
   // Also while another view is open: what runs goes on, and is here when somebody comes back.
@@ -98,7 +99,7 @@ export function playground(about) {
     const messages = conversation(text);
     await answer.run(messages, controls.body());
     if (answer.error) turn[1].append(h("p", { class: "note", role: "alert" }, answer.error));
-    else kept.messages = [...messages.filter((message) => message.role !== "system"), { role: "assistant", content: answer.text.text }];
+    else kept.messages = [...messages.filter((message) => message.role !== "system"), { role: "assistant", content: answer.content }];
     facts.replaceChildren(...factsOf(answer));
     turn[1].dataset.done = "yes";
     working(null);
@@ -112,8 +113,7 @@ export function playground(about) {
     working(kept.race);
     await kept.race.run([...conversation(text).filter((message) => message.role === "system"), { role: "user", content: text }]);
     working(null);
-    status.textContent = kept.race.verdict.textContent;
-    follow(log);
+    kept.race.element.scrollIntoView({ block: "nearest" });
   }
 
   show(kept.mode);

@@ -2,7 +2,7 @@
 
 import { getBlob, getJSON } from "./api.js";
 import { h } from "./dom.js";
-import { count, percent, seconds, times } from "./format.js";
+import { count, percent, seconds, short, times } from "./format.js";
 import { drawTimeline } from "./timeline.js";
 import { legend, TokenText } from "./tokens.js";
 import { drawTree } from "./tree.js";
@@ -27,7 +27,7 @@ export function requests() {
     body.replaceChildren(list.length ? h("table", {},
       h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "First token", "Per token", "Speculation", "Took", "Arrived"].map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, list.map((one) => h("tr", {},
-        h("td", {}, h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, "data-id": one.id }, one.id.length > 28 ? `${one.id.slice(0, 26)}…` : one.id)),
+        h("td", {}, h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, "data-id": one.id }, short(one.id))),
         h("td", {}, chip(one)),
         h("td", { class: "num" }, count(one.metrics.prompt_tokens)),
         h("td", { class: "num" }, count(one.metrics.output_tokens)),
@@ -121,7 +121,7 @@ function timelineCard(story, events) {
 function textCard(story, events) {
   const text = new TokenText("The text, token by token");
   text.push(events.flatMap((event) => event.tokens.map((id, i) => ({
-    id, text: story.texts[id] ?? "", origin: event.origins[i] ?? "plain", logprob: null, top: [],
+    id, text: event.pieces[i], origin: event.origins[i] ?? "plain", logprob: null, top: [],
     drafter: event.origins[i] === "accepted" && event.draft ? event.draft.sources?.[event.draft.path[i]] ?? event.draft.drafter : null,
   }))));
   text.flush();

@@ -19,7 +19,7 @@ function waits(events, end) {
 
 export function drawTimeline(events, story, choose) {
   const end = Math.max(story.duration_s, events.at(-1)?.ended ?? 0, 1e-6);
-  const most = Math.max(...events.map((event) => event.tokens.length), 1);
+  const most = Math.max(...events.map((event) => event.tokens.length), 4);
   const x = (time) => time / end * 1000;
   const wide = (from, to) => Math.max(x(to) - x(from), 1.2);
   const base = TOP + HEIGHT;
@@ -59,7 +59,7 @@ export function drawTimeline(events, story, choose) {
   return {
     element: h("div", { class: "timeline-box" }, svg, h("div", { class: "ticks soft small", "aria-hidden": "true" }, ticks),
       h("ul", { class: "legend" }, [["wait", "Waiting"], ["prefill", "Prompt chunk"], ["preempted", "Preempted"]].map(([kind, name]) => h("li", {}, h("span", { class: `swatch t-swatch-${kind}`, "aria-hidden": "true" }), name)),
-        h("li", {}, `bars: tokens of each step, up to ${most}, by origin`))),
+        h("li", {}, `Bars above: the tokens of each step, by origin`))),
     select(event) {
       selected?.classList.remove("chosen");
       selected = bars.get(event);

@@ -47,6 +47,13 @@ export class TokenText {
   get ids() { return [...this.tokens, ...this.waiting].map((token) => token.id); }
   get text() { return [...this.tokens, ...this.waiting].map((token) => token.text).join(""); }
 
+  // Half a character at the very end belongs to no token's text: show what the answer has beyond them.
+  finish(content) {
+    this.flush();
+    const { text } = this;
+    if (content.length > text.length && content.startsWith(text)) this.element.append(content.slice(text.length));
+  }
+
   mark(at) {
     this.flush();
     this.spans.find((span) => Number(span.dataset.at) >= at)?.classList.add("differs");

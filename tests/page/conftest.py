@@ -1,0 +1,67 @@
+"""A browser, and a server around a tiny model whose cache is so small that requests push one another out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import ServerProcess, write_model
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT_MS = 90_000
+"""Generous: the machine may be busy."""
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    made = ServerProcess(model_folder, tmp_path_factory.mktemp("server") / "log", "--deterministic", "--kv-blocks", "40",
+                         "--max-num-seqs", "6", "--max-batch-tokens", "32", "--max-model-len", "512")
+    yield made
+    assert made.stop() == 0
+    assert "Traceback" not in made.log()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    steering = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("there is no Chromium here (on Debian and Ubuntu: apt-get install chromium)")
+    arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with steering.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """open_page(url, **options of the context): a fresh page that has loaded; nothing may go wrong in it."""
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def begin(url: str, *, expect_errors: bool = False, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, "accept_downloads": True} | options)
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        if not expect_errors:
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.goto(url)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield begin
+    for context in contexts:
+        context.close()
+    assert not problems

@@ -1,0 +1,186 @@
+"""The playground in a real browser: tokens stream in, coloured by origin, and a race proves that texts are equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from serving import ServerProcess, served
+
+from paceline.llm import LLM
+
+OpenPage = Callable[..., Any]
+PROMPT = "the quick brown fox jumps over the lazy dog"
+SETTINGS = {"method": "ngram", "temperature": 0, "top_p": 1, "max_tokens": "96", "seed": "7"}
+
+
+def settle(page: Any, **changes: Any) -> None:
+    """Set the controls as if somebody had done so on an earlier visit."""
+    page.evaluate("values => localStorage.setItem('paceline-controls', JSON.stringify(values))", SETTINGS | changes)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+
+
+def say(page: Any, text: str = PROMPT) -> Any:
+    """Ask and wait for the end of the answer, which is returned."""
+    before = page.locator(".answer[data-done]").count()
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(f".answer[data-done] >> nth={before}")
+    return page.locator(".answer").nth(before)
+
+
+def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+    page.evaluate("""() => {
+        window.lengths = new Set();
+        new MutationObserver(() => lengths.add(document.querySelectorAll('.answer .tok').length))
+            .observe(document.querySelector('.log'), { childList: true, subtree: true });
+    }""")
+    answer = say(page)
+    assert page.evaluate("lengths.size") > 2, "the answer came at once: it did not stream"
+    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 96, "seed": 7,
+            "speculation": None}
+    told = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=90).json()
+    assert answer.locator(".tokens").text_content() == told["choices"][0]["message"]["content"]
+    facts = answer.locator(".facts").text_content()
+    assert "tok/s" in facts and "seed 7" in facts and "tokens a step" in facts
+
+
+def test_tokens_have_the_colour_of_their_origin(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+    answer = say(page)
+    shown: dict[str, str] = {}
+    for origin in ("accepted", "corrected", "bonus", "plain"):
+        swatch = page.locator(f".legend .tok[data-origin={origin}]")
+        shown[origin] = swatch.evaluate("node => getComputedStyle(node).backgroundColor")
+    assert len(set(shown.values())) == 4
+    origins = answer.locator(".tok").evaluate_all("nodes => nodes.map(node => node.dataset.origin)")
+    assert {"accepted", "plain"} <= set(origins) <= set(shown)
+    accepted = answer.locator(".tok[data-origin=accepted]").first
+    assert accepted.evaluate("node => getComputedStyle(node).backgroundColor") == shown["accepted"]
+
+
+def test_a_token_tells_its_probability_drafter_and_alternatives(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+    answer = say(page)
+    accepted = answer.locator(".tok[data-origin=accepted]").first
+    accepted.hover()
+    card = page.locator("#peek")
+    card.wait_for(state="visible")
+    assert "Accepted draft by ngram" in card.text_content()
+    assert card.locator("li").count() >= 5
+    assert card.locator("li.chosen").text_content().endswith("%")
+    page.mouse.move(0, 0)
+    card.wait_for(state="hidden")
+
+
+def test_the_keyboard_reaches_every_token(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+    answer = say(page)
+    answer.locator(".tok").first.focus()
+    card = page.locator("#peek")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.answer .tok')[3]")
+    card.wait_for(state="visible")
+    page.keyboard.press("End")
+    last = answer.locator(".tok").count() - 1
+    assert page.evaluate("n => document.activeElement === document.querySelectorAll('.answer .tok')[n]", last)
+    page.keyboard.press("Escape")
+    card.wait_for(state="hidden")
+    assert answer.locator(".tok[tabindex='0']").count() == 1, "the text must be one stop of the Tab key"
+
+
+def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+    say(page)
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    say(page, "and again")
+    assert [message["role"] for message in asked[0]["messages"]] == ["user", "assistant", "user"]
+    settle(page, max_tokens="450", method="off")
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".answer .tok")
+    page.click("text=Stop")
+    page.wait_for_selector(".answer[data-done]")
+    assert "stopped" in page.locator(".facts").last.text_content()
+    page.click("text=Clear")
+    assert page.locator(".welcome").is_visible()
+
+
+def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page, temperature=0.8, method="suffix", seed="")
+    page.click("[data-mode=race]")
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    verdict = page.locator(".verdict[data-verdict]")
+    verdict.wait_for()
+    assert verdict.get_attribute("data-verdict") == "equal", verdict.text_content()
+    off, on = (page.locator(f"[data-lane={lane}]") for lane in ("off", "on"))
+    assert off.locator(".tokens").text_content() == on.locator(".tokens").text_content() != ""
+    assert set(off.locator(".tok").evaluate_all("nodes => nodes.map(node => node.dataset.origin)")) == {"plain"}
+    assert float(on.locator(".speed").text_content().replace(",", "")) > 0
+
+
+def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    settle(page)
+
+    def bend(route: Any) -> None:
+        if route.request.post_data_json.get("speculation") is not None:
+            route.continue_()
+            return
+        answer, count = route.fetch(timeout=90_000), 0
+        lines = []
+        for line in answer.text().split("\n\n"):
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                for token in (token for choice in chunk["choices"] for token in choice.get("tokens", ())):
+                    count += 1
+                    token["id"] += count == 6
+                line = f"data: {json.dumps(chunk)}"
+            lines.append(line)
+        route.fulfill(response=answer, body="\n\n".join(lines))
+
+    page.route("**/v1/chat/completions", bend)
+    page.click("[data-mode=race]")
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    verdict = page.locator(".verdict[data-verdict]")
+    verdict.wait_for()
+    assert verdict.get_attribute("data-verdict") == "differs"
+    assert "Different from token 6 on" in verdict.text_content()
+    assert page.locator(".tok.differs").count() == 2
+
+
+def test_a_refused_request_says_why(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url, expect_errors=True)
+    settle(page, max_tokens="0")
+    answer = say(page)
+    assert "max_tokens" in answer.locator("[role=alert]").text_content()
+
+
+def test_a_server_that_wants_a_key_is_given_one(browser: Any, model_folder: Path) -> None:
+    llm = LLM(str(model_folder), deterministic=True, kv_blocks=40)
+    with served(llm.engine, api_keys=("first", "second")) as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(url)
+        for key in ("wrong", "second"):
+            page.wait_for_selector("#key-dialog[open]")
+            page.fill("#key", key)
+            page.keyboard.press("Enter")
+        page.wait_for_selector("html[data-ready]")
+        assert page.locator("#model").text_content() == "tiny"
+        context.close()

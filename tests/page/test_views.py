@@ -1,0 +1,225 @@
+"""The live view and an opened request in a real browser, and what holds for every view."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import ServerProcess, until
+
+from paceline.engine.replay import replay_on
+from paceline.llm import LLM
+from paceline.sampling.trace import Trace
+
+OpenPage = Callable[..., Any]
+VIEWS = ("", "#/live", "#/requests", "#/requests/{id}")
+
+
+def ask(url: str, name: str, *, number: int = 0, length: int = 150, **more: Any) -> str:
+    """A whole request under an id of its own; the id the engine knows it by."""
+    body = {"prompt": f"the quick brown fox jumps over {number} lazy dogs and over {number} quick foxes",
+            "max_tokens": length, "temperature": 0, "seed": number, "ignore_eos": True} | more
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": name}, timeout=90)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["paceline"]["request_id"])
+
+
+@contextmanager
+def crowd(url: str, name: str, count: int = 6) -> Iterator[list[str]]:
+    """More requests at once than the cache holds."""
+    ids: list[str] = []
+    threads = [threading.Thread(target=lambda i=i: ids.append(
+        ask(url, f"{name}-{i}", number=i, speculation=("ngram", None)[i % 2]))) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    yield ids
+    for thread in threads:
+        thread.join(90)
+    assert len(ids) == count
+
+
+def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(f"{server.url}/#/live")
+    page.wait_for_selector("canvas[data-map]")
+    page.evaluate("""() => {
+        window.maps = new Set(); window.used = new Set();
+        const canvas = document.querySelector('canvas');
+        new MutationObserver(() => {
+            maps.add(canvas.dataset.map);
+            used.add(document.querySelector('[data-state=used] b').textContent);
+        }).observe(canvas, { attributes: true, attributeFilter: ['data-map'] });
+    }""")
+
+    def painted() -> bytes:
+        return bytes(page.locator("canvas").screenshot())
+
+    before = painted()
+    for turn in range(3):
+        with crowd(server.url, f"map-{turn}"):
+            pass
+    until(lambda: page.evaluate("maps.size > 2"))
+    assert page.evaluate("[...used].some(count => Number(count) > 0)")
+    until(lambda: page.evaluate("document.querySelector('[data-state=used] b').textContent === '0'"))
+    assert painted() != before, "what the requests left in the cache must show"
+    assert page.locator("canvas").get_attribute("aria-label").startswith("40 blocks of 16 tokens: ")
+
+
+def test_the_live_view_lists_requests_rates_latencies_and_acceptance(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(f"{server.url}/#/live")
+    page.wait_for_selector(".pulse[data-on]")
+    page.evaluate("""() => {
+        window.listed = new Set();
+        new MutationObserver(() => document.querySelectorAll('tbody tr').forEach(row => listed.add(row.dataset.id)))
+            .observe(document.querySelector('tbody'), { childList: true });
+    }""")
+    with crowd(server.url, "list") as ids:
+        until(lambda: page.evaluate("listed.size > 1"))
+    assert set(page.evaluate("[...listed]")) <= {*ids}
+    page.wait_for_selector("[data-method=ngram] .depths li")
+    tiles = page.locator(".tile").all_text_contents()
+    assert len(tiles) == 6
+    assert any("Time to first token" in tile and "p99" in tile for tile in tiles)
+    assert any("Time per token" in tile and "p99" in tile for tile in tiles)
+    assert page.locator(".spark-line").first.get_attribute("d").count("L") > 50
+
+
+def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: ServerProcess) -> None:
+    name = ask(server.url, "opened", length=64, cache_salt="opened",
+               speculation={"method": "suffix", "adaptive": False, "k": 4})
+    page = open_page(f"{server.url}/#/requests/{name}")
+    page.wait_for_selector(".timeline")
+    assert page.locator(".t-wait").count() >= 1
+    assert page.locator(".t-prefill").count() >= 2, "the prompt is longer than a step"
+    assert page.locator(".t-step").count() > 10
+    assert page.locator(".t-token.of-accepted").count() > 0
+    tree = page.locator("svg.tree")
+    assert tree.locator(".node.root").count() == 1
+    assert tree.locator(".node.accepted").count() >= 1
+    status = page.locator(".story [role=status]").first
+    told = status.text_content()
+    page.click("[aria-label='The draft before'], [aria-label='The draft after']:enabled")
+    assert status.text_content() != told
+    assert page.locator(".t-step.chosen").count() == 1
+    drafted = page.locator(".t-step.drafted").first
+    drafted.dispatch_event("click")
+    assert status.text_content().startswith("Draft 1 of")
+    offline = httpx.get(f"{server.url}/paceline/request", params={"id": name}, timeout=90).json()
+    pieces = "".join(piece for event in offline["events"] for piece in event["pieces"])
+    assert page.locator(".story .tokens").text_content() == pieces
+
+
+def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerProcess) -> None:
+    def preempted() -> list[str]:
+        with crowd(server.url, "crowd", 8):
+            pass
+        listed = httpx.get(f"{server.url}/paceline/requests", timeout=90).json()["requests"]
+        return [one["id"] for one in listed if one["metrics"]["preemptions"]]
+
+    name = until(preempted)[0]
+    page = open_page(f"{server.url}/#/requests/{name}")
+    page.wait_for_selector(".t-preempted", state="attached")
+    assert page.locator(".t-wait").count() >= 2, "it waited again after it had lost its seat"
+
+
+def test_a_trace_is_downloaded_and_replays(open_page: OpenPage, server: ServerProcess, model_folder: Path,
+                                           tmp_path: Path) -> None:
+    name = ask(server.url, "traced", speculation="ngram", temperature=0.9, length=40, trace=True)
+    page = open_page(f"{server.url}/#/requests/{name}")
+    with page.expect_download() as waiting:
+        page.click("text=Download the trace")
+    file = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(file)
+    assert page.locator(".command").text_content() == f"paceline replay {file.name}"
+    report = replay_on(LLM(str(model_folder), deterministic=True).engine, Trace.from_json(file.read_text()))
+    assert report.equal and report.same_model and len(report.tokens) == 40
+
+
+def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPage, server: ServerProcess) -> None:
+    ask(server.url, "listed", length=4)
+    page = open_page(f"{server.url}/#/live")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    visited = []
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        visited.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid", f"{visited[-1]} has the focus and does not show it"
+    assert visited == ["Paceline", "Playground", "Live", "Requests", "theme"]
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("tbody a")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".timeline")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, server: ServerProcess, view: str) -> None:
+    name = ask(server.url, "phone", speculation="suffix", length=60, trace=True)
+    page = open_page(f"{server.url}/{view.format(id=name)}", viewport={"width": 360, "height": 740}, has_touch=True)
+    page.wait_for_selector({"": ".composer", "#/live": "canvas[data-map]", "#/requests": "tbody"}.get(view, "svg.tree"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    if not view:
+        page.fill("#prompt", "the quick brown fox " * 8)
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".answer[data-done]")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def brightness(page: Any) -> float:
+    red, green, blue = page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).map(Number)")
+    return float(red + green + blue) / 3
+
+
+def test_colours_follow_the_system_until_somebody_chooses(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url, color_scheme="dark")
+    assert brightness(page) < 60
+    page.click("#theme")
+    assert brightness(page) > 200, "light was chosen"
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert brightness(page) > 200, "the choice must stay"
+    page.click("#theme")
+    page.click("#theme")
+    page.emulate_media(color_scheme="light")
+    assert brightness(page) > 200
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerProcess, scheme: str) -> None:
+    """WCAG's contrast of 4.5 for text."""
+    page = open_page(server.url, color_scheme=scheme)
+    pairs = [("ink", ground) for ground in ("paper", "card", "sunk", "accepted-tint", "corrected-tint", "bonus-tint")]
+    pairs += [("soft", "paper"), ("soft", "card"), ("soft", "sunk"), ("accent", "paper"), ("on-accent", "accent"),
+              ("warn", "card"), ("accepted", "card"), ("corrected", "card"), ("bonus", "card")]
+    for text, ground in pairs:
+        found = page.evaluate("""async ([text, ground]) => {
+            const { colour } = await import(new URL('page/dom.js', document.baseURI));
+            const light = name => colour('--' + name).match(/[0-9.]+/g).slice(0, 3)
+                .map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+                .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+            const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+            return (a + 0.05) / (b + 0.05);
+        }""", [text, ground])
+        assert found >= 4.5, f"{text} on {ground} in {scheme}: {found:.2f}"
+
+
+def test_the_page_needs_nothing_from_elsewhere(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    elsewhere: list[str] = []
+    page.on("request", lambda request: elsewhere.append(request.url) if not request.url.startswith(server.url) else None)
+    for view in ("#/live", "#/requests", "#/"):
+        page.goto(f"{server.url}/{view}")
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+    assert not elsewhere
+    policy = httpx.get(server.url, timeout=90).headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'") and "unsafe" not in policy
