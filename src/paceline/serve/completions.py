@@ -113,9 +113,11 @@ class _Streamed:
         call, names = self._call, self._call.service.names
         choice = _choice(call, place, delta.index)
         index = choice["index"]
-        fresh = index not in self._scores
-        scores = self._scores.setdefault(index, CompletionLogprobs(names))
-        choice["text"] = (self._texts[place] if fresh and self._body.echo else "") + delta.text
+        scores = self._scores.get(index)
+        if scores is None:
+            scores = self._scores[index] = CompletionLogprobs(names)
+            choice["text"] = self._texts[place] if self._body.echo else ""
+        choice["text"] += delta.text
         choice["finish_reason"] = delta.finish_reason
         if delta.logprobs:
             choice["logprobs"] = scores.format(delta.logprobs, delta.token_ids)

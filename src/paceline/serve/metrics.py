@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from paceline.engine.core import Engine
 from paceline.request import RequestOutput
@@ -25,6 +26,26 @@ def engine_state(engine: Engine) -> dict[str, Any]:
     return engine.report() | {"cache_blocks_idle_cached": idle, "cache_blocks_shared": engine.cache.usage().shared}
 
 
+class Gaps:
+    """A histogram that takes all gaps of a request at once: there is one a token."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(GAPS) + 1, dtype=np.int64)
+        self._sum = 0.0
+
+    def add(self, times: list[float]) -> None:
+        gaps = np.diff(times)
+        self._counts += np.bincount(np.searchsorted(GAPS, gaps), minlength=len(GAPS) + 1)
+        self._sum += float(gaps.sum())
+
+    def family(self, name: str, text: str, model: str) -> Metric:
+        made = HistogramMetricFamily(name, text, labels=(LABEL,))
+        counts = np.cumsum(self._counts).tolist()
+        made.add_metric((model,), [(str(bound), float(count)) for bound, count in zip((*GAPS, "+Inf"), counts)],
+                        self._sum)
+        return made
+
+
 class ServerMetrics:
     """What finished requests tell, kept here; what the engine counts is read when somebody asks."""
 
@@ -37,9 +58,7 @@ class ServerMetrics:
             return made.labels(model_name)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", SECONDS)
-        self._gaps = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sample.", GAPS)
-        # The name it had in vLLM before; dashboards of both ages find it.
-        self._old_gaps = histogram("vllm:time_per_output_token_seconds", "Between two tokens of a sample.", GAPS)
+        self._gaps = Gaps()
         self._tpot = histogram("vllm:request_time_per_output_token_seconds",
                                "Mean time of a request's tokens after the first.", GAPS)
         self._whole = histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", SECONDS)
@@ -81,9 +100,7 @@ class ServerMetrics:
             self._prefill.observe(metrics.first_token - metrics.first_scheduled)
             self._decode.observe(last - metrics.first_token)
             self._inference.observe(last - metrics.first_scheduled)
-        for gap in metrics.inter_token:
-            self._gaps.observe(gap)
-            self._old_gaps.observe(gap)
+        self._gaps.add(metrics.token_times)
 
     def exposition(self, report: dict[str, Any]) -> bytes:
         """The text Prometheus reads. `report`: engine_state()."""
@@ -115,6 +132,9 @@ class ServerMetrics:
         yield counter("vllm:num_preemptions", "Sequences that lost their blocks.", report["preemptions"])
         yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", report["cache_looked_up_tokens"])
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found.", report["cache_hit_tokens"])
+        # The second is the name it had in vLLM before; dashboards of both ages find it.
+        for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
+            yield self._gaps.family(name, "Between two tokens of a sample.", self._model)
         yield from self._speculation(report["speculation"], counter, several)
 
         used, cached = report["cache_blocks_used"], report["cache_blocks_idle_cached"]

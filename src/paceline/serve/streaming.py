@@ -20,6 +20,7 @@ from paceline.serve.errors import api_error
 Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
 """(which prompt, what its sample gained) -> the chunks' choices."""
 
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 DONE = b"data: [DONE]\n\n"
 
 
@@ -63,10 +64,12 @@ class EventStream(Response):
 
     async def _blocks(self) -> AsyncIterator[bytes]:
         call = self._call
-        envelope = call.envelope() | ({"usage": None} if call.include_usage else {})
+        # What all chunks have in common is encoded once.
+        head = "data: " + encode(call.envelope())[:-1]
+        usage = ',"usage":null' if call.include_usage else ""
         outputs: list[RequestOutput | None] = [None] * len(self._listeners)
         async for place, delta in merged(self._listeners):
-            chunks = [envelope | {"choices": [choice]} for sample in delta.samples
+            chunks = [f'{head}{usage},"choices":[{encode(choice)}]' for sample in delta.samples
                       for choice in self._choices(place, sample)]
             if delta.output is not None:
                 outputs[place] = delta.output
@@ -74,14 +77,14 @@ class EventStream(Response):
                 whole = [output for output in outputs if output is not None]
                 if len(whole) == len(outputs):
                     if call.include_usage:
-                        chunks.append(envelope | {"choices": [], "usage": call.usage(whole)})
-                    chunks[-1]["paceline"] = call.explanation(whole)
+                        chunks.append(f'{head},"choices":[],"usage":{encode(call.usage(whole))}')
+                    chunks[-1] += f',"paceline":{encode(call.explanation(whole))}'
             if chunks:
-                yield b"".join(map(event, chunks))
+                yield ("}\n\n".join(chunks) + "}\n\n").encode()
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {encode(chunk)}\n\n".encode()
 
 
 async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
