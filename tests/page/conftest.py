@@ -23,10 +23,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    made = ServerProcess(model_folder, tmp_path_factory.mktemp("server") / "log", "--deterministic", "--kv-blocks", "40",
-                         "--max-num-seqs", "6", "--max-batch-tokens", "32", "--max-model-len", "512")
+    made = ServerProcess(model_folder, tmp_path_factory.mktemp("server") / "log", "--deterministic",
+                         "--kv-blocks", "40", "--max-num-seqs", "6", "--max-batch-tokens", "32",
+                         "--max-model-len", "512", env={"PYTHONFAULTHANDLER": "1"})
     yield made
-    assert made.stop() == 0
+    assert made.stop() == 0, made.log()
     assert "Traceback" not in made.log()
 
 
@@ -50,7 +51,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     problems: list[str] = []
 
     def begin(url: str, *, expect_errors: bool = False, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, "accept_downloads": True} | options)
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}} | options)
         contexts.append(context)
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()

@@ -22,7 +22,7 @@ VIEWS = ("", "#/live", "#/requests", "#/requests/{id}")
 
 def ask(url: str, name: str, *, number: int = 0, length: int = 150, **more: Any) -> str:
     """A whole request under an id of its own; the id the engine knows it by."""
-    body = {"prompt": f"the quick brown fox jumps over {number} lazy dogs and over {number} quick foxes",
+    body = {"prompt": f"the quick brown fox jumps over {number} lazy dogs and over {number} quick foxes; " * 2,
             "max_tokens": length, "temperature": 0, "seed": number, "ignore_eos": True} | more
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": name}, timeout=90)
     assert answer.status_code == 200, answer.text
@@ -30,11 +30,11 @@ def ask(url: str, name: str, *, number: int = 0, length: int = 150, **more: Any)
 
 
 @contextmanager
-def crowd(url: str, name: str, count: int = 6) -> Iterator[list[str]]:
+def crowd(url: str, name: str, count: int = 6, length: int = 70) -> Iterator[list[str]]:
     """More requests at once than the cache holds."""
     ids: list[str] = []
     threads = [threading.Thread(target=lambda i=i: ids.append(
-        ask(url, f"{name}-{i}", number=i, speculation=("ngram", None)[i % 2]))) for i in range(count)]
+        ask(url, f"{name}-{i}", number=i, length=length, speculation=("ngram", None)[i % 2]))) for i in range(count)]
     for thread in threads:
         thread.start()
     yield ids
@@ -59,7 +59,7 @@ def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, s
         return bytes(page.locator("canvas").screenshot())
 
     before = painted()
-    for turn in range(3):
+    for turn in range(2):
         with crowd(server.url, f"map-{turn}"):
             pass
     until(lambda: page.evaluate("maps.size > 2"))
@@ -69,7 +69,7 @@ def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, s
     assert page.locator("canvas").get_attribute("aria-label").startswith("40 blocks of 16 tokens: ")
 
 
-def test_the_live_view_lists_requests_rates_latencies_and_acceptance(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: OpenPage, server: ServerProcess) -> None:
     page = open_page(f"{server.url}/#/live")
     page.wait_for_selector(".pulse[data-on]")
     page.evaluate("""() => {
@@ -115,7 +115,7 @@ def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: Se
 
 def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerProcess) -> None:
     def preempted() -> list[str]:
-        with crowd(server.url, "crowd", 8):
+        with crowd(server.url, "crowd", 8, 150):
             pass
         listed = httpx.get(f"{server.url}/paceline/requests", timeout=90).json()["requests"]
         return [one["id"] for one in listed if one["metrics"]["preemptions"]]
@@ -167,6 +167,8 @@ def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, server: ServerProces
     page.wait_for_selector({"": ".composer", "#/live": "canvas[data-map]", "#/requests": "tbody"}.get(view, "svg.tree"))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     if not view:
+        page.evaluate("""localStorage.setItem('paceline-controls', '{"max_tokens": "40"}')""")
+        page.reload()
         page.fill("#prompt", "the quick brown fox " * 8)
         page.press("#prompt", "Enter")
         page.wait_for_selector(".answer[data-done]")
@@ -215,7 +217,7 @@ def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerPro
 def test_the_page_needs_nothing_from_elsewhere(open_page: OpenPage, server: ServerProcess) -> None:
     page = open_page(server.url)
     elsewhere: list[str] = []
-    page.on("request", lambda request: elsewhere.append(request.url) if not request.url.startswith(server.url) else None)
+    page.on("request", lambda sent: None if sent.url.startswith(server.url) else elsewhere.append(sent.url))
     for view in ("#/live", "#/requests", "#/"):
         page.goto(f"{server.url}/{view}")
         page.reload()

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answers.js";
 import { Controls } from "./controls.js";
-import { h } from "./dom.js";
+import { everyFrame, h } from "./dom.js";
 import { percent, rate, seconds } from "./format.js";
 import { Race } from "./race.js";
 import { legend } from "./tokens.js";
@@ -94,7 +94,7 @@ export function playground(about) {
     kept.nodes.push(...turn);
     log.append(...turn);
     turn[1].scrollIntoView({ block: "nearest" });
-    answer.onprogress = () => { facts.replaceChildren(...factsOf(answer)); follow(log); };
+    answer.onprogress = everyFrame(() => { facts.replaceChildren(...factsOf(answer)); follow(); });
     working(answer);
     const messages = conversation(text);
     await answer.run(messages, controls.body());
@@ -104,7 +104,7 @@ export function playground(about) {
     turn[1].dataset.done = "yes";
     working(null);
     status.textContent = answer.error ?? `The answer has ${answer.text.length} tokens.`;
-    follow(log);
+    follow();
   }
 
   async function race(text) {
@@ -123,7 +123,7 @@ export function playground(about) {
 }
 
 // Stay at the end of the text, unless somebody has scrolled up to read.
-function follow(log) {
+function follow() {
   const page = document.scrollingElement;
   if (page.scrollHeight - page.scrollTop - innerHeight < 160) page.scrollTop = page.scrollHeight;
 }

@@ -1,7 +1,7 @@
 // A race: the same prompt and seed with speculation off and on, and the proof that the texts are the same.
 
 import { Answer } from "./answers.js";
-import { h } from "./dom.js";
+import { everyFrame, h } from "./dom.js";
 import { rate, seconds, times, visible } from "./format.js";
 
 export class Race {
@@ -38,7 +38,7 @@ export class Race {
     fields.seed ??= `${crypto.getRandomValues(new Uint32Array(1))[0]}`;
     const most = fields.max_tokens ?? 256;
     await Promise.all(this.lanes.map(async (lane) => {
-      lane.answer.onprogress = () => this.draw(lane, most);
+      lane.answer.onprogress = everyFrame(() => { if (!lane.element.dataset.done) this.draw(lane, most); });
       await lane.answer.run(messages, { ...fields, speculation: lane.speculation });
       lane.element.dataset.done = "yes";
       this.draw(lane, lane.answer.text.length || 1);
