@@ -1,5 +1,5 @@
-"""JSON schemas of many kinds, for measuring and testing structured output. Every text they allow has an end: strings,
-arrays and numbers are bounded, recursion is not deep."""
+"""JSON schemas of many kinds, for measuring and testing structured output. The texts they allow have an end: strings
+and arrays are bounded, and the one that is recursive (ref_recursive) goes on only if the model wants to."""
 
 from __future__ import annotations
 
@@ -121,8 +121,9 @@ _REFERENCES: dict[str, Schema] = {
                                                                   "last": {"$ref": "#/definitions/name"}})},
     "ref_recursive": {"$defs": {"node": thing({"value": whole(0, 9), "next": {
         "anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}})}, "$ref": "#/$defs/node"},
-    "ref_tree": {"$defs": {"tree": thing({"name": {"enum": ["leaf", "twig"]}, "children": row(
-        {"$ref": "#/$defs/tree"}, 1)})}, "$ref": "#/$defs/tree"},
+    "ref_tree": {"$defs": {"leaf": thing({"name": {"const": "leaf"}}),
+                           "twig": thing({"name": {"const": "twig"}, "leaves": row({"$ref": "#/$defs/leaf"}, 2)})},
+                 **thing({"name": {"const": "tree"}, "twigs": row({"$ref": "#/$defs/twig"}, 2, least=1)})},
 }
 
 _CALLS: dict[str, Schema] = {

@@ -121,6 +121,20 @@ def gpu(
           json_file)
 
 
+@app.command("grammar")
+def grammar(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest text, in tokens.")] = 1000,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time xgrammar beside it, where installed.")] = True,
+) -> None:
+    """Structured output: schemas whose texts parse and validate, and the time of compiling and of a mask."""
+    _fetch(model)
+    from paceline.bench.grammar import run
+
+    _emit(run(model, max_tokens, peers), json_file)
+
+
 @app.command("quality")
 def quality(
     text: Annotated[str, typer.Option(help="UTF-8 text to score, plain or .gz.")],

@@ -9,10 +9,10 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.errors import GrammarError
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
-from paceline.grammar.library import Vocabulary
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
 from paceline.grammar.structure import structure_of
+from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
 

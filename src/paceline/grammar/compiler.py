@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from paceline.errors import GrammarError
-from paceline.grammar.library import INSTALL, Library, Vocabulary
+from paceline.grammar.library import INSTALL, Library
 from paceline.grammar.states import CompiledGrammar
 from paceline.grammar.structure import Structure
+from paceline.grammar.vocabulary import Vocabulary
 
 SECONDS = 10.0
 """A structure that takes longer than this is too complex."""
@@ -104,7 +105,7 @@ class GrammarCompiler:
                 except ImportError:
                     raise GrammarError(f"{field} needs the package llguidance, which is not installed: {INSTALL}.",
                                        field) from None
-                self._tokens = len(vocabulary.tokens)
+                self._tokens = len(vocabulary)
             return self._library
 
 

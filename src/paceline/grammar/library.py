@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import GrammarError
 from paceline.grammar.structure import Structure
+from paceline.grammar.vocabulary import Vocabulary
 
 INSTALL = "pip install llguidance"
 WHITESPACE = r"\x20?|\x0A\x20{0,16}"
@@ -17,16 +16,6 @@ WHITESPACE = r"\x20?|\x0A\x20{0,16}"
 write blanks for ever sometimes does."""
 UNSATISFIABLE = "no text matches it"
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What grammars need to know of a tokenizer."""
-
-    tokens: Sequence[bytes | None]
-    """The bytes each id adds to a text; None for ids that add none: special tokens, ends of text, gaps."""
-    encode: Callable[[str], list[int]]
-    """Ids of a text, nothing added."""
 
 
 class _Tokens:
@@ -38,10 +27,10 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = [token or b"" for token in vocabulary.tokens] + [b""]
         self.eos_token_id = len(vocabulary.tokens)
-        self._encode = vocabulary.encode
+        self._spell = vocabulary.spell
 
     def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+        return self._spell(text)
 
 
 class Library:
@@ -75,7 +64,9 @@ class Library:
         """The structure in llguidance's own notation."""
         library, text = self._library, structure.text
         if structure.field == "json_schema":
-            return str(library.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
+            own = "x-guidance" in json.loads(text)  # llguidance's options, in the schema's own hands
+            return str(library.LLMatcher.grammar_from_json_schema(
+                text, defaults={} if own else {"whitespace_pattern": WHITESPACE}))
         if structure.field == "regex":
             return str(library.LLMatcher.grammar_from_regex(text))
         if structure.field == "choice":

@@ -57,8 +57,8 @@ class SequenceGrammar:
         return state is not None and state.closed
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens in which the only possible continuation is usually written; empty: there is a choice. A text may
-        be cut into tokens in many ways, so this is a guess, if a good one."""
+        """The tokens that spell the only possible continuation; empty: there is a choice. Where bytes are forced the
+        mask leaves only the token that the tokenizer would write them in, so nothing else can come."""
         state = self._after(())
         if state is None or state.closed:
             return ()

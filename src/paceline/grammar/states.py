@@ -15,7 +15,7 @@ from paceline.grammar.structure import Structure
 
 MOST_STATES = 20_000
 MOST_BYTES = 8 << 20
-"""What a grammar may remember. Then it starts anew: texts under way keep what they have in hand."""
+"""What a grammar may remember before it starts anew."""
 
 
 class State:
@@ -70,9 +70,13 @@ class CompiledGrammar:
         return State(mask, accepting, stopped and accepting)
 
     def start(self) -> State:
-        """The state at the beginning of a text, and a chance to forget: from here on what is full is left behind."""
+        """The state at the beginning of a text, and the time to forget when too much is held."""
         if self.states > MOST_STATES or self._held > MOST_BYTES:
-            self._masks = {}
-            self._held = self.states = 0
-            self.root = self.read(self.matcher())
+            self.forget()
         return self.root
+
+    def forget(self) -> None:
+        """Start anew; texts under way keep what they have in hand."""
+        self._masks = {}
+        self._held = self.states = 0
+        self.root = self.read(self.matcher())
