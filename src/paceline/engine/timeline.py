@@ -42,14 +42,12 @@ class Event(NamedTuple):
     rows: int
     company: int
     """Sequences in the step, itself included."""
-    tokens: tuple[int, ...] = ()
-    origins: tuple[Provenance, ...] = ()
+    tokens: Sequence[int] = ()
+    origins: Sequence[Provenance] = ()
     draft: Draft | None = None
 
-    @property
-    def weight(self) -> int:
-        """Memory it holds, roughly, in units of one small event."""
-        return 1 + (len(self.tokens) + (0 if self.draft is None else 2 * len(self.draft.tokens))) // 8
+    weight: int = 1
+    """Memory it holds, roughly, in units of one small event."""
 
 
 class RequestTimeline:
@@ -80,13 +78,13 @@ class RequestTimeline:
 
     def note(self, event: Event, most: int) -> int:
         """Add an event, giving up old ones beyond `most`; by how much the weight changed."""
-        before = self.weight
+        change = event.weight
         self.events.append(event)
-        self.weight += event.weight
-        while self.weight > most:
-            self.weight -= self.events.popleft().weight
+        while self.weight + change > most:
+            change -= self.events.popleft().weight
             self.dropped += 1
-        return self.weight - before
+        self.weight += change
+        return change
 
     def close(self) -> None:
         """Keep what the record says and let go of it."""
@@ -144,19 +142,21 @@ class Timelines:
         self._shrink()
 
     def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
-        ended = begun + sum(times)
+        ended, company = begun + sum(times), len(step.groups)
         for seq in step.preempted:
-            self._note(seq.request.id, Event(PREEMPTED, seq.sample, begun, begun, 0, 0, len(step.groups)))
+            self._note(seq.request.id, Event(PREEMPTED, seq.sample, begun, begun, 0, 0, company))
         tokens = prompt_rows = 0
         for group, decision in zip(step.groups, decisions):
             event = _event(step, group, decision, begun, ended)
             self._note(group.seq.request.id, event)
             tokens += len(event.tokens)
-            prompt_rows += event.rows if event.kind == PREFILL else 0
-            for sibling, own in zip(group.siblings, decision.siblings):
-                self._note(sibling.request.id, Event(DECODE, sibling.sample, begun, ended, event.start + event.rows, 0,
-                                                     len(step.groups), tuple(own.tokens), tuple(own.origins)))
-                tokens += len(own.tokens)
+            if event.kind is PREFILL:
+                prompt_rows += event.rows
+            if group.siblings:
+                for sibling, own in zip(group.siblings, decision.siblings):
+                    self._note(sibling.request.id, Event(DECODE, sibling.sample, begun, ended, event.start + event.rows,
+                                                         0, company, own.tokens, own.origins))
+                    tokens += len(own.tokens)
         self._count(int(ended), tokens, prompt_rows, max(step.repeat, 1))
         self._shrink()
 
@@ -196,11 +196,16 @@ class Timelines:
 
 
 def _event(step: Step, group: RowGroup, decision: Decision, begun: float, ended: float) -> Event:
-    decodes = group.draft is not None or (len(group.tokens) == 1 and group.start >= group.seq.prompt_len)
-    return Event(DECODE if decodes else PREFILL, group.seq.sample, begun, ended, group.start,
-                 len(group.tokens) * max(step.repeat, 1), len(step.groups), tuple(decision.tokens),
-                 tuple(decision.origins)[:len(decision.tokens)],
-                 None if decision.draft is None else _kept(decision.draft, decision.path))
+    """Once a sequence and step, so kept lean: what the decision holds is kept, not copied; nobody changes it."""
+    seq, start, rows, tokens, draft = group.seq, group.start, len(group.tokens), decision.tokens, decision.draft
+    if draft is not None:
+        return Event(DECODE, seq.sample, begun, ended, start, rows, len(step.groups), tokens, decision.origins,
+                     _kept(draft, decision.path), 2 + (len(tokens) + 2 * rows) // 8)
+    kind = DECODE if rows == 1 and start >= seq.prompt_len else PREFILL
+    if step.repeat:
+        rows *= step.repeat
+    return Event(kind, seq.sample, begun, ended, start, rows, len(step.groups), tokens,
+                 decision.origins if tokens else (), None, 1 + len(tokens) // 8)
 
 
 def _kept(draft: DraftTree, path: Sequence[int]) -> Draft:
