@@ -177,5 +177,7 @@ def test_large_bodies_and_long_answers_are_refused(start: Callable[..., ServerPr
         assert error(http.post(CHAT, json=HELLO | {"max_tokens": 6}), 400)["param"] == "max_tokens"
         answer = http.post(CHAT, json=HELLO | {"max_tokens": None, "ignore_eos": True}).json()
         assert answer["usage"]["completion_tokens"] == 5
+        text = http.post("/v1/completions", json={"prompt": "hello", "ignore_eos": True}).json()
+        assert text["usage"]["completion_tokens"] == 5, "the default is no more than the limit"
         assert error(http.post(CHAT, json=HELLO | {"n": 4}), 400)["param"] == "n"
         assert http.post(CHAT, json=HELLO).status_code == 200

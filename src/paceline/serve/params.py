@@ -12,6 +12,8 @@ from paceline.serve.options import ServeOptions
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
 
 MOST_LOGPROBS = 20
+OPENAI_LENGTH = 16
+"""What a text completion gets that does not say."""
 SEED_BITS = 53
 """Seeds drawn here are whole in every client's numbers: many read JSON's as doubles."""
 
@@ -30,7 +32,7 @@ def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingPa
     if body.suffix:
         raise RequestError("suffix is not supported: models here continue a text, they do not fill gaps.", "suffix")
     asked = _common(body, options)
-    asked["max_tokens"] = _length(16 if body.max_tokens is None else body.max_tokens, "max_tokens", options)
+    asked["max_tokens"] = _length(body.max_tokens, "max_tokens", options, OPENAI_LENGTH)
     asked["logprobs"] = _logprobs(body.logprobs, "logprobs")
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
         asked["prompt_logprobs"] = body.logprobs or 0
@@ -41,7 +43,7 @@ def chat_params(body: ChatBody, options: ServeOptions, structure: dict[str, Any]
     """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
     asked = _common(body, options) | structure
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked["max_tokens"] = _length(getattr(body, name), name, options)
+    asked["max_tokens"] = _length(getattr(body, name), name, options, None)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
     asked["logprobs"] = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
@@ -121,11 +123,14 @@ def _schema(value: Any, field: str) -> Any:
         raise RequestError(f"{field} is not valid JSON: give a schema as an object or as JSON text.", field) from None
 
 
-def _length(asked: int | None, name: str, options: ServeOptions) -> int | None:
+def _length(asked: int | None, name: str, options: ServeOptions, default: int | None) -> int | None:
+    """How many tokens a sample may get; None: what the context leaves."""
     most = options.max_output_tokens
-    if most is not None and asked is not None and asked > most:
+    if asked is None:
+        return min((limit for limit in (default, most) if limit is not None), default=None)
+    if most is not None and asked > most:
         raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less.", name)
-    return most if asked is None else asked
+    return asked
 
 
 def _logprobs(asked: int | None, name: str) -> int | None:

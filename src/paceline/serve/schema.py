@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+
+def number(**bounds: float) -> Any:
+    """An optional number whose bounds are documented here; SamplingParams enforces them and says what to change."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
+Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1})]
+TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
 class Body(BaseModel):
@@ -44,30 +53,30 @@ class Sampling(Body):
     """What both kinds of completion take. null stands for the default everywhere."""
 
     model: str | None = None
-    n: int | None = None
+    n: int | None = number(minimum=1, maximum=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    stop: str | list[Text] | None = None
+    seed: int | None = number(minimum=0, maximum=(1 << 64) - 1)
+    temperature: float | None = number(minimum=0)
+    top_p: float | None = number(exclusiveMinimum=0, maximum=1)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: int | None = number(minimum=-1)
+    min_p: float | None = number(minimum=0, maximum=1)
+    repetition_penalty: float | None = number(exclusiveMinimum=0)
+    min_tokens: int | None = number(minimum=0)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    no_repeat_ngram_size: int | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
+    stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: list[TokenId] | None = Field(default=None, json_schema_extra={"minItems": 1})
+    bad_words: list[Text] | None = None
+    no_repeat_ngram_size: int | None = number(minimum=0)
+    priority: int | None = number(minimum=-(1 << 31))
+    timeout_s: float | None = number(exclusiveMinimum=0)
     cache_salt: str | None = None
-    on_empty_support: str | None = None
+    on_empty_support: Literal["error", "stop", "unmasked"] | None = None
     speculation: str | dict[str, Any] | None = Field(
         default=None, description='A method\'s name, an object with a "method", or null to decode plainly. Left out: '
                                   "the server's default.")
@@ -92,10 +101,10 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = None
+    prompt: str | list[Text] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = number(minimum=0)
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: int | None = number(minimum=0, maximum=20)
     best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
@@ -136,10 +145,10 @@ class NamedTool(Body):
 
 class ChatBody(Sampling):
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = number(minimum=1)
+    max_completion_tokens: int | None = number(minimum=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = number(minimum=0, maximum=20)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -162,4 +171,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
