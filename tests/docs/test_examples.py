@@ -16,6 +16,8 @@ from paceline.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+SERVER = "http://127.0.0.1:8000"
+"""Where the documents say a server is."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ def blocks(language: str) -> list[Block]:
 
 
 def python_cases() -> list:
-    """A block that builds an LLM needs the default model."""
+    """A block that builds an LLM needs the default model; one that asks a server is run in test_serving.py."""
     return [
         pytest.param(block, id=str(block), marks=[pytest.mark.real_model] if "LLM(" in block.text else [])
         for block in blocks("python")
+        if SERVER not in block.text
     ]
 
 

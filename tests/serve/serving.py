@@ -67,11 +67,12 @@ def write_model(folder: Path) -> Path:
 class ServerProcess:
     """`paceline serve` on a free port, and its log."""
 
-    def __init__(self, model: Path | str, log: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, model: Path | str, log: Path, *arguments: str, name: str = NAME,
+                 env: dict[str, str] | None = None) -> None:
         self._log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "serve", str(model), "--port", "0", "--model-name", NAME,
+                [sys.executable, "-m", "paceline", "serve", str(model), "--port", "0", "--model-name", name,
                  *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}))
