@@ -65,11 +65,12 @@ def unpacked(group: dict[str, Any]) -> list[int]:
     return [packs[i // 4] >> i % 4 * 2 & 3 for i in range(group["blocks"])]
 
 
-def test_about_says_what_the_controls_may_offer(url: str) -> None:
-    told = get(url, "about").json()
-    assert told["model"] == "tiny" and told["chat"] is False and told["speculation"] is None
-    assert {"auto", "ngram", "suffix"} <= set(told["methods"])
-    assert not {"oracle", "wrong"} & set(told["methods"]), "those need to be told the text"
+def test_every_way_to_speculate_that_the_page_offers_is_taken(server: ServerProcess) -> None:
+    told = get(server.url, "about").json()
+    assert told["model"] == "tiny" and told["chat"] is True and told["speculation"] == "auto"
+    for wish in told["methods"].values():
+        spoken = ask(server.url, speculation=wish, prompt="the quick brown fox", max_tokens=6)
+        assert spoken["paceline"]["speculation"]["failure"] is None
 
 
 def test_a_frame_accounts_for_every_block_and_every_second(url: str) -> None:

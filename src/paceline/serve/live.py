@@ -17,11 +17,17 @@ from paceline.engine.timeline import Timelines
 from paceline.serve.options import ServeOptions
 from paceline.serve.snapshot import frame, take
 from paceline.serve.stories import copied, listed, story
-from paceline.speculation.spec import BUILDERS, SCRIPTED
 
 FRAMES_A_SECOND = 4
 NEW_SECONDS = 3
 """Seconds of history in every frame but a viewer's first, which has all that is kept."""
+
+METHODS: dict[str, Any] = {
+    **{name: name for name in ("auto", "ngram", "suffix", "lookahead", "precision", "skip", "exit")},
+    "ngram + suffix": {"method": "merge", "drafters": ["ngram", "suffix"]},
+    "ngram + suffix + lookahead": {"method": "merge", "drafters": ["ngram", "suffix", "lookahead"]},
+}
+"""What the page offers: ways to speculate that need neither a file nor a model of their own."""
 
 router = APIRouter(prefix="/paceline", include_in_schema=False)
 
@@ -58,7 +64,7 @@ async def about(request: Request) -> dict[str, Any]:
     engine = _llm(request).engine
     return {"version": __version__, "model": _options(request).model_name, "max_model_len": engine.config.max_model_len,
             "chat": engine.chat is not None, "kernels": engine.kernels.name,
-            "methods": sorted(set(BUILDERS) - set(SCRIPTED)),
+            "methods": METHODS,
             "speculation": None if engine.speculation is None else engine.speculation.method}
 
 

@@ -20,7 +20,7 @@ export class Controls {
   constructor(about) {
     this.values = load();
     this.about = about;
-    if (this.values.method && !["off", ...about.methods].includes(this.values.method)) this.values.method = "";
+    if (!["", "off", ...Object.keys(about.methods)].includes(this.values.method)) this.values.method = "";
     this.element = h("aside", { class: "controls card", "aria-label": "Controls" });
     this.build();
   }
@@ -30,7 +30,7 @@ export class Controls {
     this.element.replaceChildren(
       h("details", { open: true, class: "sheet" },
         h("summary", {}, "Controls"),
-        this.choice("method", "Speculation", [["", `Server's choice (${fallback})`], ["off", "Off: plain decoding"], ...this.about.methods.map((name) => [name, name])]),
+        this.choice("method", "Speculation", [["", `Server's choice (${fallback})`], ["off", "Off: plain decoding"], ...Object.keys(this.about.methods).map((name) => [name, name])]),
         this.number("depth", "Draft depth", { min: 1, max: 64, placeholder: "as it pays" }),
         this.slider("temperature", "Temperature", 0, 2, 0.05),
         this.slider("top_p", "Top-p", 0.05, 1, 0.01),
@@ -107,7 +107,8 @@ export class Controls {
     const { method, depth } = this.values;
     if (method === "off") return null;
     const k = /^\d+$/.test(depth) ? Number(depth) : undefined;
-    const name = method || (k === undefined ? undefined : this.about.speculation ?? undefined);
-    return name === undefined ? undefined : k === undefined ? name : { method: name, k, adaptive: false };
+    const wish = method ? this.about.methods[method] : this.about.speculation ?? undefined;
+    if (k === undefined) return method ? wish : undefined;
+    return wish === undefined ? undefined : { ...(typeof wish === "string" ? { method: wish } : wish), k, adaptive: false };
   }
 }

@@ -10,7 +10,7 @@ export class Race {
     this.controls = controls;
     const wish = controls.speculation();
     this.wish = wish === null || wish === undefined ? about.speculation ?? "auto" : wish;
-    this.method = typeof this.wish === "string" ? this.wish : this.wish.method;
+    this.method = controls.values.method && controls.values.method !== "off" ? controls.values.method : typeof this.wish === "string" ? this.wish : this.wish.method;
     this.lanes = [this.lane("off", "Speculation off", null), this.lane("on", `Speculation on: ${this.method}`, this.wish)];
     this.verdict = h("p", { class: "verdict", role: "status", "aria-live": "polite" });
     this.stopped = false;
