@@ -121,6 +121,24 @@ def gpu(
           json_file)
 
 
+@app.command("serve")
+def serve(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients at once in the soak.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0, help="How long the soak lasts; 0: none.")] = 120.0,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once where the cost is measured.")] = 8,
+    repeats: Annotated[int, typer.Option(min=0, help="Runs of the cost; the best counts; 0: none.")] = 3,
+    new_tokens: NewTokens = 128,
+    speculation: Annotated[str, typer.Option(help="A method's name, or none.")] = "none",
+) -> None:
+    """The server: its cost against offline generate, and a soak with clients that hang up."""
+    _fetch(model)
+    from paceline.bench.serve import run
+
+    _emit(run(model, clients, seconds, streams, new_tokens, repeats, speculation), json_file)
+
+
 @app.command("grammar")
 def grammar(
     json_file: options.JsonFile = None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.request import RequestOutput, SamplingParams
 
 BUILT_IN_QUESTION = "What is the capital of France? Answer in one sentence."
+PAGE_HINT = "`paceline serve` opens the same model to programs, and to a browser at http://127.0.0.1:8000/"
 PATIENCE_S = 1.0
 """How long to wait for the first piped line once the model is there: some pipes never say anything, and never end."""
 HELP = """/help            this list
@@ -222,9 +223,12 @@ def chat(
         _enable_line_editing()
         out.print(model or options.DEFAULT_MODEL, style="bold", markup=False, end="  ")
         out.print("/help for commands, Ctrl-D to leave", style="dim")
+        out.print(PAGE_HINT, style="dim")
         interact(conversation)
         return
-    if not answer(conversation, piped(sys.stdin)):
+    fine = answer(conversation, piped(sys.stdin))
+    out.print(PAGE_HINT, style="dim")
+    if not fine:
         raise typer.Exit(2)
 
 

@@ -1,0 +1,73 @@
+"""An engine that fails: a step that breaks is the server's fault, and the next request is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from serving import WAIT, events, served, until
+
+from engine.tiny import tiny_engine
+from paceline.engine.core import Engine
+from paceline.serve import errors
+
+BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
+
+
+def broken_once(engine: Engine) -> None:
+    """The next step to be planned finds no memory."""
+    healthy: Callable[..., Any] = engine.scheduler.schedule
+
+    def broken(*args: Any, **more: Any) -> Any:
+        engine.scheduler.schedule = healthy  # type: ignore[method-assign]
+        raise MemoryError("no room")
+
+    engine.scheduler.schedule = broken  # type: ignore[method-assign]
+
+
+def test_a_broken_step_is_a_500_and_the_server_goes_on() -> None:
+    engine = tiny_engine()
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        broken_once(engine)
+        answer = http.post("/v1/completions", json=BODY)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "engine_error" and answer.json()["error"]["type"] == "server_error"
+        assert "Traceback" not in answer.text
+        broken_once(engine)
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
+            assert [chunk["error"]["code"] for chunk in events(stream)] == ["engine_error"]
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_an_engine_that_died_is_told_by_health_and_refusals() -> None:
+    engine = tiny_engine()
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        assert http.get("/health").status_code == 200
+        engine.step = lambda: 1 / 0  # type: ignore[method-assign,return-value]
+        answer = http.post("/v1/completions", json=BODY)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+        until(lambda: http.get("/health").status_code == 503)
+        assert http.get("/ready").status_code == 503
+        assert http.post("/v1/completions", json=BODY).status_code == 503
+        assert http.get("/v1/models").status_code == 200
+
+
+def test_a_mistake_of_the_servers_own_says_nothing_of_its_insides() -> None:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("secret")
+
+    async def scene() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.get("/broken")
+
+    answer = asyncio.run(scene())
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert answer.json()["error"]["code"] == "internal_error"

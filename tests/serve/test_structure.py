@@ -1,0 +1,80 @@
+"""Structured output and enforced tool calls, asked for with the official client in each of the ways there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+from serving import NAME, WAIT, ServerProcess
+
+SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"enum": [2, 4]}},
+          "required": ["kind", "legs"], "additionalProperties": False}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("feed", "walk")]
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=WAIT, max_retries=0)
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(**{"model": NAME, "messages": [{"role": "user", "content": "an animal"}],
+                                             "max_tokens": 200, "seed": 5} | more)
+
+
+@pytest.mark.parametrize("way", [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}},
+    {"extra_body": {"guided_json": SCHEMA}}, {"extra_body": {"guided_json": json.dumps(SCHEMA)}},
+    {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
+], ids=["response_format", "guided_json", "guided_json text", "structured_outputs"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_holds(client: openai.OpenAI, way: dict[str, Any], stream: bool) -> None:
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in ask(client, stream=True, **way))
+    else:
+        text = ask(client, **way).choices[0].message.content
+    told = json.loads(text)
+    assert told["kind"] in ("cat", "dog") and told["legs"] in (2, 4) and len(told) == 2
+
+
+def test_other_forms(client: openai.OpenAI) -> None:
+    for body, form in (({"guided_regex": "[ab]{3}x"}, "[ab]{3}x"), ({"guided_choice": ["yes", "no"]}, "yes|no"),
+                       ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+                       ({"structured_outputs": {"regex": "[0-9]{2}"}}, "[0-9]{2}"),
+                       ({"guided_grammar": 'start: "a" "b"~2'}, "abb")):
+        choice = ask(client, extra_body=body).choices[0]
+        assert re.fullmatch(form, choice.message.content), body
+        assert choice.finish_reason == "stop"
+    begun = ask(client, response_format={"type": "json_object"}).choices[0].message.content
+    assert begun.lstrip().startswith("{")
+    assert ask(client, response_format={"type": "text"}).choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_choices_are_enforced(client: openai.OpenAI, stream: bool) -> None:
+    for wish, names in (("required", {"feed", "walk"}), ({"type": "function", "function": {"name": "walk"}}, {"walk"})):
+        more = {"tools": TOOLS, "tool_choice": wish, "parallel_tool_calls": False, "max_tokens": 400}
+        if stream:
+            chunks = list(ask(client, stream=True, **more))
+            deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+            name, arguments = deltas[0].function.name, "".join(call.function.arguments for call in deltas)
+            assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        else:
+            choice = ask(client, **more).choices[0]
+            assert choice.finish_reason == "tool_calls" and choice.message.content is None
+            name, arguments = (choice.message.tool_calls[0].function.name,
+                               choice.message.tool_calls[0].function.arguments)
+        assert name in names
+        assert json.loads(arguments)["kind"] in ("cat", "dog")
+
+
+def test_a_bad_form_fails_its_request_alone(client: openai.OpenAI) -> None:
+    for body in ({"guided_regex": "("}, {"guided_grammar": "start: nothing"}, {"guided_json": {"type": "nonsense"}},
+                 {"guided_choice": []}):
+        with pytest.raises(openai.BadRequestError) as problem:
+            ask(client, extra_body=body)
+        assert problem.value.param, body
+    assert ask(client, max_tokens=2).choices[0].message.content
