@@ -46,12 +46,12 @@ class KVStorage:
                 if dtype in LARGEST:
                     self.key_scales[layer] = _zeros(shape[:2], SCALE, device)
                     self.value_scales[layer] = _zeros(shape[:2], SCALE, device)
-        self._planes = [plane for plane in (self.keys, self.values, self.key_scales, self.value_scales) if plane]
+        self.planes = [plane for plane in (self.keys, self.values, self.key_scales, self.value_scales) if plane]
         self.device = device
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for plane in self._planes for t in plane.values())
+        return sum(t.numel() * t.element_size() for plane in self.planes for t in plane.values())
 
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
         """Moves first, then copies: a block may be shared right after a path was compacted into it."""
@@ -66,7 +66,7 @@ class KVStorage:
         if not pairs:
             return
         source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
-        for plane in self._planes:
+        for plane in self.planes:
             for layer in group.layers:
                 # Gather into a fresh tensor, then scatter: sources and targets overlap.
                 values = as_bytes(plane[layer])

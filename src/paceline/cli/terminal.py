@@ -24,6 +24,7 @@ _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
     "verify": "checking the model",
+    "capture": "capturing steps for the card",
 }
 
 _BYTES_FROM = 1 << 16

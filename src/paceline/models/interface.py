@@ -50,3 +50,8 @@ class CausalLM(Protocol):
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         """embed, then all layers: [N] -> [N, h], before the final norm."""
         ...
+
+
+def activations(model: CausalLM, device: torch.device) -> torch.dtype:
+    """What a model computes in; its cache may hold something else."""
+    return model.embed(torch.zeros(1, dtype=torch.int64, device=device)).dtype
