@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -26,14 +27,20 @@ class Server(uvicorn.Server):
     """On the first SIGTERM or SIGINT it drains: /ready says 503, new requests are refused, running ones may finish for
     `drain_s` seconds and are then ended. A second signal leaves at once."""
 
-    def __init__(self, app: FastAPI, options: ServeOptions) -> None:
+    def __init__(self, app: FastAPI, options: ServeOptions, announce: Callable[[], None] = lambda: None) -> None:
+        """`announce` is called once requests are welcome."""
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", server_header=False,
                                         timeout_graceful_shutdown=int(LEAVING_S)))
         self._app = app
         self._options = options
+        self._announce = announce
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None:  # not even started
+            self.should_exit = True
+            return
         # A signal may come while anything runs: only note it here.
         again, self._app.state.service.draining = self._app.state.service.draining, True
         self._loop.call_soon_threadsafe(self._leave if again else self._begin_drain)
@@ -41,6 +48,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self.started:
+            self._announce()
 
     def _begin_drain(self) -> None:
         self._draining = asyncio.ensure_future(self._drain())
@@ -48,8 +57,8 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         llm: AsyncLLM = self._app.state.llm
         log.info("draining: %d requests run", llm.live)
-        end = self._loop.time() + self._options.drain_s
-        while llm.live and llm.alive and self._loop.time() < end:
+        end = time.monotonic() + self._options.drain_s
+        while llm.live and llm.alive and time.monotonic() < end:
             await asyncio.sleep(0.05)
         self._leave()
 
@@ -74,19 +83,10 @@ def listen(options: ServeOptions) -> socket.socket:
     return made
 
 
-def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Any = None) -> None:
-    """Serve until a signal ends it; closes `llm`. `announce()` is called once requests are welcome."""
-    server = Server(create_app(llm, options), options)
-    if announce is not None:
-        started = server.startup
-
-        async def startup(sockets: list[socket.socket] | None = None) -> None:
-            await started(sockets)
-            announce()
-
-        server.startup = startup  # type: ignore[method-assign]
+def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None]) -> None:
+    """Serve until a signal ends it; closes `llm`."""
     try:
-        server.run(sockets=[made])
+        Server(create_app(llm, options), options, announce).run(sockets=[made])
     finally:
         llm.close()
         made.close()
