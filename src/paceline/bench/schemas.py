@@ -1,5 +1,5 @@
-"""JSON schemas of many kinds, for measuring and testing structured output. The texts they allow have an end: strings
-and arrays are bounded, and the one that is recursive (ref_recursive) goes on only if the model wants to."""
+"""JSON schemas of many kinds, for measuring and testing structured output. Strings and
+arrays are bounded, so that most texts they allow have an end (OPEN_ENDED: all but these)."""
 
 from __future__ import annotations
 
@@ -147,5 +147,8 @@ _CALLS: dict[str, Schema] = {
                                    least=1),
                       "paid": {"type": "boolean"}}),
 }
+
+OPEN_ENDED = ("number", "number_signed", "number_exclusive", "geo", "ref_recursive")
+"""Those that allow texts of any length: there is no bound on the digits behind a point, nor on recursion."""
 
 SCHEMAS: dict[str, Schema] = _BASIC | _STRINGS | _OBJECTS | _ARRAYS | _CHOICES | _REFERENCES | _CALLS
