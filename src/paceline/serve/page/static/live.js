@@ -76,7 +76,7 @@ export function live() {
   function latencies(frame) {
     for (const name of ["ttft", "tpot"]) {
       const found = frame.latency[`${name}_s`];
-      tiles[name].show(found ? seconds(found[0]) : "–", found ? `p90 ${seconds(found[1])} · p99 ${seconds(found[2])}` : "nothing finished yet");
+      tiles[name].show(found ? seconds(found[0]) : "–", found ? `p90 ${seconds(found[1])} · p99 ${seconds(found[2])}`.replace(/(\d) /g, "$1\u00a0") : "nothing finished yet");
     }
     tiles.queue.show(`${frame.running_count}`, `running, ${frame.waiting_count} waiting`);
     const { drafted, accepted } = frame.totals;

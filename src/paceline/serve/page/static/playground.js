@@ -108,6 +108,8 @@ export function playground(about) {
   }
 
   async function race(text) {
+    field.value = "";
+    grow();
     kept.race = new Race(about, controls, text);
     log.replaceChildren(kept.race.element);
     working(kept.race);

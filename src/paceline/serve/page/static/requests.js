@@ -43,7 +43,8 @@ export function requests() {
   return { element, leave: () => leaving.abort() };
 }
 
-const chip = (one) => h("span", { class: `chip ${one.error ? "error" : one.state}` }, one.error ? "error" : one.state === "finished" ? one.reason : one.state);
+const REASONS = { stop: "ended", length: "max tokens" };
+const chip = (one) => h("span", { class: `chip ${one.error ? "error" : one.state}` }, one.error ? "error" : one.state === "finished" ? REASONS[one.reason] ?? one.reason : one.state);
 
 export function oneRequest(id) {
   const body = h("div", { class: "story" }, h("p", { class: "soft" }, "loading …"));
