@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import time
@@ -83,8 +84,14 @@ def listen(options: ServeOptions) -> socket.socket:
     return made
 
 
+def _is_loopback(made: socket.socket) -> bool:
+    return ipaddress.ip_address(made.getsockname()[0]).is_loopback
+
+
 def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None]) -> None:
     """Serve until a signal ends it; closes `llm`."""
+    if not options.api_keys and not _is_loopback(made):
+        log.warning("other machines can reach this server and no key is asked for: set --api-key")
     try:
         Server(create_app(llm, options), options, announce).run(sockets=[made])
     finally:
