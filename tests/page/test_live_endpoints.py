@@ -181,6 +181,14 @@ def test_the_live_stream_ends_when_the_server_is_told_to_leave(tmp_path: Path) -
     assert server.process.wait(WAIT) == 0, server.log()
 
 
+def test_an_operator_can_do_without_the_page_and_nothing_is_recorded_then(engine: Engine) -> None:
+    with served(engine, page=False) as url:
+        ask(url)
+        for path in ("/", "/page/app.js", "/paceline/live", "/paceline/requests"):
+            assert httpx.get(f"{url}{path}", timeout=WAIT).status_code == 404
+    assert not engine.observers
+
+
 def test_states_are_two_bits_a_block_and_the_null_block_is_left_out() -> None:
     states = block_states([0, 0, 1, 2, 0, 3], bytes([0, 0, 1, 1, 1, 0]))
     assert states.tolist() == [FREE, USED, SHARED, CACHED, SHARED]

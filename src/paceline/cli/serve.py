@@ -34,6 +34,8 @@ def serve(
     max_queue: Annotated[int, _server("Most requests that wait; further ones get 429.")] = 256,
     timeout: Annotated[float | None, _server("Most seconds a request may take.")] = None,
     drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
+    page: Annotated[bool, _server("The page at /, which shows recent requests to all who may use the server.",
+                                  "--page/--no-page")] = True,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
     device: options.Device = "auto",
@@ -62,7 +64,7 @@ def serve(
         host=host, port=port, model_name=model_name or model or options.DEFAULT_MODEL,
         api_keys=tuple(api_key or ()) + tuple(from_environment), cors_origins=tuple(cors_origin or ()),
         max_body_bytes=int(max_body_mb * 1e6), max_output_tokens=max_output_tokens, max_samples=max_samples,
-        timeout_s=timeout, drain_s=drain, tool_parser=tool_parser, log_format=log_format)
+        timeout_s=timeout, drain_s=drain, page=page, tool_parser=tool_parser, log_format=log_format)
     wish = options.speculation(speculation)
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
@@ -77,7 +79,8 @@ def serve(
     def announce() -> None:
         out = console()
         out.print(f"{settings.model_name} is served at {place}/v1", markup=False)
-        out.print(f"the page: {place}/   metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
+        shown = f"the page: {place}/   " if page else ""
+        out.print(f"{shown}metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
         out.file.flush()
 
     server.run(llm, settings, listening, announce)

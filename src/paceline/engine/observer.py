@@ -35,6 +35,10 @@ class Observers:
     def __init__(self) -> None:
         self._all: list[Observer] = []
 
+    def __bool__(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._all)
+
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
 

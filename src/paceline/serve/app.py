@@ -37,10 +37,12 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
     app.state.service = Service(llm, options, metrics)
     app.state.started = int(time.time())
     errors.install(app)
-    for router in (completions.router, chat.router, system.router, live.router):
+    for router in (completions.router, chat.router, system.router):
         app.include_router(router)
-    live.attach(app)
-    mount_page(app)
+    if options.page:
+        app.include_router(live.router)
+        live.attach(app)
+        mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
     if options.api_keys:

@@ -30,6 +30,8 @@ class ServeOptions:
     """The longest a request may take; its own timeout_s may only be shorter."""
     drain_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
+    page: bool = True
+    """The page at / and what it shows: recent requests, texts included, to everybody who may use the server."""
     tool_parser: str = "auto"
     log_format: str = "text"
 
