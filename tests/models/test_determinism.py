@@ -72,3 +72,12 @@ def test_a_verify_pass_of_any_width_gives_the_bits_of_decoding(name, alone):
         hand.step([Rows(seq, text(80)[:60])])
         verified = hand.step([Rows(seq, text(80)[60:60 + width])])[0]
         assert torch.equal(verified, alone[60:60 + width])
+
+
+@torch.inference_mode()
+def test_rows_that_leave_the_last_layer_alone_have_the_same_bits(name, alone):
+    hand = Hand(oracle(name).ours, REFERENCE, seed=5)
+    context = hand.forward([Rows(hand.new(), text(80))])
+    context.leaving = torch.tensor([79, 3, 40, 3])
+    left = hand.model.logits(hand.model.forward(torch.tensor(text(80)), context), REFERENCE)
+    assert torch.equal(left, alone[context.leaving])

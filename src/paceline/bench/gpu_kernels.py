@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from paceline.bench.gpu_timing import copies, microseconds
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.triton import load
-from paceline.kernels.triton.attention import Tuning, attend
+from paceline.kernels.triton.attention import Sharing, Tuning, attend
 from paceline.kernels.triton.choices import Product, Way, choose
 from paceline.kernels.triton.linear import product
 from paceline.kernels.triton.rows import DeviceRows, RowsShape
@@ -217,16 +218,16 @@ def attention(bench: Bench, shape: Shape) -> None:
     arrived = torch.zeros(1 << 16, dtype=torch.int32, device=device)
     fast, exact = (load(mode, device).tuning(BF16, heads.dim) for mode in (False, True))
     grid = {"default": fast, "64 high": replace(fast, small_m=64), "blocks of 32": replace(fast, block_n=32),
-            "blocks of 128": replace(fast, block_n=128, split_stages=2), "2 stages": replace(fast, split_stages=2),
-            "5 stages": replace(fast, split_stages=5), "7 stages": replace(fast, split_stages=7),
-            "2 warps": replace(fast, split_warps=2),
-            "spans of 64": replace(fast, split=64), "spans of 256": replace(fast, split=256),
-            "3 programs": replace(fast, programs=fast.programs * 3 // 2),
-            "4 programs": replace(fast, programs=2 * fast.programs)}
+            "blocks of 128": replace(fast, block_n=128), "spans of 64": replace(fast, split=64),
+            "spans of 256": replace(fast, split=256)}
+    for items, warps, stages in ((2, 2, 5), (2, 4, 6), (4, 2, 3), (4, 2, 6), (4, 4, 3), (4, 4, 5), (8, 2, 4)):
+        ways = (Sharing(math.inf, items, warps, stages),)
+        grid[f"{items} items, {warps} warps, {stages} stages"] = replace(fast, shared=ways, single=ways)
     tree = [-1, *(i // 2 for i in range(63))]
     for batch, context, count, parents in (
             (1, 512, 1, None), (1, 4096, 1, None), (8, 512, 1, None), (8, 4096, 1, None), (32, 512, 1, None),
-            (32, 4096, 1, None), (128, 512, 1, None), (128, 4096, 1, None), (1, 512, 8, None), (1, 512, 64, None),
+            (32, 4096, 1, None), (128, 512, 1, None), (128, 4096, 1, None), (256, 700, 1, None), (1, 512, 8, None),
+            (1, 512, 64, None),
             (1, 4096, 64, None), (8, 512, 8, None), (1, 512, 64, tree)):
         slots = (batch * -(-(context + count) // 16) + 1) * 16
         size = slots * heads.keys * heads.dim * 2
@@ -235,7 +236,7 @@ def attention(bench: Bench, shape: Shape) -> None:
                   for _ in range(min(32, copies(2 * size)))]
         variants: dict[str, Sequence[Callable[[], object]]] = {
             name: _attention_calls(bench, shape, batch, context, count, tuning, False, arrived, caches, parents)
-            for name, tuning in grid.items() if count == 1 or name in ("default", "spans of 256", "5 stages")}
+            for name, tuning in grid.items() if count == 1 or "blocks" not in name}
         variants["deterministic"] = _attention_calls(bench, shape, batch, context, count, exact, True, arrived, caches,
                                                      parents)
         variants["deterministic, spans of 512"] = _attention_calls(

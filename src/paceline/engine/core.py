@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import captured_steps, draws_by_itself
+from paceline.engine.device import DeviceSteps, captured_steps, free_running
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
@@ -45,9 +45,6 @@ from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter, Observation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.verify import rule_for
-
-if TYPE_CHECKING:
-    from paceline.engine.graphs import DeviceDecoder
 
 log = logging.getLogger("paceline.engine")
 
@@ -85,9 +82,8 @@ class Engine:
             self.cache, clock)
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
-        captured = captured_steps(model, kernels, storage, self.cache.tables, device)
-        self._device_decoder = None if captured is None else captured[0]
-        self.runner.graphs = None if captured is None else captured[1]
+        self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
+        self.runner.graphs = None if self._device_steps is None else self._device_steps.mixed
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))
@@ -132,7 +128,7 @@ class Engine:
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
-            seq.free_running = drafter is None and draws_by_itself(seq)
+            seq.free_running = drafter is None and free_running(seq)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         for seq in sequences:
             seq.record = record
@@ -190,15 +186,10 @@ class Engine:
         for request_id in self.structures.release(self._records, self.scheduler):
             self.cancel(request_id, "error")
             self._touch(self._records[request_id], touched)
+        if self._device_steps is not None and self._step_on_device(self._device_steps, begun, touched):
+            return self._clear(touched)
         batch = self._ahead
         self._ahead = None
-        if batch is None and self._device_decoder is not None and self.scheduler.can_repeat():
-            decoder, running = self._device_decoder, self.scheduler.running
-            if not decoder.ready(running):
-                self._device_decoder = None
-            elif len(running) <= decoder.most_rows:
-                repeat = decoder.repeats(running, self.scheduler.queue_length, begun - self._last_arrival)
-                return self._step_repeated(decoder, repeat, begun, touched)
         try:
             if batch is None:
                 batch = self._plan()
@@ -206,7 +197,7 @@ class Engine:
                     return self._clear(touched)
             planned = self.clock()
             step = batch.step
-            prompt_rows = self._note_scheduled(step, planned)
+            self._note_scheduled(step, planned)
             out = self.runner.execute(batch)
             ran = self.clock()
             if self.config.schedule_ahead:
@@ -216,44 +207,47 @@ class Engine:
             tokens = self._commit(step, decisions, decided, touched)
         except BaseException as problem:
             self._fail(None if batch is None else batch.step, problem, touched)
-            self._clear(touched)
-            if not isinstance(problem, Exception):
-                raise  # Ctrl-C is the caller's; the engine is fit for the next call
             return touched
         draft = self._drafting.seconds
         ahead = draft if self._ahead is not None else 0.0  # drafted while this step was being decided
         times = StepTimes(planned - begun - draft + ahead, ran - planned, decided - ran - ahead,
                           self.clock() - decided, draft)
-        self.metrics.account(batch.layout.rows, prompt_rows, tokens, times)
-        self._drafting.account(step, decisions, batch.layout.rows, prompt_rows, times)
+        self.metrics.account(batch.layout.rows, step.prompt_rows, tokens, times)
+        self._drafting.account(step, decisions, batch.layout.rows, step.prompt_rows, times)
         self.observers.stepped(step, decisions, begun, times)
         return self._clear(touched)
 
-    def _step_repeated(self, decoder: DeviceDecoder, repeat: int, begun: float, touched: list[Record]) -> list[Record]:
-        """Several steps that the device runs by itself."""
+    def _step_on_device(self, device: DeviceSteps, begun: float, touched: list[Record]) -> bool:
+        """Launch what the device can run by itself, then book the oldest step launched. False: there is none."""
         step: Step | None = None
         try:
-            step = self.scheduler.schedule(repeat)
-            if step is None:
-                return self._clear(touched)
-            self._note_preempted(step)
+            while self._ahead is None:
+                step = device.plan(self.scheduler, begun - self._last_arrival)
+                if step is None:
+                    break
+                self._note_preempted(step)
+                if device.launch(step, self.runner):
+                    self._note_scheduled(step, self.clock())
+                else:
+                    self._ahead = self.runner.prepare(step)
+            if not device.launched:
+                return False
+            step = device.launched[0].step
             planned = self.clock()
-            self._note_scheduled(step, planned)
-            drawn = decoder.run(step)
+            drawn = device.read()
             ran = self.clock()
-            decisions = self._decider.decide_repeated(step, drawn)
+            decisions = self._decider.decide_drawn(step, drawn)
             decided = self.clock()
             tokens = self._commit(step, decisions, decided, touched)
+            while (stale := device.stale()) is not None:
+                self.scheduler.commit(stale, [Decision([]) for _ in stale.groups])
         except BaseException as problem:
             self._fail(step, problem, touched)
-            self._clear(touched)
-            if not isinstance(problem, Exception):
-                raise
-            return touched
+            return True
         times = StepTimes(planned - begun, ran - planned, decided - ran, self.clock() - decided, 0.0)
-        self.metrics.account(step.rows, 0, tokens, times)
+        self.metrics.account(step.rows, step.prompt_rows, tokens, times)
         self.observers.stepped(step, decisions, begun, times)
-        return self._clear(touched)
+        return True
 
     def _plan(self) -> Batch | None:
         self._drafting.propose(self.scheduler.running)
@@ -268,20 +262,16 @@ class Engine:
             self.metrics.preemptions += 1
             seq.record.metrics.preemptions += 1
 
-    def _note_scheduled(self, step: Step, now: float) -> int:
-        """Counts and times of who runs; how many of the rows belong to prompts."""
-        prompt_rows = 0
+    def _note_scheduled(self, step: Step, now: float) -> None:
+        """Counts and times of who runs."""
         for group in step.groups:
             seq = group.seq
             metrics = seq.record.metrics
             metrics.steps += 1
-            if group.start < seq.prompt_len:
-                prompt_rows += len(group.tokens)
-                if metrics.first_scheduled is None:
-                    metrics.first_scheduled = now
-                    metrics.cached_tokens = seq.cached_tokens
-                    metrics.cache_miss = seq.cache_miss
-        return prompt_rows
+            if group.start < seq.prompt_len and metrics.first_scheduled is None:
+                metrics.first_scheduled = now
+                metrics.cached_tokens = seq.cached_tokens
+                metrics.cache_miss = seq.cache_miss
 
     def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> int:
         """Book what was decided; how many tokens that was."""
@@ -359,7 +349,16 @@ class Engine:
                     record.end("error", self.clock())
                     self.observers.closed(record)
                 self._touch(record, touched)
+        self._start_over()
+        self._clear(touched)
+        if not isinstance(problem, Exception):
+            raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
+
+    def _start_over(self) -> None:
+        """Forget the steps that are planned or under way."""
         self._ahead = None
+        if self._device_steps is not None:
+            self._device_steps.launched.clear()
         self.scheduler.abandon()
 
     # ---------------------------------------------------------------- small things

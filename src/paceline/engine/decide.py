@@ -81,8 +81,8 @@ class Decider:
         scribe.write()
         return decisions
 
-    def decide_repeated(self, step: Step, drawn: Seq[list[int]]) -> list[Decision]:
-        """What a repeated step yielded: per group the tokens that the device drew, one after the other."""
+    def decide_drawn(self, step: Step, drawn: Seq[list[int]]) -> list[Decision]:
+        """What a step yielded whose tokens the device drew by itself: per group one after the other, or none."""
         return [_emit_drawn(group.seq, tokens) for group, tokens in zip(step.groups, drawn, strict=True)]
 
     def _without_draw(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
@@ -207,7 +207,7 @@ def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe:
 
 
 def _emit_drawn(seq: Sequence, tokens: list[int]) -> Decision:
-    if seq.status is Status.FINISHED:
+    if seq.status is Status.FINISHED or not tokens:
         return Decision([])
     error: PacelineError | None = None
     if min(tokens) < 0:

@@ -1,7 +1,10 @@
-"""Whether an engine decodes on its device by itself, and which sequences can."""
+"""Steps that a device runs by itself: the next one is launched before the host has read what the last one drew, so the
+device does not wait while the host books tokens and plans."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -9,33 +12,131 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.sequence import Sequence
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence, Status
+from paceline.engine.step import RowGroup, Step
 from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
     from paceline.engine.graphs import DeviceDecoder
+    from paceline.engine.launched import Launched
     from paceline.engine.mixed_graphs import MixedGraphs
+    from paceline.engine.runner import Runner
+
+AHEAD = 2
+"""Steps that are launched and not booked yet, at most."""
+ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
+"""Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
+none has come for QUIET seconds."""
+QUIET = 1.0
+MOST_REPEATS = 16
+
+
+class DeviceSteps:
+    """The steps in flight on a device, oldest first."""
+
+    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs) -> None:
+        self.decoder: DeviceDecoder | None = decoder
+        """None: there is no memory to capture its steps."""
+        self.mixed = mixed
+        self.launched: deque[Launched] = deque()
+        self._step_seconds = ROUND_TRIP
+        """What a repeated step took last on the device."""
+        self._host_seconds = 0.0
+        """What the host needed last between two waits for the device."""
+        self._read_at: float | None = None
+
+    def plan(self, scheduler: Scheduler, since_arrival: float) -> Step | None:
+        """The next step, if all who run can do without the host; else, and if nothing can be planned now, None."""
+        running = scheduler.running
+        if len(self.launched) >= AHEAD or not all(seq.free_running for seq in running):
+            return None
+        repeat = 0
+        if self.decoder is not None and scheduler.can_repeat() and len(running) <= self.decoder.most_rows:
+            if self.decoder.ready(running):
+                repeat = self.repeats(running, scheduler.queue_length, since_arrival)
+            else:
+                self.decoder = None
+        return scheduler.schedule(repeat)
+
+    def launch(self, step: Step, runner: Runner) -> bool:
+        """False: nothing was launched, the step needs the host or finds no memory."""
+        if step.repeated and self.decoder is not None:
+            self.launched.append(self.decoder.launch(step))
+            return True
+        if runner.graphs is None or not all(draws_by_itself(group) for group in step.groups):
+            return False
+        batch = runner.prepare(step)
+        if not batch.on_host:
+            return False
+        try:
+            self.launched.append(self.mixed.launch(batch))
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def read(self) -> list[list[int]]:
+        """Per group the tokens that the oldest step drew. Waits for them."""
+        launched = self.launched.popleft()
+        asked = time.perf_counter()
+        if self._read_at is not None:
+            self._host_seconds = min(asked - self._read_at, ROUND_TRIP)
+        drawn = launched.read()
+        self._read_at = time.perf_counter() if self.launched else None
+        if launched.step.repeated:
+            self._step_seconds = launched.seconds
+        return drawn
+
+    def stale(self) -> Step | None:
+        """The oldest step, taken out unread, if all its sequences have ended meanwhile."""
+        if self.launched and all(group.seq.status is Status.FINISHED for group in self.launched[0].step.groups):
+            return self.launched.popleft().step
+        return None
+
+    def repeats(self, running: Seq[Sequence], waiting: int, since_arrival: float) -> int:
+        """How often the next step should run: as long as a newcomer may wait, for this one and the one before it, and
+        as somebody has tokens to come. With others in the queue just long enough for the host to keep up: who ends
+        inside keeps them from a seat."""
+        longest = max(seq.limit - seq.computed - 1 for seq in running)
+        most, patience = MOST_REPEATS, QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
+        wanted = patience / AHEAD / self._step_seconds
+        if waiting:
+            most, wanted = MOST_REPEATS // 2, 1.0 + 1.5 * self._host_seconds / self._step_seconds
+        return max(1, min(most, int(wanted), longest))
 
 
 def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                   device: torch.device) -> tuple[DeviceDecoder, MixedGraphs] | None:
+                   device: torch.device) -> DeviceSteps | None:
     """For engines on Triton's kernels; other backends do not lay out their steps on the device. Experts are chosen on
     the host, so of mixtures nothing can be captured."""
     if not kernels.name.startswith("triton") or model.config.num_experts:
         return None
     from paceline.engine.graphs import DeviceDecoder, Graphs
     from paceline.engine.mixed_graphs import MixedGraphs
+    from paceline.engine.seats import DeviceSeats
     from paceline.kernels.triton.backend import TritonKernels
 
     if not isinstance(kernels, TritonKernels):
         return None
     graphs = Graphs(device)
-    return DeviceDecoder(model, kernels, storage, tables, graphs), MixedGraphs(model, kernels, storage, tables, graphs)
+    seats = DeviceSeats(tables[0].shape[0], model.config.vocab_size, device)
+    return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats),
+                       MixedGraphs(model, kernels, storage, tables, graphs, seats))
 
 
-def draws_by_itself(seq: Sequence) -> bool:
+def free_running(seq: Sequence) -> bool:
     """Whether a device can draw one token of this sequence after another without the host."""
     state, params = seq.state, seq.request.params
     structured = state.grammar is not None or params.structure is not None
     return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt)
+
+
+def draws_by_itself(group: RowGroup) -> bool:
+    """Whether all that a group yields is a token that a device can draw: further samples have no seat yet, and a
+    prompt's scores are the host's."""
+    seq = group.seq
+    if group.draft is not None or not seq.free_running or group.siblings:
+        return False
+    request = seq.request
+    return request.max_tokens > 0 and (request.params.prompt_logprobs is None or group.start >= seq.prompt_len)

@@ -87,7 +87,7 @@ class StepFiller:
             elif missing > 0:
                 prompts.append(seq)
                 continue
-            elif seq.in_flight_draft or seq.wait_for_commit or len(tokens) + 1 >= seq.limit:
+            elif seq.in_flight_draft or seq.wait_for_commit or start + 1 >= seq.limit:
                 continue
             else:
                 token = PENDING
@@ -115,10 +115,10 @@ class StepFiller:
         return groups, copies, preempted
 
     def can_repeat(self) -> bool:
-        """Whether the next step could be repeated without the host: everyone has one token to run and draws freely,
-        and nobody who waits could be let in."""
-        if any(not seq.free_running or seq.in_flight or seq.draft is not None
-               or seq.computed != len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
+        """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
+        and draws freely, and nobody who waits could be let in."""
+        if any(not seq.free_running or seq.in_flight_draft or seq.draft is not None
+               or seq.computed < len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
             return False
         first = self.waiting.peek()
         return bool(self.running) and (first is None or self._shut_out(first))
@@ -130,14 +130,17 @@ class StepFiller:
         self._copies = []
         for seq in self.running[:self.config.max_batch_tokens]:
             start = seq.computed
+            if start + 1 >= seq.limit:  # what is in flight ends it
+                continue
             repeat = min(repeat, self.config.max_model_len - start)
             rows = self._reserve(seq, start, repeat) if seq.status is RUNNING else 0
             if rows:
                 repeat = rows
-                groups.append(RowGroup(seq, start, [seq.tokens[-1]], None, None, 0, seq.epoch))
-                seq.computed = start + 1
+                token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
+                groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
                 seq.in_flight += 1
-                seq.in_flight_draft = True  # how far it gets is unknown until commit, as with a draft
+        for group in groups:
+            group.seq.computed = group.start + repeat
         copies, preempted = self._copies, self._preempted
         self._groups, self._copies = [], []
         if groups:

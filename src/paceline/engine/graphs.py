@@ -4,15 +4,17 @@ several times before the host looks at the tokens."""
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.launched import Launched
+from paceline.engine.seats import DeviceSeats, send
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import RowGroup, Step
 from paceline.kernels.layout import GroupView, Layout
@@ -21,16 +23,12 @@ from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import DeviceRows
 from paceline.kernels.triton.stepping_device import begin_kernel, end_kernel
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM
-from paceline.sampling.device.sampler import DeviceSampler, Rows
-from paceline.sampling.device.state import Controls, DeviceState, Seated
+from paceline.models.interface import CausalLM, activations
+from paceline.sampling.device.sampler import Rows
+from paceline.sampling.device.state import Controls
 
 log = logging.getLogger("paceline.engine")
 MOST_REPEATS = 16
-ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
-"""Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
-none has come for QUIET seconds."""
-QUIET = 1.0
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
@@ -40,25 +38,30 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._stream: Any = None
         self._pool: Any = None
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Runs `launch` a few times, then keeps it: what it reads and writes must lie where it lay."""
+        """Runs `launch` once, then keeps it: what it reads and writes must lie where it lay."""
         if self.device.type != "cuda":
             launch()
             return launch
-        # Twice before: what the first run compiles must not be compiled inside a capture.
-        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            launch()
-            launch()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
+        if self._stream is None:
+            # One for all captures: memory that one has used is free for the next on the same stream only.
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            launch()
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            launch()  # what this compiles must not be compiled inside a capture
+            torch.cuda.synchronize(self.device)
+            # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time.
+            graph.capture_begin(pool=self._pool)
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return graph.replay
 
 
@@ -66,25 +69,21 @@ class DeviceDecoder:
     """Runs steps that Scheduler.schedule(repeat) made."""
 
     def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: Graphs) -> None:
+                 graphs: Graphs, seats: DeviceSeats) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         self._model = model
         self._kernels = kernels
         self._storage = storage
         self._host_tables = tables
         self._device = device = graphs.device
-        seats, width = tables[0].shape
-        self.most_rows = min(seats, BUCKETS[-1])
-        self._state = DeviceState(seats, model.config.vocab_size, device)
-        self._sampler = DeviceSampler(self._state, self.most_rows)
-        self._seated: list[tuple[Sequence, int] | None] = [None] * seats
-        """Who sat there, in which epoch, when the device was last told."""
+        self._seats = seats
+        self.most_rows = seats.most_rows
+        self._dtype = activations(model, device)  # not asked for inside a capture, where the question would be repeated
+        width = tables[0].shape[1]
         self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
         self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
         self._captured: dict[tuple[int, Controls], _Captured] = {}
         self._graphs = graphs
-        self._seconds = ROUND_TRIP
-        """What a step took last."""
 
     def ready(self, running: Seq[Sequence]) -> bool:
         """Capture what the running sequences need, if it is not there yet. False: the device has no memory left for
@@ -92,61 +91,43 @@ class DeviceDecoder:
         if len(running) > self.most_rows:
             return True
         try:
-            self._seat(running)
-            self._for(len(running), self._state.controls([seq.allocation.seat for seq in running]))
+            self._for(len(running), self._seats.take(running))
         except torch.OutOfMemoryError:
             log.warning("no memory to capture a step of %d sequences: steps are launched kernel by kernel from now on, "
                         "which is slower; give the cache fewer kv_blocks", len(running))
             return False
         return True
 
-    def repeats(self, running: Seq[Sequence], waiting: int, since_arrival: float) -> int:
-        """How often the next step should run: as long as a newcomer may wait, and as somebody has tokens to come. With
-        others in the queue half as long: who ends inside keeps them from a seat."""
-        longest = max(seq.limit - len(seq.tokens) for seq in running)
-        most = MOST_REPEATS // 2 if waiting else MOST_REPEATS
-        patience = QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
-        return max(1, min(most, int(patience / self._seconds), longest))
-
     @torch.inference_mode()
-    def run(self, step: Step) -> list[list[int]]:
-        """Per group the tokens drawn, one a repeat; -1 where none could be."""
-        begun = time.perf_counter()
+    def launch(self, step: Step) -> Launched:
         groups, repeat = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
-        self._seat([group.seq for group in groups])
-        seats = [group.seq.allocation.seat for group in groups]
-        captured = self._for(len(groups), self._state.controls(seats))
-        self._upload(captured, groups, seats, repeat)
+        captured = self._for(len(groups), self._seats.take([group.seq for group in groups]))
+        self._upload(captured, groups, repeat)
+        launched = Launched(step, self._device)
         for _ in range(repeat):
             captured.replay()
-        drawn = self._out[:repeat, :len(groups)].cpu().numpy()
-        self._seconds = (time.perf_counter() - begun) / repeat
-        tokens: list[list[int]] = drawn.T.tolist()
-        return tokens
+        launched.drawn(self._out[:repeat, :len(groups)])
+        return launched
 
-    def _seat(self, sequences: Seq[Sequence]) -> None:
-        """Tell the device about those it does not know in their seats."""
-        fresh = []
-        for seq in sequences:
-            seat = seq.allocation.seat
-            if self._seated[seat] != (seq, seq.epoch):
-                self._seated[seat] = (seq, seq.epoch)
-                fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[-1]))
-        self._state.assign(fresh)
-
-    def _upload(self, captured: _Captured, groups: Seq[RowGroup], seats: list[int], repeat: int) -> None:
+    def _upload(self, captured: _Captured, groups: Seq[RowGroup], repeat: int) -> None:
         count, rows = len(groups), captured.rows
         inputs = np.zeros(3 * rows + 1, dtype=np.int64)
-        tokens, positions, places = inputs[:-1].reshape(3, rows)
+        tokens, positions, seats = inputs[:-1].reshape(3, rows)
         positions[count:] = -1
         tokens[:count] = [group.tokens[0] for group in groups]
         positions[:count] = [group.start for group in groups]
-        places[:count] = seats
-        captured.inputs.copy_(torch.from_numpy(inputs), non_blocking=True)
+        seats[:count] = [group.seq.allocation.seat for group in groups]
+        send(inputs, captured.inputs)
         pages = (int(positions[:count].max()) + repeat - 1) // self._storage.block_size + 1
         for host, table in zip(self._host_tables, self._tables):
-            table[:count, :pages].copy_(torch.from_numpy(host[seats, :pages].astype(np.int32)), non_blocking=True)
+            send(host[seats[:count], :pages].astype(np.int32), table[:count, :pages])
+
+    def captures(self) -> list[Callable[[], object]]:
+        """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
+        others find its memory."""
+        return [partial(self._for, min(rows, self.most_rows), Controls(truncation=truncation))
+                for rows in reversed(BUCKETS) if rows <= power(self.most_rows) for truncation in (False, True)]
 
     def _for(self, count: int, controls: Controls) -> _Captured:
         rows = min(next(bucket for bucket in BUCKETS if bucket >= count), self.most_rows)
@@ -156,7 +137,7 @@ class DeviceDecoder:
         return found
 
     def _capture(self, rows: int, controls: Controls) -> _Captured:
-        self._sampler.prepare(controls)
+        self._seats.sampler.prepare(controls)
         inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
         inputs[rows:2 * rows] = -1
         replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
@@ -168,24 +149,25 @@ class DeviceDecoder:
         model, kernels, storage, device = self._model, self._kernels, self._storage, self._device
         config = model.config
         heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        shape = kernels.rows_shape(rows, 1, 0, heads, next(iter(storage.keys.values())).dtype)
+        shape = kernels.rows_shape(rows, 1, 0, heads, self._dtype)
         layout_rows = DeviceRows.over(shape, torch.empty(shape.size, dtype=torch.int32, device=device))
         rope, draw = torch.empty((2, rows), dtype=torch.int64, device=device)
         seats = torch.empty(rows, dtype=torch.int32, device=device)
+        last = self._seats.state.last_tokens
         views = []
-        block = _power(rows)
+        block = power(rows)
         for group, table in zip(model.cache_groups, self._tables):
             slots = torch.empty(rows, dtype=torch.int64, device=device)
             begin_kernel[(1,)](
-                inputs, table, table.stride(0), layout_rows.group, layout_rows.positions, layout_rows.prefix,
+                inputs, last, table, table.stride(0), layout_rows.group, layout_rows.positions, layout_rows.prefix,
                 layout_rows.tiles, slots, rope, draw, seats, rows, BLOCK_SIZE=storage.block_size, BLOCK=block)
             views.append(GroupView(table[:rows], slots, group.window))
         layout = Layout(rope, list(range(rows + 1)), [0] * rows, [None] * rows, storage.block_size, views, layout_rows)
         context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         logits = model.logits(model.forward(inputs[:rows], context), kernels)
-        drawn = self._sampler.sample(logits, Rows(seats, draw), controls)
-        end_kernel[(1,)](inputs, drawn.tokens, self._out, self._out.stride(0), rows, BLOCK=block)
+        drawn = self._seats.sampler.sample(logits, Rows(seats, draw), controls)
+        end_kernel[(1,)](inputs, last, drawn.tokens, self._out, self._out.stride(0), rows, BLOCK=block)
 
 
 class _Captured:
@@ -199,6 +181,6 @@ class _Captured:
         self.replay = replay
 
 
-def _power(n: int) -> int:
+def power(n: int) -> int:
     """The least power of two that is at least n."""
     return 1 << (n - 1).bit_length()

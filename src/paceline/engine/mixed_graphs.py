@@ -3,112 +3,198 @@ launches, each of which takes the host longer than a small model takes the devic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.graphs import Graphs
+from paceline.engine.graphs import Graphs, power
+from paceline.engine.launched import Launched
+from paceline.engine.runner import Batch, logit_rows
+from paceline.engine.seats import DeviceSeats, send
 from paceline.engine.step import RowGroup
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
 from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import DeviceRows
+from paceline.kernels.triton.stepping_device import fill_kernel, note_kernel
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM
+from paceline.models.interface import CausalLM, activations
+from paceline.sampling.device.sampler import Rows
+from paceline.sampling.device.state import Controls
 
-ROWS = (16, 32, 64, 128, *range(256, 2048, 256), *range(2048, 8193, 512))
-"""Close together, because rows of padding are computed like others; captured when first needed."""
-LOGIT_ROWS = (1, 8, 32, 128, 256, 512)
+ROWS = (16, 32, 64, 128, 256, 384, *range(512, 2561, 128), *range(2816, 8193, 256))
+"""Close together, because rows of padding are computed like others; captured when first needed. Multiples of 128: the
+vendor's products are no faster in between, and slower at some numbers."""
+LOGIT_ROWS = (1, 8, 64, 256, 512)
+BLOCK = 256
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """What a step reads, in one flat int64 tensor of the device that is filled before each replay."""
+
+    data: torch.Tensor
+    rows: int
+    views: int
+
+    @staticmethod
+    def size(rows: int, views: int, logits: int) -> int:
+        return (3 + views) * rows + 3 * logits
+
+    @property
+    def by_row(self) -> torch.Tensor:
+        """[3 + views, rows]: tokens, positions for the rotary tables, seats, slots of each cache group."""
+        return self.data[:(3 + self.views) * self.rows].view(3 + self.views, self.rows)
+
+    @property
+    def by_logit(self) -> torch.Tensor:
+        """[3, logits]: rows that need logits, the seats that draw from them (-1: the host does), the positions of
+        what they draw."""
+        return self.data[(3 + self.views) * self.rows:].view(3, -1)
 
 
 @dataclass(slots=True)
 class _Captured:
-    """A step with room for so many rows. Its inputs are filled before each replay."""
+    """A step with room for so many rows."""
 
     rows: DeviceRows
-    integers: torch.Tensor
-    """Flat int64: tokens, positions for the rotary tables, slots of each cache group, rows that need logits."""
-    logits: list[torch.Tensor]
-    replay: Any
+    inputs: _Inputs
+    out: list[torch.Tensor]
+    """Logits for the host, or the tokens drawn."""
+    replay: Callable[[], None]
 
 
 class MixedGraphs:
     """Runs steps without trees, taps or drafts."""
 
     def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: Graphs) -> None:
+                 graphs: Graphs, seats: DeviceSeats) -> None:
         self._model = model
         self._kernels = kernels
         self._storage = storage
         self._graphs = graphs
+        self._seats = seats
         config = model.config
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._seats, width = tables[0].shape
-        self._tables = [torch.zeros((self._seats, width), dtype=torch.int32, device=graphs.device) for _ in tables]
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._groups, width = tables[0].shape
+        self._tables = [torch.zeros((self._groups, width), dtype=torch.int32, device=graphs.device) for _ in tables]
+        self._captured: dict[tuple[int, int, Controls | None], _Captured] = {}
 
     def takes(self, groups: Seq[RowGroup], rows: int) -> bool:
         """Whether a step of these groups, which has so many rows, can be replayed."""
-        if rows > ROWS[-1] or len(groups) > min(self._seats, LOGIT_ROWS[-1]):
+        if rows > ROWS[-1] or len(groups) > self._seats.most_rows:
             return False
         return all(group.draft is None and group.parents is None and group.logits_from >= len(group.tokens) - 1
                    for group in groups)
 
     @torch.inference_mode()
-    def run(self, tokens: np.ndarray, layout: Layout, logit_rows: list[int]) -> torch.Tensor:
-        """Logits [len(logit_rows), V] float32, overwritten by the next call. The layout's tensors lie on the host."""
-        count, wanted = layout.rows, len(logit_rows)
-        rows = next(size for size in ROWS if size >= count)
-        logits = next(size for size in LOGIT_ROWS if size >= wanted)
-        captured = self._captured.get((rows, logits))
-        if captured is None:
-            captured = self._captured[rows, logits] = self._capture(rows, logits)
-        views = len(layout.views)
-        integers = np.zeros((2 + views) * rows + logits, dtype=np.int64)
-        by_row = integers[:(2 + views) * rows].reshape(2 + views, rows)
-        by_row[0, :count] = tokens
+    def run(self, batch: Batch, wanted: list[int]) -> torch.Tensor:
+        """Logits [len(wanted), V] float32 of these rows, overwritten by the next call; its tokens are all known."""
+        captured = self._filled(batch, wanted, None)
+        captured.replay()
+        return captured.out[0][:len(wanted)]
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Launched:
+        """Run a step that draws its tokens by itself."""
+        self._storage.apply(batch.step.moves, batch.step.copies)
+        return self.draw(batch)
+
+    @torch.inference_mode()
+    def draw(self, batch: Batch) -> Launched:
+        """The same where moves and copies have been carried out."""
+        step = batch.step
+        controls = self._seats.take([group.seq for group in step.groups])
+        wanted, first = logit_rows(step.groups, batch.layout.offsets)
+        captured = self._filled(batch, wanted, controls)
+        launched = Launched(step, self._graphs.device)
+        captured.replay()
+        launched.drawn(captured.out[0][None, :max(1, len(wanted))], first)
+        return launched
+
+    def _filled(self, batch: Batch, wanted: list[int], controls: Controls | None) -> _Captured:
+        """The captured step that takes this one, with its inputs on their way."""
+        layout = batch.layout
+        count, drawn, views = layout.rows, len(wanted), len(layout.views)
+        captured = self._for(count, drawn, controls)
+        rows, logits = captured.inputs.rows, captured.inputs.by_logit.shape[1]
+        data = np.zeros(_Inputs.size(rows, views, logits), dtype=np.int64)
+        by_row = data[:(3 + views) * rows].reshape(3 + views, rows)
+        by_row[0, :count] = batch.tokens
         by_row[1, :count] = layout.positions.numpy()
-        for slots, view in zip(by_row[2:], layout.views):
+        by_row[2, :count] = batch.row_seats
+        for slots, view in zip(by_row[3:], layout.views):
             slots[:count] = view.slots.numpy()
             slots[count:] = -1
-        integers[(2 + views) * rows:][:wanted] = logit_rows
-        captured.integers.copy_(torch.from_numpy(integers), non_blocking=True)
-        captured.rows.fill(layout)
+        by_logit = data[(3 + views) * rows:].reshape(3, logits)
+        by_logit[0, :drawn] = wanted
+        by_logit[1] = -1
+        if controls is not None:
+            by_logit[1, :drawn] = batch.row_seats[wanted]
+            by_logit[2, :drawn] = by_row[1, wanted] + 1
+        send(data, captured.inputs.data)
+        send(captured.rows.shape.pack(layout), captured.rows.data)
         for table, view in zip(self._tables, layout.views):
             groups, pages = view.tables.shape
-            table[:groups, :pages].copy_(view.tables.to(torch.int32), non_blocking=True)
-        captured.replay()
-        return captured.logits[0][:wanted]
+            send(view.tables.numpy().astype(np.int32), table[:groups, :pages])
+        return captured
 
-    def _capture(self, rows: int, logits: int) -> _Captured:
-        storage, device = self._storage, self._graphs.device
-        dtype = next(iter(storage.keys.values())).dtype
-        shape = self._kernels.mixed_shape(rows, min(rows, self._seats), self._heads, dtype)
+    def captures(self, most_rows: int) -> list[Callable[[], object]]:
+        """What captures a step for each number of rows up to `most_rows`, with few and with many tokens drawn, the
+        largest first: the others find its memory."""
+        sizes = [rows for rows in reversed(ROWS) if rows <= max(most_rows, ROWS[0])]
+        return [partial(self._for, rows, min(drawn, rows), Controls())
+                for rows in sizes for drawn in (self._seats.most_rows, LOGIT_ROWS[1])]
+
+    def _for(self, count: int, drawn: int, controls: Controls | None) -> _Captured:
+        """The step for so many rows and tokens drawn."""
+        rows = next(size for size in ROWS if size >= count)
+        logits = min(next(size for size in LOGIT_ROWS if size >= drawn), self._seats.most_rows)
+        captured = self._captured.get((rows, logits, controls))
+        if captured is None:
+            captured = self._captured[rows, logits, controls] = self._capture(rows, logits, controls)
+        return captured
+
+    def _capture(self, rows: int, logits: int, controls: Controls | None) -> _Captured:
+        device = self._graphs.device
+        shape = self._kernels.mixed_shape(rows, min(rows, self._groups), self._heads, activations(self._model, device))
         place = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
         place.group.fill_(-1)
         place.positions.fill_(-1)
         views = len(self._tables)
-        integers = torch.zeros((2 + views) * rows + logits, dtype=torch.int64, device=device)
-        integers[2 * rows:(2 + views) * rows] = -1
+        size = _Inputs.size(rows, views, logits)
+        inputs = _Inputs(torch.zeros(size, dtype=torch.int64, device=device), rows, views)
+        inputs.by_row[3:].fill_(-1)
+        inputs.by_logit[1].fill_(-1)
+        if controls is not None:
+            self._seats.sampler.prepare(controls)
         out: list[torch.Tensor] = []
 
         def launch() -> None:
-            out[:] = [self._step(rows, integers, place)]
+            out[:] = [self._step(inputs, place, controls)]
 
-        return _Captured(place, integers, out, self._graphs.capture(launch))
+        return _Captured(place, inputs, out, self._graphs.capture(launch))
 
-    def _step(self, rows: int, integers: torch.Tensor, place: DeviceRows) -> torch.Tensor:
-        model, kernels, storage = self._model, self._kernels, self._storage
-        views = len(self._tables)
-        by_row = integers[:(2 + views) * rows].view(2 + views, rows)
-        layout = Layout(by_row[1], [0, rows], [0], [None], storage.block_size,
-                        [GroupView(table, by_row[2 + index], group.window)
-                         for index, (table, group) in enumerate(zip(self._tables, model.cache_groups))], place)
-        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
+    def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> torch.Tensor:
+        """Logits, or with controls the tokens drawn [logits] int32."""
+        model, kernels, storage, rows = self._model, self._kernels, self._storage, inputs.rows
+        tokens, positions, seats, *slots = inputs.by_row
+        last = self._seats.state.last_tokens
+        fill_kernel[(-(-rows // BLOCK),)](tokens, seats, last, rows, BLOCK=BLOCK)
+        layout = Layout(positions, [0, rows], [0], [None], storage.block_size,
+                        [GroupView(table, own, group.window)
+                         for own, table, group in zip(slots, self._tables, model.cache_groups)], place)
+        wanted, drawing, draws = inputs.by_logit
+        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups, leaving=wanted,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
-        hidden = model.forward(by_row[0], context)
-        return model.logits(hidden.index_select(0, integers[(2 + views) * rows:]), kernels)
+        logits = model.logits(model.forward(tokens, context), kernels)
+        if controls is None:
+            return logits
+        drawn = self._seats.sampler.sample(logits, Rows(drawing.to(torch.int32), draws), controls)
+        note_kernel[(1,)](drawn.tokens, drawing, last, len(wanted), BLOCK=power(len(wanted)))
+        return drawn.tokens

@@ -82,7 +82,7 @@ class Runner:
         rows, first = logit_rows(batch.step.groups, layout.offsets)
         if batch.on_host and self.graphs is not None:
             try:
-                logits = self.graphs.run(tokens, layout, rows or [0])
+                logits = self.graphs.run(batch, rows or [0])
                 return StepLogits(logits[:len(rows)], first, {})
             except torch.OutOfMemoryError:
                 log.warning("no memory to capture a step of %d rows: steps are launched kernel by kernel from now on, "

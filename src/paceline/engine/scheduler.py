@@ -160,7 +160,7 @@ class Scheduler:
 
     def can_repeat(self) -> bool:
         """Whether schedule() may be asked for a step that is repeated."""
-        return not self._flight and self._filler.can_repeat()
+        return len(self._flight) < MAX_STEPS_IN_FLIGHT and self._filler.can_repeat()
 
     def schedule(self, repeat: int = 0) -> Step | None:
         """The next step, or None if nothing can run before a commit (or at all). With `repeat`, which takes
@@ -199,16 +199,16 @@ class Scheduler:
         for group, result in zip(step.groups, results):
             seq = group.seq
             seq.in_flight -= 1
-            open_ended = group.draft is not None or step.repeated
-            if open_ended:
+            if group.draft is not None:
                 seq.in_flight_draft = False
             if seq.status is FINISHED:
                 continue
             tokens = seq.tokens
             tokens.extend(result.tokens)
             if seq.epoch == group.epoch:
-                if not open_ended:
-                    length = group.start + len(group.tokens)
+                repeats = step.repeat or 1
+                if group.draft is None and len(result.tokens) >= repeats - 1:
+                    length = group.start + len(group.tokens) + repeats - 1
                     if length >= seq.allocation.due:
                         cache.commit(seq.allocation, tokens, length)
                 else:

@@ -38,6 +38,8 @@ class GroupResult:
     path: Seq[int] = ()
     finish: str | None = None
     siblings: Seq[GroupResult] = ()
+    moved: bool = False
+    """The cache entries of `path` are where those of a chain would be already."""
 
 
 @dataclass(slots=True)
@@ -53,11 +55,16 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     repeat: int = 0
     """0: the rows run once. Else they run so often, each time on the tokens that the time before drew and that no
-    host has seen: every group is a single known token with so many positions reserved."""
+    host has seen: every group is a single token (known or pending) with so many positions reserved. It
+    yields as many tokens, or ends its sequence."""
 
     @property
     def repeated(self) -> bool:
         return self.repeat > 0
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(len(group.tokens) for group in self.groups if group.start < group.seq.prompt_len)
 
     @property
     def rows(self) -> int:

@@ -29,8 +29,10 @@ class Block:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        x = self.attention(x, self.attention_norm, context, cos, sin)
+    def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
+                 rows: torch.Tensor | None = None) -> torch.Tensor:
+        """`rows`: those that are wanted, where not all are."""
+        x = self.attention(x, self.attention_norm, context, cos, sin, rows)
         return self.mlp(x, self.mlp_norm, context.kernels)
 
     def reduced(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor, attention: bool,
@@ -96,7 +98,7 @@ class Decoder(ABC):
                 hidden = block.reduced(hidden, context, cos, sin, (index, "attn") not in context.skip,
                                        (index, "mlp") not in context.skip)
             else:
-                hidden = block(hidden, context, cos, sin)
+                hidden = block(hidden, context, cos, sin, context.leaving if index + 1 == len(self.blocks) else None)
         if end == len(self.blocks) and end in taps:
             context.tapped[end] = hidden
         return hidden

@@ -24,6 +24,9 @@ class Forward:
 
     Skips: the sublayers in `skip`, (layer, "attn") or (layer, "mlp"), are passed by; a skipped attention stores
     neither keys nor values.
+
+    `leaving` [R] int64: only these rows leave the last layer, in this order. The others' keys and values are stored; of
+    a prompt nothing else of them is needed. Not together with skips.
     """
 
     kernels: Kernels
@@ -34,6 +37,7 @@ class Forward:
     taps: frozenset[int] = frozenset()
     tapped: dict[int, torch.Tensor] = field(default_factory=dict)
     skip: frozenset[tuple[int, str]] = frozenset()
+    leaving: torch.Tensor | None = None
     key_scales: Mapping[int, torch.Tensor] = field(default_factory=dict)
     value_scales: Mapping[int, torch.Tensor] = field(default_factory=dict)
     _views: dict[int, GroupView] = field(init=False)

@@ -63,13 +63,16 @@ class Attention:
 
         self.heads = Heads(heads, kv_heads, dim, norm("q"), norm("k"))
 
-    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor,
-                 sin: torch.Tensor) -> torch.Tensor:
-        """x + attention(norm x); x may be overwritten."""
+    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
+                 rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x + attention(norm x), of these rows only where some are named; x may be overwritten."""
         kernels, cache, view = context.kernels, context.cache(self.layer), context.view(self.layer)
         q = kernels.project(x, norm, self.qkv.weight, self.qkv.bias, self.heads, cos, sin, cache, view.slots)
         mixed = kernels.attend(q, cache.keys, cache.values, context.layout, view, self.scale, cache.scales)
-        return kernels.linear_add(mixed.reshape(x.shape[0], -1), self.out.weight, self.out.bias, x)
+        mixed = mixed.reshape(x.shape[0], -1)
+        if rows is not None:
+            mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
+        return kernels.linear_add(mixed, self.out.weight, self.out.bias, x)
 
 
 class FeedForward(Protocol):

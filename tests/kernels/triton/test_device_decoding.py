@@ -33,12 +33,12 @@ def made(device: torch.device, kernels: str, repeat: int = 8, name: str = "llama
     shape = ModelConfig.from_dict(BASE | SHAPES[name])
     model = build(shape, OnDevice(device), 512)
     llm = LLM.from_engine(engine_for(model, None, EngineOptions.of(**options), device=device, revision="tiny"))
-    decoder = llm.engine._device_decoder
-    assert (decoder is not None) == (kernels == "triton")
-    if decoder is not None:
-        decoder.repeats = lambda *_: repeat  # the interpreter is so slow that it would always be one
+    steps = llm.engine._device_steps
+    assert (steps is not None) == (kernels == "triton")
+    if steps is not None:
+        steps.repeats = lambda *_: repeat  # the interpreter is so slow that it would always be one
         if not repeat:
-            llm.engine._device_decoder = llm.engine.runner.graphs = None
+            llm.engine._device_steps = llm.engine.runner.graphs = None
     return llm
 
 
@@ -94,9 +94,63 @@ def test_without_memory_for_graphs_steps_are_launched_one_by_one(device: torch.d
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    decoder = llm.engine._device_decoder
-    assert decoder is not None
-    decoder._graphs.capture = full  # shared with the prompts' graphs
+    steps = llm.engine._device_steps
+    assert steps is not None and steps.decoder is not None
+    steps.decoder._graphs.capture = full  # shared with the prompts' graphs
     assert texts(llm, params) == texts(made(device, "reference"), params)
-    assert llm.engine._device_decoder is None and llm.engine.runner.graphs is None
+    assert steps.decoder is None and llm.engine.runner.graphs is None
     assert caplog.text.count("no memory to capture") == 2
+
+
+def test_steps_launched_ahead_let_in_who_waits(device: torch.device) -> None:
+    """Two seats for six texts, some of which stop early: seats change hands while steps are in flight."""
+    prompts = [*PROMPTS, *([token + 1 for token in prompt] for prompt in PROMPTS)]
+    free = [SamplingParams(max_tokens=11, ignore_eos=True, **WISHES[i % 3]) for i in range(6)]
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_prefill_chunk": 4, "enable_prefix_caching": True}
+    whole = [out.outputs[0].token_ids for out in made(device, "reference", **options).generate(prompts, free)]
+    params = [SamplingParams(max_tokens=own.max_tokens, ignore_eos=True, **WISHES[i % 3],
+                             stop_token_ids=[tokens[4]] if i % 2 else [])
+              for i, (own, tokens) in enumerate(zip(free, whole))]
+    for repeat in (1, 3):
+        llm = made(device, "triton", repeat, **options)
+        found = llm.generate(prompts, params)
+        for i, (out, tokens) in enumerate(zip(found, whole)):
+            kept = tokens[:tokens.index(tokens[4]) + 1] if i % 2 else tokens
+            assert out.outputs[0].token_ids == kept
+        assert not llm.engine.has_work and llm.engine.cache.usage().used == 0
+
+
+def test_a_step_is_launched_before_the_one_in_front_of_it_is_read(device: torch.device) -> None:
+    llm = made(device, "triton", 2)
+    steps = llm.engine._device_steps
+    assert steps is not None
+    seen: list[int] = []
+    read = steps.read
+
+    def watched() -> list[list[int]]:
+        seen.append(len(steps.launched))
+        return read()
+
+    steps.read = watched  # type: ignore[method-assign]
+    texts(llm, [SamplingParams(max_tokens=9, ignore_eos=True, **wish) for wish in WISHES])
+    assert seen == [2, 2, 2, 2, 1], "prompts, then four times two tokens"
+
+
+def test_whose_next_token_the_host_must_know_waits_for_those_in_flight(device: torch.device) -> None:
+    """It comes while the others' steps are in flight, and leaves before them."""
+    llm, plain = made(device, "triton", 2), made(device, "reference")
+    params = [SamplingParams(max_tokens=count, ignore_eos=True, **wish) for count, wish in zip((14, 3, 12), WISHES)]
+    params[1] = SamplingParams(max_tokens=3, ignore_eos=True, repetition_penalty=1.5, logprobs=1, prompt_logprobs=1,
+                               temperature=0.0)
+    for one in (llm, plain):
+        engine = one.engine
+        first = engine.add(list(PROMPTS[0]), params[0])
+        engine.step()
+        engine.step()
+        rest = [engine.add(list(prompt), own) for prompt, own in zip(PROMPTS[1:], params[1:])]
+        while engine.has_work:
+            engine.step()
+        one.records = [engine.take(name).snapshot() for name in (first, *rest)]  # type: ignore[attr-defined]
+    for ours, theirs in zip(llm.records, plain.records):  # type: ignore[attr-defined]
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids and ours.error is None
+        assert len(ours.prompt_logprobs or []) == len(theirs.prompt_logprobs or [])

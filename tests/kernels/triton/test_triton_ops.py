@@ -65,28 +65,30 @@ def test_the_way_into_attention(kernels, random, device, rows, normed, rotary, d
     angles = torch.rand(rows, rotary // 2) * 6
     cos = torch.cat((angles.cos(), angles.cos()), -1)[:, None]
     sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
-    slots = torch.randperm(30)[:rows]
+    slots, bias = torch.randperm(30)[:rows], random(10 * DIM, dtype=dtype)
     mine = KVCache(*(torch.zeros(30, 2, DIM, dtype=dtype, device=device) for _ in range(2)))
     theirs = KVCache(*(torch.zeros(30, 2, DIM, dtype=dtype) for _ in range(2)))
-    q = kernels.project(x, norm, weight, None, heads, cos.to(device), sin.to(device), mine, slots.to(device))
+    q = kernels.project(x, norm, weight, bias, heads, cos.to(device), sin.to(device), mine, slots.to(device))
 
     def cpu(norm: Norm | None) -> Norm | None:
         return None if norm is None else Norm(norm.weight.cpu(), norm.eps)
 
-    expected = REFERENCE.project(x.cpu(), cpu(norm), weight.cpu(), None,
+    expected = REFERENCE.project(x.cpu(), cpu(norm), weight.cpu(), bias.cpu(),
                                  Heads(6, 2, DIM, cpu(heads.query_norm), cpu(heads.key_norm)), cos, sin, theirs, slots)
     agree(q, expected, dtype)
     agree(mine.keys, theirs.keys, dtype)
     agree(mine.values, theirs.values, dtype)
 
 
+@DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
-def test_padding_is_not_stored(kernels, random, device, rows):
-    heads, norm = Heads(2, 1, DIM), Norm(random(INPUTS), 1e-5)
+def test_padding_is_not_stored(kernels, random, device, rows, dtype):
+    heads, norm = Heads(2, 1, DIM), Norm(random(INPUTS, dtype=dtype), 1e-5)
     cos, sin = torch.ones(rows, 1, DIM, device=device), torch.zeros(rows, 1, DIM, device=device)
-    cache = KVCache(*(torch.zeros(5, 1, DIM, device=device) for _ in range(2)))
+    cache = KVCache(*(torch.zeros(5, 1, DIM, dtype=dtype, device=device) for _ in range(2)))
     slots = torch.full((rows,), -1, device=device)
-    kernels.project(random(rows, INPUTS), norm, random(4 * DIM, INPUTS), None, heads, cos, sin, cache, slots)
+    x, weight = random(rows, INPUTS, dtype=dtype), random(4 * DIM, INPUTS, dtype=dtype)
+    kernels.project(x, norm, weight, None, heads, cos, sin, cache, slots)
     assert not cache.keys.any() and not cache.values.any()
     slots[-1] = 3
     kernels.store(cache.keys, cache.values, slots, random(rows, 1, DIM), random(rows, 1, DIM))

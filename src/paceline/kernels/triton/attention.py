@@ -11,12 +11,26 @@ import triton
 
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.triton.attention_device import chunk_kernel, split_kernel
+from paceline.kernels.triton.launch import overlapped
 from paceline.kernels.triton.plan import Plan, make_plan
 from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
-CROWD = 64
+PROGRAMS = 64
+"""For each processor, at most. So many that most items have one of their own, which the device starts as others end:
+programs that take their share in turn are as slow as the one whose items happen to be longest."""
 AHEAD = 4
 """Pieces of a tile whose results are loaded at once when they are combined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the keys of up to `tiles` tiles are shared out."""
+
+    tiles: float
+    items: int
+    """Wanted in all, for each of the device's processors."""
+    warps: int = 4
+    stages: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +43,31 @@ class Tuning:
     block_n: int
     split: int
     """Keys that are summed up by themselves (deterministic), or the smallest number an item gets."""
-    programs: int
-    """Programs of the split kernel, and items wanted in all."""
-    crowded_programs: int
-    """The same where there are more than CROWD tiles."""
-    split_warps: int = 4
+    processors: int
+    shared: tuple[Sharing, ...]
+    """By number of tiles, for tiles of several rows."""
+    single: tuple[Sharing, ...] = ()
+    """The same for tiles of one row; none: as the others."""
     chunk_warps: int = 8
-    split_stages: int = 3
     chunk_stages: int = 2
     small_m: int = 16
+
+    def sharing(self, shape: RowsShape) -> Sharing:
+        among = self.single if shape.tile_rows == 1 and self.single else self.shared
+        return next(one for one in among if shape.tiles <= one.tiles)
 
 
 def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -> Tuning:
     """float32 multiplies without tensor cores, whose tiles must be small; the rest are trials on an H200."""
     if dtype == torch.float32:
-        return Tuning(16, 16, 32, 256, processors * 4, processors * 4, chunk_warps=4, split_stages=1, chunk_stages=1)
+        return Tuning(16, 16, 32, 256, processors, (Sharing(math.inf, 4, stages=1),), chunk_warps=4, chunk_stages=1)
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 64, 256, processors * 2, processors * 2, chunk_warps=4, small_m=64)
-    return Tuning(64, 128, 64, 128, processors * 4, processors * (3 if dim > 64 else 6), chunk_warps=4, chunk_stages=3)
+        return Tuning(64, 64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
+    single = ((Sharing(16, 4), Sharing(32, 2, stages=6), Sharing(128, 4, warps=2), Sharing(math.inf, 4, 2, 6))
+              if dim > 64 else
+              (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5)))
+    return Tuning(64, 128, 64, 128, processors, (Sharing(math.inf, 4),), single, chunk_warps=4, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
@@ -66,20 +86,20 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         "KV_HEADS": kv_heads, "SHARED": shared, "DIM": dim, "BLOCK_D": max(16, triton.next_power_of_2(dim)),
         "BLOCK_N": chosen.block_n, "BLOCK_SIZE": layout.block_size, "WINDOW": view.window is not None,
         "SCALED": scales is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        "enable_fp_fusion": not deterministic}
+        "enable_fp_fusion": not deterministic, **overlapped(q.device, q.shape[0], heads * dim)}
     base2 = scale * math.log2(math.e)
     shape = rows.shape
     if shape.tiles:
         plan = _plan(rows, layout, view, heads, kv_heads, dim, chosen, deterministic)
         tile_m = shape.tile_rows * shared
-        room = plan.items.shape[0] * kv_heads
-        split_kernel[(min(_programs(chosen, shape), room),)](
+        how = chosen.sharing(shape)
+        split_kernel[(min(plan.items.shape[0] * kv_heads, PROGRAMS * chosen.processors),)](
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2, view.window or 0,
             BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth,
             REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
-            num_warps=chosen.split_warps, num_stages=chosen.split_stages)
+            num_warps=how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
@@ -99,10 +119,6 @@ def tile_rows(chosen: Tuning, shared: int) -> tuple[int, int]:
     return max(1, chosen.split_m // shared), max(1, chosen.chunk_m // shared)
 
 
-def _programs(chosen: Tuning, shape: RowsShape) -> int:
-    return chosen.crowded_programs if shape.tiles > CROWD else chosen.programs
-
-
 def _height(pairs: int, chosen: Tuning, height: int | None = None) -> int:
     """BLOCK_M for a tile of so many (row, head) pairs."""
     if height is None:
@@ -117,5 +133,5 @@ def _plan(rows: DeviceRows, layout: Layout, view: GroupView, heads: int, kv_head
         longest = view.tables.shape[1] * layout.block_size
         plan = view.scratch["triton.plan"] = make_plan(
             rows, window=view.window, longest=longest, heads=heads, kv_heads=kv_heads, dim=dim, split=chosen.split,
-            fixed=deterministic, target=_programs(chosen, rows.shape), block_n=chosen.block_n)
+            fixed=deterministic, target=chosen.processors * chosen.sharing(rows.shape).items, block_n=chosen.block_n)
     return plan

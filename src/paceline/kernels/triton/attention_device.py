@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.overlap_device import start
 from paceline.kernels.triton.plan import RECORD
 
 _RECORD = tl.constexpr(RECORD)
@@ -75,8 +76,8 @@ def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, k
          BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
     """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
     `lowest`: the lowest position of the tile."""
-    for start in range(begin, end, BLOCK_N):
-        j = start + tl.arange(0, BLOCK_N)
+    for first_key in range(begin, end, BLOCK_N):
+        j = first_key + tl.arange(0, BLOCK_N)
         inside = j < end
         if WINDOW:
             inside = inside & (j > lowest - window)
@@ -112,8 +113,8 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
                SCALED: tl.constexpr, PRECISION: tl.constexpr):
     """The same where each row has keys of its own. One row after the other gets its scores and its values; the
     others' weights are zero then, which changes no bit of theirs."""
-    for start in range(begin, end, BLOCK_N):
-        j = start + tl.arange(0, BLOCK_N)
+    for first_key in range(begin, end, BLOCK_N):
+        j = first_key + tl.arange(0, BLOCK_N)
         scores = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
         for r in range(rows):
             inside = j <= tl.load(positions + first + r)
@@ -155,9 +156,10 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
                  window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
                  REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
-                 SCALED: tl.constexpr, PRECISION: tl.constexpr):
+                 SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
     """Programs take the work list's items in turn, each for every KV head. Who finishes a tile's last item combines
     them all; `arrived` [tiles * KV heads] is left at zero."""
+    start(OVERLAP)
     work = tl.load(count) * KV_HEADS
     for w in range(tl.program_id(0), work, tl.num_programs(0)):
         item = w // KV_HEADS
@@ -228,10 +230,10 @@ def gather(results, extremes, out, cells_from, pieces, first, rows, head, out_st
     highest = tl.full([REDUCE_M], float("-inf"), tl.float32)
     total = tl.zeros([REDUCE_M], tl.float32)
     acc = tl.zeros([REDUCE_M, BLOCK_D], tl.float32)
-    for start in range(0, pieces, AHEAD):
+    for base in range(0, pieces, AHEAD):
         for more in tl.static_range(AHEAD):
-            there = live & (m * 0 + start + more < pieces)
-            cell = (cells_from + (start + more) * rows + of_row).to(tl.int64) * (KV_HEADS * SHARED) \
+            there = live & (m * 0 + base + more < pieces)
+            cell = (cells_from + (base + more) * rows + of_row).to(tl.int64) * (KV_HEADS * SHARED) \
                 + head * SHARED + m % SHARED
             # Written by other programs: around the cache of this processor.
             part_highest = tl.load(extremes + cell, mask=there, other=float("-inf"), cache_modifier=".cg")
@@ -250,8 +252,9 @@ def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_o
                  out_stride, stride, table_stride, count, scale, window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
                  DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                  BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, BY_SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-                 SCALED: tl.constexpr, PRECISION: tl.constexpr):
+                 SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid (KV heads, chunks): all keys of one tile of a chain; the last chunks, which have most, start first."""
+    start(OVERLAP)
     head = tl.program_id(0)
     tile = count - 1 - tl.program_id(1)
     first = tl.load(chunks + tile)

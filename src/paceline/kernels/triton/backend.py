@@ -12,7 +12,7 @@ from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, linear
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, Product, Way, choose
-from paceline.kernels.triton.rows import CHUNK_FROM, RowsShape
+from paceline.kernels.triton.rows import RowsShape
 
 COUNTERS = 1 << 16
 """Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
@@ -60,33 +60,40 @@ class TritonKernels(Composed):
     def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix, gated=True)
-        if how.way is Way.ROW and x.shape[1] <= NORM_INSIDE:
-            return self._product(x, matrix, bias, how, norm=norm, gated=True)
-        normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
         if how.way is Way.VENDOR:
+            normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
             return self.silu_mul(linear.vendor(normed, matrix, bias))
-        return self._product(normed, matrix, bias, how, gated=True)
+        return self._normed(x, norm, matrix, bias, how, gated=True)
 
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is Way.ROW and x.shape[1] <= NORM_INSIDE:
-            return self._product(x, matrix, bias, how, norm=norm, dtype=torch.float32)
-        normed = self.rms_norm(x, norm.weight, norm.eps)
         if how.way is Way.VENDOR:
-            return linear.vendor(normed, matrix, bias).float()
-        return self._product(normed, matrix, bias, how, dtype=torch.float32)
+            return linear.vendor_wide(self.rms_norm(x, norm.weight, norm.eps), matrix, bias)
+        return self._normed(x, norm, matrix, bias, how, dtype=torch.float32)
+
+    def _normed(self, x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: torch.Tensor | None,
+                how: Product, *, gated: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A product of ours behind a norm, which a single short row gets inside it."""
+        if norm is not None and (how.way is not Way.ROW or x.shape[1] > NORM_INSIDE):
+            x, norm = self.rms_norm(x, norm.weight, norm.eps), None
+        return self._product(x, weight, bias, how, norm=norm, gated=gated, dtype=dtype)
 
     def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is not Way.ROW or x.shape[1] > NORM_INSIDE:
-            return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
-        if heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos):
-            return linear.project_row(x, norm, matrix, bias, heads, cos, sin, cache, slots, how)
-        qkv = self._product(x, matrix, bias, how, norm=norm)
-        return self.rotate_and_store(qkv, heads, cos, sin, cache, slots)
+        simple = heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos)
+        if how.way is Way.ROW:
+            if not simple:
+                return self.rotate_and_store(self._normed(x, norm, matrix, bias, how), heads, cos, sin, cache, slots)
+            inside = norm if x.shape[1] <= NORM_INSIDE else None
+            normed = x if inside is not None else self.rms_norm(x, norm.weight, norm.eps)
+            return linear.project_row(normed, inside, matrix, bias, heads, cos, sin, cache, slots, how)
+        if how.way is Way.TILES and how.piece == 0 and simple and not self.deterministic:
+            return linear.project_rows(self.rms_norm(x, norm.weight, norm.eps), matrix, bias, heads, cos, sin, cache,
+                                       slots, how)
+        return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
 
     def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
                          slots: torch.Tensor) -> torch.Tensor:
@@ -116,13 +123,12 @@ class TritonKernels(Composed):
         return tuning(dtype, dim, self.deterministic, self._processors)
 
     def mixed_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
-        """Room for steps of up to `rows` rows in up to `groups` chains of any length."""
-        tile_rows, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
-        tile_rows = min(tile_rows, rows)
-        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
-        return RowsShape(rows, min(rows, groups + rows // tile_rows), tile_rows,
-                         chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
-                         chunk_rows=chunk_rows)
+        """Room for steps of up to `rows` rows in up to `groups` chains of any length. Tiles are of one row, as where
+        all decode: the chains of several rows, prompts mostly, are cut into chunks however short they are."""
+        _, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
+        # Every chain may end with a chunk that is not full.
+        return RowsShape(rows, min(rows, groups), 1, chunks=rows // chunk_rows + min(groups, rows // 2),
+                         chunk_rows=chunk_rows, chunk_from=2)
 
     def rows_shape(self, rows: int, group_rows: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Room for steps of up to `rows` rows in groups of at most `group_rows` each (1: plain decoding), trees of at

@@ -8,6 +8,7 @@ import triton
 from paceline.kernels.operands import Heads, KVCache
 from paceline.kernels.reference.quantised import LARGEST
 from paceline.kernels.triton.elementwise_device import rms_norm_kernel, rotate_and_store_kernel, silu_mul_kernel
+from paceline.kernels.triton.launch import overlapped
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -17,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(size)
     rms_norm_kernel[(flat.shape[0],)](flat, weight, out, flat.stride(0), eps, SIZE=size, BLOCK=block,
-                                      num_warps=min(8, max(1, block // 512)))
+                                      num_warps=min(8, max(1, block // 512)), **overlapped(x.device, *flat.shape))
     return out.view(x.shape)
 
 
@@ -27,7 +28,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(size))
     silu_mul_kernel[(rows, triton.cdiv(size, block))](gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=block,
-                                                      num_warps=4)
+                                                      num_warps=4, **overlapped(out.device, rows, size))
     return out
 
 
@@ -53,7 +54,8 @@ def rotate_and_store(qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: to
         0.0 if heads.query_norm is None else heads.query_norm.eps, HEADS=heads.query, KV_HEADS=heads.keys, DIM=dim,
         HALF=half, BLOCK_D=triton.next_power_of_2(half), BLOCK_H=block_h, TURNED=True,
         NORMED=heads.query_norm is not None, SCALED=cache.scales is not None,
-        LARGEST=LARGEST.get(cache.keys.dtype, 1.0), enable_fp_fusion=fused, num_warps=4)
+        LARGEST=LARGEST.get(cache.keys.dtype, 1.0), enable_fp_fusion=fused, num_warps=4,
+        **overlapped(q.device, rows, qkv.shape[1]))
     return q
 
 
@@ -69,4 +71,4 @@ def store(k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: 
         packed, packed, k_cache, v_cache, key_scales, value_scales, slots, packed, packed, packed, packed,
         packed.stride(0), 0, k_cache.stride(0), v_cache.stride(0), 0.0, HEADS=0, KV_HEADS=kv_heads, DIM=dim, HALF=half,
         BLOCK_D=triton.next_power_of_2(half), BLOCK_H=block_h, TURNED=False, NORMED=False, SCALED=scales is not None,
-        LARGEST=LARGEST.get(k_cache.dtype, 1.0), num_warps=4)
+        LARGEST=LARGEST.get(k_cache.dtype, 1.0), num_warps=4, **overlapped(k.device, rows, kv_heads * dim))

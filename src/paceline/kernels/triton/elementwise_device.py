@@ -6,22 +6,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.overlap_device import start
+
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(x, weight, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """A program a row; out is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    wide = tl.load(x + row * x_stride + i, mask=i < SIZE, other=0.0).to(tl.float32)
     w = tl.load(weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    start(OVERLAP)
+    wide = tl.load(x + row * x_stride + i, mask=i < SIZE, other=0.0).to(tl.float32)
     mean = tl.sum(wide * wide, 0) / SIZE
     normed = wide / tl.sqrt(mean + eps) * w
     tl.store(out + row * SIZE + i, normed.to(out.dtype.element_ty), mask=i < SIZE)
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid (rows, blocks of features)."""
+    start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * stride + i, mask=i < SIZE, other=0.0).to(tl.float32)
@@ -51,8 +55,9 @@ def rotate_and_store_kernel(qkv, q_out, keys, values, key_scales, value_scales, 
                             stride, q_stride, key_stride, value_stride, eps, HEADS: tl.constexpr,
                             KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
                             BLOCK_H: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr,
-                            LARGEST: tl.constexpr):
+                            LARGEST: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid (rows, blocks of heads). HALF: of the head's features; all of them turn (TURNED) or none (values only)."""
+    start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

@@ -8,7 +8,13 @@ import triton
 
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.triton.choices import Product, Way
-from paceline.kernels.triton.linear_device import row_kernel, row_project_kernel, tile_kernel
+from paceline.kernels.triton.launch import fetched, overlapped
+from paceline.kernels.triton.linear_device import (
+    row_kernel,
+    row_project_kernel,
+    tile_kernel,
+    tile_project_kernel,
+)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product, arrived: torch.Tensor, *,
@@ -29,7 +35,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ho
             x, x if norm is None else norm.weight, weight, x if bias is None else bias,
             x if residual is None else residual, out, size, 0.0 if norm is None else norm.eps, K=inputs,
             BLOCK_N=how.block_m, BLOCK_K=how.block_k, NORMED=norm is not None, GATED=gated, BIASED=bias is not None,
-            ADDED=residual is not None, num_warps=how.warps)
+            ADDED=residual is not None, FETCHED=fetched(weight), num_warps=how.warps,
+            **overlapped(x.device, *x.shape))
         return out
     piece = how.piece or inputs
     pieces = triton.cdiv(inputs, piece)
@@ -43,8 +50,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ho
         inputs, x.stride(0), PIECE=piece if pieces > 1 else 0, PIECES=pieces, APART=apart, BLOCK_M=how.block_m,
         BLOCK_N=how.block_n, BLOCK_K=how.block_k, EVEN=inputs % how.block_k == 0, GATED=gated,
         BIASED=bias is not None, ADDED=residual is not None,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=how.warps, num_stages=how.stages,
-        enable_fp_fusion=fused)
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", FETCHED=fetched(weight),
+        num_warps=how.warps, num_stages=how.stages, enable_fp_fusion=fused, **overlapped(x.device, *x.shape))
     return out
 
 
@@ -59,15 +66,42 @@ def vendor(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight, bias)
 
 
-def project_row(x: torch.Tensor, norm: Norm, weight: torch.Tensor, bias: torch.Tensor | None, heads: Heads,
+def vendor_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """In float32, as the sums are: not rounded in between."""
+    if x.dtype == torch.float32 or not x.is_cuda:
+        return F.linear(x, weight, bias).float()
+    out = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return out if bias is None else out.add_(bias)
+
+
+def project_row(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: torch.Tensor | None, heads: Heads,
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor,
                 how: Product) -> torch.Tensor:
-    """Kernels.project of a single row, in one launch. For heads that turn as a whole and have no norms, and caches
-    without scales."""
+    """Kernels.project of a single row, in one launch; without a norm, of one that is normed already. For heads that
+    turn as a whole and have no norms, and caches without scales."""
     q = torch.empty((1, heads.query, heads.dim), dtype=x.dtype, device=x.device)
     pairs = (heads.query + 2 * heads.keys) * heads.dim // 2
     row_project_kernel[(triton.cdiv(pairs, how.block_m),)](
-        x, norm.weight, weight, x if bias is None else bias, q, cache.keys, cache.values, slots, cos, sin,
-        cache.keys.stride(0), cache.values.stride(0), norm.eps, K=x.shape[1], HEADS=heads.query, KV_HEADS=heads.keys,
-        DIM=heads.dim, BLOCK_N=how.block_m, BLOCK_K=how.block_k, BIASED=bias is not None, num_warps=how.warps)
+        x, x if norm is None else norm.weight, weight, x if bias is None else bias, q, cache.keys, cache.values, slots,
+        cos, sin, cache.keys.stride(0), cache.values.stride(0), 0.0 if norm is None else norm.eps, K=x.shape[1],
+        HEADS=heads.query, KV_HEADS=heads.keys, DIM=heads.dim, BLOCK_N=how.block_m, BLOCK_K=how.block_k,
+        NORMED=norm is not None, BIASED=bias is not None, FETCHED=fetched(weight), num_warps=how.warps,
+        **overlapped(x.device, *x.shape))
+    return q
+
+
+def project_rows(normed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, heads: Heads,
+                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor,
+                 how: Product) -> torch.Tensor:
+    """The same for several normed rows, on tiles. cos, sin [N, 1, d] contiguous."""
+    rows, inputs = normed.shape
+    q = torch.empty((rows, heads.query, heads.dim), dtype=normed.dtype, device=normed.device)
+    pairs = (heads.query + 2 * heads.keys) * heads.dim // 2
+    height = max(16, how.block_m // 2)
+    tile_project_kernel[(triton.cdiv(pairs, height), triton.cdiv(rows, how.block_n))](
+        normed, weight, normed if bias is None else bias, q, cache.keys, cache.values, slots, cos, sin, rows, inputs,
+        normed.stride(0), cache.keys.stride(0), cache.values.stride(0), HEADS=heads.query, KV_HEADS=heads.keys,
+        DIM=heads.dim, BLOCK_M=height, BLOCK_N=how.block_n, BLOCK_K=how.block_k, EVEN=inputs % how.block_k == 0,
+        BIASED=bias is not None, PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
+        FETCHED=fetched(weight), num_warps=how.warps, num_stages=how.stages, **overlapped(normed.device, rows, inputs))
     return q

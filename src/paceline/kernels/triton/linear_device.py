@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.overlap_device import fetch, start
+
 
 @triton.jit
 def dot_rows(x, norm, weight, row, other, live, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -19,8 +21,8 @@ def dot_rows(x, norm, weight, row, other, live, K: tl.constexpr, BLOCK_N: tl.con
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     acc2 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
+    for first in range(0, K, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
         cells = live[:, None]
         if K % BLOCK_K == 0:
             vector = tl.load(x + k).to(tl.float32)
@@ -45,12 +47,16 @@ def dot_rows(x, norm, weight, row, other, live, K: tl.constexpr, BLOCK_N: tl.con
 @triton.jit
 def row_kernel(x, norm, weight, bias, residual, out, size, eps, K: tl.constexpr, BLOCK_N: tl.constexpr,
                BLOCK_K: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-               ADDED: tl.constexpr):
+               ADDED: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
     """out [size] of one row x [K]. NORMED: x is normed on the way, by scaling the sum. GATED: the weight has 2 * size
     rows, gates first."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < size
     row = n.to(tl.int64)
+    fetch(weight, row, live, 0, K, FETCHED, OVERLAP)
+    if GATED:
+        fetch(weight, row + size, live, 0, K, FETCHED, OVERLAP)
+    start(OVERLAP)
     y, up, squares = dot_rows(x, norm, weight, row, row + size, live, K, BLOCK_N, BLOCK_K, NORMED, GATED)
     if NORMED:
         root = tl.sqrt(squares / K + eps)
@@ -70,8 +76,10 @@ def row_kernel(x, norm, weight, bias, residual, out, size, eps, K: tl.constexpr,
 @triton.jit
 def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, sin, key_stride, value_stride, eps,
                        K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-                       BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIASED: tl.constexpr):
-    """Kernels.project for one row: a program computes features i and i + DIM / 2 of a head, which turn together."""
+                       BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
+                       FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
+    """Kernels.project for one row, after the norm or with it: a program computes features i and i + DIM / 2 of a head,
+    which turn together."""
     HALF: tl.constexpr = DIM // 2
     pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = pair < (HEADS + 2 * KV_HEADS) * HALF
@@ -79,10 +87,14 @@ def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, s
     i = pair % HALF
     n = head * DIM + i
     row = n.to(tl.int64)
-    a, b, squares = dot_rows(x, norm, weight, row, row + HALF, live, K, BLOCK_N, BLOCK_K, True, True)
-    root = tl.sqrt(squares / K + eps)
-    a = a / root
-    b = b / root
+    fetch(weight, row, live, 0, K, FETCHED, OVERLAP)
+    fetch(weight, row + HALF, live, 0, K, FETCHED, OVERLAP)
+    start(OVERLAP)
+    a, b, squares = dot_rows(x, norm, weight, row, row + HALF, live, K, BLOCK_N, BLOCK_K, NORMED, True)
+    if NORMED:
+        root = tl.sqrt(squares / K + eps)
+        a = a / root
+        b = b / root
     if BIASED:
         a += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)
         b += tl.load(bias + n + HALF, mask=live, other=0.0).to(tl.float32)
@@ -108,18 +120,19 @@ def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, s
 
 
 @triton.jit
-def products(x, weight, m, n, size, rows, K, x_stride, first, last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-             BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TWO: tl.constexpr, PRECISION: tl.constexpr):
-    """Weight rows m, and m + size where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N]
+def products(x, weight, m, other, live, n, rows, K, x_stride, first, last, BLOCK_M: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TWO: tl.constexpr,
+             PRECISION: tl.constexpr):
+    """Weight rows m, and `other` where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N]
     each."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     w_at = weight + m.to(tl.int64)[:, None] * K
-    up_at = weight + (m.to(tl.int64) + size)[:, None] * K
+    other_at = weight + other.to(tl.int64)[:, None] * K
     x_at = x + n.to(tl.int64)[:, None] * x_stride
-    for start in range(first, last, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        w_cells = (m < size)[:, None]
+    for column in range(first, last, BLOCK_K):
+        k = column + tl.arange(0, BLOCK_K)
+        w_cells = live[:, None]
         x_cells = (n < rows)[:, None]
         if not EVEN:
             w_cells = w_cells & (k < K)[None, :]
@@ -127,7 +140,7 @@ def products(x, weight, m, n, size, rows, K, x_stride, first, last, BLOCK_M: tl.
         v = tl.trans(tl.load(x_at + k[None, :], mask=x_cells, other=0.0))
         acc = tl.dot(tl.load(w_at + k[None, :], mask=w_cells, other=0.0), v, acc, input_precision=PRECISION)
         if TWO:
-            acc2 = tl.dot(tl.load(up_at + k[None, :], mask=w_cells, other=0.0), v, acc2, input_precision=PRECISION)
+            acc2 = tl.dot(tl.load(other_at + k[None, :], mask=w_cells, other=0.0), v, acc2, input_precision=PRECISION)
     return acc, acc2
 
 
@@ -152,7 +165,7 @@ def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BI
 def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K, x_stride, PIECE: tl.constexpr,
                 PIECES: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-                ADDED: tl.constexpr, PRECISION: tl.constexpr):
+                ADDED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
     """out [rows, size] = x [rows, K] times weight [size, K]. The weight's rows are the M of the product, so tensor
     cores are full however few rows there are. EVEN: BLOCK_K divides K.
 
@@ -162,14 +175,19 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K,
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = m < size
+    piece = tl.program_id(2)
+    fetch(weight, m, live, piece * PIECE, K, FETCHED, OVERLAP)
+    if GATED:
+        fetch(weight, m + size, live, piece * PIECE, K, FETCHED, OVERLAP)
+    start(OVERLAP)
     if PIECES == 1:
-        y, up = products(x, weight, m, n, size, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
-                         PRECISION)
+        y, up = products(x, weight, m, m + size, live, n, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN,
+                         GATED, PRECISION)
         finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
     elif APART:
-        piece = tl.program_id(2)
-        y, up = products(x, weight, m, n, size, rows, K, x_stride, piece * PIECE, tl.minimum(piece * PIECE + PIECE, K),
-                         BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED, PRECISION)
+        y, up = products(x, weight, m, m + size, live, n, rows, K, x_stride, piece * PIECE,
+                         tl.minimum(piece * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED, PRECISION)
         PARTS: tl.constexpr = 2 if GATED else 1
         cells = (m < size)[:, None] & (n < rows)[None, :]
         at = partial + n[None, :] * (size * PARTS) + m[:, None]
@@ -192,10 +210,55 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K,
     else:
         y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for piece in range(PIECES):
-            more, more_up = products(x, weight, m, n, size, rows, K, x_stride, piece * PIECE,
-                                     tl.minimum(piece * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
+        for one in range(PIECES):
+            more, more_up = products(x, weight, m, m + size, live, n, rows, K, x_stride, one * PIECE,
+                                     tl.minimum(one * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
                                      PRECISION)
             y += more
             up += more_up
         finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def tile_project_kernel(x, weight, bias, q_out, keys, values, slots, cos, sin, rows, K, x_stride, key_stride,
+                        value_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+                        BIASED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
+    """Kernels.project for several rows, after the norm: what row_project_kernel does for one, on tiles. Grid (tiles of
+    pairs, tiles of rows)."""
+    HALF: tl.constexpr = DIM // 2
+    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = pair < (HEADS + 2 * KV_HEADS) * HALF
+    head = pair // HALF
+    i = pair % HALF
+    m = head * DIM + i
+    fetch(weight, m, live, 0, K, FETCHED, OVERLAP)
+    fetch(weight, m + HALF, live, 0, K, FETCHED, OVERLAP)
+    start(OVERLAP)
+    a, b = products(x, weight, m, m + HALF, live, n, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, True,
+                    PRECISION)
+    if BIASED:
+        a += tl.load(bias + m, mask=live, other=0.0).to(tl.float32)[:, None]
+        b += tl.load(bias + m + HALF, mask=live, other=0.0).to(tl.float32)[:, None]
+    row = n.to(tl.int64)
+    cells = live[:, None] & (n < rows)[None, :]
+    turns = cells & (head < HEADS + KV_HEADS)[:, None]
+    angle = row[None, :] * DIM + i[:, None]
+    first = a * tl.load(cos + angle, mask=turns, other=1.0) + b * tl.load(sin + angle, mask=turns, other=0.0)
+    second = b * tl.load(cos + angle + HALF, mask=turns, other=1.0) + a * tl.load(sin + angle + HALF, mask=turns,
+                                                                                 other=0.0)
+    is_q = cells & (head < HEADS)[:, None]
+    q_at = q_out + row[None, :] * (HEADS * DIM) + m[:, None]
+    tl.store(q_at, first.to(q_out.dtype.element_ty), mask=is_q)
+    tl.store(q_at + HALF, second.to(q_out.dtype.element_ty), mask=is_q)
+    slot = tl.load(slots + n, mask=n < rows, other=-1).to(tl.int64)
+    write = cells & (slot >= 0)[None, :]  # padding has no slot
+    is_k = write & turns & (head >= HEADS)[:, None]
+    key = keys + slot[None, :] * key_stride + (m - HEADS * DIM)[:, None]
+    tl.store(key, first.to(keys.dtype.element_ty), mask=is_k)
+    tl.store(key + HALF, second.to(keys.dtype.element_ty), mask=is_k)
+    is_v = write & (head >= HEADS + KV_HEADS)[:, None]
+    value = values + slot[None, :] * value_stride + (m - (HEADS + KV_HEADS) * DIM)[:, None]
+    tl.store(value, first.to(values.dtype.element_ty), mask=is_v)
+    tl.store(value + HALF, second.to(values.dtype.element_ty), mask=is_v)

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.launch import overlapped
+from paceline.kernels.triton.overlap_device import start
 from paceline.kernels.triton.rows import DeviceRows
 
 RECORD = 16
@@ -24,9 +26,10 @@ _FAR = tl.constexpr(1 << 30)
 @triton.jit(do_not_specialize=["count", "window", "target"])
 def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, window, target, KV_HEADS: tl.constexpr,
                 WINDOW: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr,
-                ROWS: tl.constexpr, TILES: tl.constexpr):
+                ROWS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
     """One program a tile; each counts the items of the tiles before its own. FIXED: spans of SPLIT keys; else spans
     are multiples of SPLIT that make about `target` items for all KV heads together."""
+    start(OVERLAP)
     own = tl.program_id(0)
     t = tl.arange(0, TILES)
     r = tl.arange(0, ROWS)
@@ -60,8 +63,8 @@ def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, win
         own_prefix = tl.load(prefix + first + r, mask=r < rows, other=_FAR)
         tail = tl.min(tl.where(own_prefix <= own_pos, own_prefix, _FAR), 0)
         shared = tl.where(tail < _FAR, tail // BLOCK_N * BLOCK_N, _FAR)
-        for start in range(0, number, 32):
-            i = start + tl.arange(0, 32)
+        for base_item in range(0, number, 32):
+            i = base_item + tl.arange(0, 32)
             at = (begin // span + i) * span
             record = items + (base + i) * _RECORD
             live = i < number
@@ -109,5 +112,6 @@ def make_plan(rows: DeviceRows, *, window: int | None, longest: int, heads: int,
     plan_kernel[(shape.tiles,)](
         rows.tiles, rows.group, rows.positions, rows.prefix, plan.items, plan.total, shape.tiles, window or 0, target,
         KV_HEADS=kv_heads, WINDOW=window is not None, SPLIT=split, FIXED=fixed, BLOCK_N=block_n,
-        ROWS=triton.next_power_of_2(shape.tile_rows), TILES=triton.next_power_of_2(shape.tiles), num_warps=4)
+        ROWS=triton.next_power_of_2(shape.tile_rows), TILES=triton.next_power_of_2(shape.tiles), num_warps=4,
+        **overlapped(device, shape.rows, heads * dim))
     return plan

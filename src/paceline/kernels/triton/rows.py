@@ -39,6 +39,7 @@ class RowsShape:
     chunks: int = 0
     """Tiles of at most `chunk_rows` rows of one chain that walk all their keys by themselves."""
     chunk_rows: int = 1
+    chunk_from: int = CHUNK_FROM
 
     @property
     def size(self) -> int:
@@ -124,7 +125,7 @@ class RowsShape:
             return
         placed: dict[str, list[tuple[int, int]]] = {"tiles": [], "chunks": []}
         for (begin, end), parents in zip(pairwise(layout.offsets), layout.parents, strict=True):
-            whole = parents is None and end - begin >= CHUNK_FROM and self.chunks > 0
+            whole = parents is None and end - begin >= self.chunk_from and self.chunks > 0
             step = self.chunk_rows if whole else self.tile_rows
             if parents is not None:
                 step = min(step, TREE_ROWS)

@@ -1,5 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Decoding by itself: what a step reads follows from the step before, on the device."""
+"""Decoding by itself: what a step reads follows from the step before, on the device.
+
+A token that the host does not know yet is negative: it is the newest one of its seat, which the step that draws it
+leaves in `last` [seats] int32.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import triton.language as tl
 
 
 @triton.jit
-def begin_kernel(inputs, tables, table_stride, group, positions, prefix, tiles, slots, rope_positions, draw_positions,
-                 seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, tiles, slots, rope_positions,
+                 draw_positions, seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """One program. inputs [3, rows] int64: token, position (-1: padding) and seat of each row -> DeviceRows for a row
     a group, the rows' slots (-1), positions for the rotary tables, and seats and positions for the sampler."""
     row = tl.arange(0, BLOCK)
@@ -17,6 +21,8 @@ def begin_kernel(inputs, tables, table_stride, group, positions, prefix, tiles, 
     position = tl.load(inputs + rows + row, mask=there, other=-1)
     seat = tl.load(inputs + 2 * rows + row, mask=there, other=-1)
     live = position >= 0
+    token = tl.load(inputs + row, mask=live, other=0)
+    tl.store(inputs + row, tl.load(last + seat, mask=live, other=0).to(tl.int64), mask=live & (token < 0))
     known = tl.maximum(position, 0)
     block = tl.load(tables + row * table_stride + known // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
     tl.store(group + row, tl.where(live, row, -1), mask=there)
@@ -31,16 +37,37 @@ def begin_kernel(inputs, tables, table_stride, group, positions, prefix, tiles, 
 
 
 @triton.jit
-def end_kernel(inputs, drawn, out, out_stride, rows, BLOCK: tl.constexpr):
+def end_kernel(inputs, last, drawn, out, out_stride, rows, BLOCK: tl.constexpr):
     """One program. Notes the tokens drawn [rows] int32 in out[step], and makes them the next step's inputs. The number
     of the step stands behind the inputs."""
     row = tl.arange(0, BLOCK)
     there = row < rows
     step = tl.load(inputs + 3 * rows)
     position = tl.load(inputs + rows + row, mask=there, other=-1)
+    seat = tl.load(inputs + 2 * rows + row, mask=there, other=0)
     token = tl.load(drawn + row, mask=there, other=-1)
     live = there & (position >= 0)
     tl.store(out + step * out_stride + row, token, mask=there)
     tl.store(inputs + row, tl.maximum(token, 0).to(tl.int64), mask=live)
+    tl.store(last + seat, tl.maximum(token, 0), mask=live)
     tl.store(inputs + rows + row, position + 1, mask=live)
     tl.store(inputs + 3 * rows, step + 1)
+
+
+@triton.jit
+def fill_kernel(tokens, seats, last, rows, BLOCK: tl.constexpr):
+    """Grid (blocks of rows). tokens and seats [rows] int64: who does not know its token gets its seat's newest."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < rows
+    pending = there & (tl.load(tokens + row, mask=there, other=0) < 0)
+    seat = tl.load(seats + row, mask=pending, other=0)
+    tl.store(tokens + row, tl.load(last + seat, mask=pending, other=0).to(tl.int64), mask=pending)
+
+
+@triton.jit
+def note_kernel(drawn, seats, last, rows, BLOCK: tl.constexpr):
+    """One program. The tokens drawn [rows] int32 become the newest of their seats; seat -1 is padding."""
+    row = tl.arange(0, BLOCK)
+    seat = tl.load(seats + row, mask=row < rows, other=-1)
+    token = tl.load(drawn + row, mask=row < rows, other=0)
+    tl.store(last + seat, tl.maximum(token, 0), mask=seat >= 0)

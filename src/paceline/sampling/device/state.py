@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.kernels.triton.sampling import columns
+from paceline.kernels.triton.sampling.seat import seat_kernel
 from paceline.sampling.processors import SampleRow
 from paceline.sampling.state import SampleState
 
@@ -78,12 +79,13 @@ class DeviceState:
         for one in seated:
             if (reason := self.why_not(one.state)) is not None:
                 raise ValueError(f"the request of seat {one.seat} must be sampled on the host: {reason}")
-        table = np.stack([_words(one) for one in seated])
-        where = self._on(np.array([one.seat for one in seated], dtype=np.int64))
-        self._flags[[one.seat for one in seated]] = table[:, columns.FLAGS]
-        self.table[where] = self._on(table)
-        self.positions[where] = self._on(np.array([one.position for one in seated], dtype=np.int64))
-        self.last_tokens[where] = self._on(np.array([one.last_token for one in seated], dtype=np.int32))
+        packed = np.empty((len(seated), 3 + columns.COLUMNS), dtype=np.int64)
+        packed[:, :3] = [(one.seat, one.position, one.last_token) for one in seated]
+        table = packed[:, 3:]
+        table[:] = [_words(one) for one in seated]
+        self._flags[packed[:, 0]] = table[:, columns.FLAGS]
+        seat_kernel[(len(seated),)](self._on(packed), self.table, self.positions, self.last_tokens,
+                                    COLUMNS=columns.COLUMNS)
         for one, words in zip(seated, table):
             if words[columns.FLAGS] & _EDITED:
                 self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
@@ -119,8 +121,9 @@ class DeviceState:
             self.masks[seat] = self._on(packed_mask(allowed))
 
     def _on(self, values: NDArray[np.generic]) -> Tensor:
-        # From pageable memory: the copy has left it when the call returns, so nothing need be kept.
-        return torch.from_numpy(values).to(self.device)
+        # From pinned memory, which torch keeps until the copy has run: the device may be busy, and nobody waits for it.
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
 
 def packed_mask(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:

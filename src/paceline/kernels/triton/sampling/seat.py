@@ -1,0 +1,18 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Seating requests: what the host knows of them, sent in one piece, goes to its places on the device."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def seat_kernel(packed, table, positions, last_tokens, COLUMNS: tl.constexpr):
+    """A program a request. packed [n, 3 + COLUMNS] int64: seat, position, newest token, the seat's row of the table."""
+    own = packed + tl.program_id(0) * (3 + COLUMNS)
+    seat = tl.load(own)
+    tl.store(positions + seat, tl.load(own + 1))
+    tl.store(last_tokens + seat, tl.load(own + 2).to(tl.int32))
+    column = tl.arange(0, COLUMNS)
+    tl.store(table + seat * COLUMNS + column, tl.load(own + 3 + column))
