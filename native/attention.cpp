@@ -10,6 +10,7 @@ namespace {
 constexpr int kQueries = 32;    // queries of a tile, at most
 constexpr int kMostShared = 16; // query heads of a key head, at most
 constexpr int kWidest = 256;    // features of a head, at most
+constexpr int kSpan = 4;        // key tiles that are folded together before anything else
 }  // namespace
 
 PagedAttention::PagedAttention(int heads, int kv_heads, int head_dim, Cache cache, const Kernels* kernels)
@@ -35,7 +36,7 @@ void PagedAttention::plan(const StepView& step, int threads) {
         plans_[c].first.clear();
         plans_[c].own.assign(size_t(step.rows), {});
     }
-    most_key_tiles_ = 1;
+    most_spans_ = 1;
     for (int g = 0; g < step.groups; g++) {
         const int begin = int(step.offsets[g]), end = int(step.offsets[g + 1]);
         const int64_t count = step.starts[g] + end - begin;
@@ -44,7 +45,7 @@ void PagedAttention::plan(const StepView& step, int threads) {
             chain = chain && step.parents[r] == r - begin - 1;
         for (int r = begin; r < end; r += chain ? tile_rows : 1)
             tiles_.push_back({g, r, chain ? std::min(tile_rows, end - r) : 1});
-        most_key_tiles_ = std::max(most_key_tiles_, (count + kTile - 1) / kTile);
+        most_spans_ = std::max(most_spans_, (count + kSpan * kTile - 1) / (kSpan * kTile));
         for (size_t c = 0; c < plans_.size(); c++) {
             Plan& plan = plans_[c];
             const int64_t* table = step.caches[c].tables + size_t(g) * size_t(step.caches[c].width);
@@ -64,7 +65,7 @@ void PagedAttention::plan(const StepView& step, int threads) {
     // Side by side, not a largest tile apart: strides of a power of two fight for the same lines of the caches.
     most_queries_ = 0;
     for (const Tile& tile : tiles_) most_queries_ = std::max(most_queries_, size_t(tile.rows * (heads_ / kv_heads_)));
-    const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_key_tiles_) * most_queries_;
+    const size_t results = tiles_.size() * size_t(kv_heads_) * size_t(most_spans_) * most_queries_;
     if (masses_.size() >= results) return;
     partial_.resize(results * size_t(head_dim_));
     peaks_.resize(results);
@@ -153,59 +154,74 @@ void PagedAttention::finish(const Tile& tile, int head, const float* sum, const 
     }
 }
 
-// Every (tile, head, key tile) by itself. Heads of a key lie side by side: over long contexts one thread takes them
-// all, so that memory is read in order.
-void PagedAttention::attend_key_tiles(Team& team, int id, const Layer& layer, std::atomic<int>& next) {
+// For heads [head, head + heads): their vectors of a key lie side by side, so that memory is read in order.
+void PagedAttention::attend_span(const Layer& layer, const Tile& tile, int head, int heads, int64_t span,
+                                 const Result* results) const {
+    const int queries = tile.rows * (heads_ / kv_heads_);
+    alignas(64) float more[kQueries * kWidest];
+    float peak[kQueries], mass[kQueries];
+    for (int h = 0; h < heads; h++) std::fill(results[h].peak, results[h].peak + queries, -INFINITY);
+    const int64_t first = std::max(span * kSpan, first_key_tile(layer.plan, tile));
+    const int64_t last = std::min(span * kSpan + kSpan - 1, last_key_tile(tile));
+    for (int64_t key_tile = first; key_tile <= last; key_tile++)
+        for (int h = 0; h < heads; h++) {
+            attend_tile(layer, tile, head + h, key_tile, more, peak, mass);
+            fold({more, peak, mass}, queries, results[h]);
+        }
+}
+
+void PagedAttention::fold(const Result& more, int queries, const Result& into) const {
+    for (int a = 0; a < queries; a++)
+        kernels_->combine(into.sum + a * head_dim_, into.peak + a, into.mass + a, more.sum + a * head_dim_, more.peak[a],
+                          more.mass[a], head_dim_);
+}
+
+PagedAttention::Result PagedAttention::partial(int64_t job, int64_t span) {
+    const size_t at = (size_t(job) * size_t(most_spans_) + size_t(span)) * most_queries_;
+    return {partial_.data() + at * size_t(head_dim_), peaks_.data() + at, masses_.data() + at};
+}
+
+// Every (tile, head, span) by itself; over long contexts one thread takes all heads of a span.
+void PagedAttention::attend_spans(Team& team, int id, const Layer& layer, std::atomic<int>& next) {
     const int heads = kv_heads_;
-    const int64_t key_tiles = most_key_tiles_;
-    const int together = key_tiles >= 4 * team.size() ? heads : 1;
-    const int64_t all = int64_t(tiles_.size()) * heads * key_tiles / together;
+    const int together = most_spans_ >= 2 * team.size() ? heads : 1;
+    const int64_t all = int64_t(tiles_.size()) * heads * most_spans_ / together;
+    std::vector<Result> results;
     int64_t job = 0, end = all;
     if (together == heads) Team::share(all, id, team.size(), &job, &end);
     else job = next.fetch_add(1, std::memory_order_relaxed);
     for (; job < end; job = together == heads ? job + 1 : next.fetch_add(1, std::memory_order_relaxed)) {
-        const int64_t key_tile = job / (heads / together) % key_tiles;
-        const int64_t index = job / (heads / together) / key_tiles;
+        const int64_t span = job / (heads / together) % most_spans_, index = job / (heads / together) / most_spans_;
         const Tile& tile = tiles_[size_t(index)];
-        if (key_tile < first_key_tile(layer.plan, tile) || key_tile > last_key_tile(tile)) continue;
-        for (int h = 0; h < together; h++) {
-            const int head = together == heads ? h : int(job % heads);
-            const size_t at = (size_t(index) * size_t(heads) + size_t(head)) * size_t(key_tiles) + size_t(key_tile);
-            attend_tile(layer, tile, head, key_tile, partial_.data() + at * most_queries_ * size_t(head_dim_),
-                        peaks_.data() + at * most_queries_, masses_.data() + at * most_queries_);
-        }
+        const int head = together == heads ? 0 : int(job % heads);
+        results.clear();
+        for (int h = head; h < head + together; h++) results.push_back(partial(index * heads + h, span));
+        attend_span(layer, tile, head, together, span, results.data());
     }
 }
 
 void PagedAttention::attend(Team& team, int id, const Planes& planes, int cache_group, const float* q, size_t stride,
                             float* out, Tasks& tasks) {
-    const int d = head_dim_, heads = kv_heads_;
+    const int heads = kv_heads_;
     const Layer layer{planes, plans_[size_t(cache_group)], q, stride};
     if (split_keys_) {
-        attend_key_tiles(team, id, layer, tasks.attended);
+        attend_spans(team, id, layer, tasks.attended);
         team.barrier();
     }
-    // Whether key tiles were shared out or not: the same sums in the same order.
+    // Whether spans were shared out or not: the same sums in the same order.
     alignas(64) float sum[kQueries * kWidest], more[kQueries * kWidest];
     float peak[kQueries], mass[kQueries], more_peak[kQueries], more_mass[kQueries];
+    const Result total{sum, peak, mass};
     const int jobs = int(tiles_.size()) * heads;
     for (int job; (job = tasks.merged.fetch_add(1, std::memory_order_relaxed)) < jobs;) {
         const Tile& tile = tiles_[size_t(job / heads)];
         const int head = job % heads, queries = tile.rows * (heads_ / heads);
-        for (int a = 0; a < queries; a++) peak[a] = -INFINITY;
-        const int64_t last = last_key_tile(tile);
-        for (int64_t key_tile = first_key_tile(layer.plan, tile); key_tile <= last; key_tile++) {
-            const float *from = more, *its_peak = more_peak, *its_mass = more_mass;
-            if (split_keys_) {
-                const size_t at = (size_t(job) * size_t(most_key_tiles_) + size_t(key_tile)) * most_queries_;
-                from = partial_.data() + at * size_t(d);
-                its_peak = peaks_.data() + at;
-                its_mass = masses_.data() + at;
-            } else {
-                attend_tile(layer, tile, head, key_tile, more, more_peak, more_mass);
-            }
-            for (int a = 0; a < queries; a++)
-                kernels_->combine(sum + a * d, peak + a, mass + a, from + a * d, its_peak[a], its_mass[a], d);
+        std::fill(peak, peak + queries, -INFINITY);
+        const int64_t last = last_key_tile(tile) / kSpan;
+        for (int64_t span = first_key_tile(layer.plan, tile) / kSpan; span <= last; span++) {
+            const Result result = split_keys_ ? partial(job, span) : Result{more, more_peak, more_mass};
+            if (!split_keys_) attend_span(layer, tile, head, 1, span, &result);
+            fold(result, queries, total);
         }
         finish(tile, head, sum, mass, out);
     }

@@ -69,9 +69,16 @@ class PagedAttention {
         size_t stride;
     };
 
+    // What the queries of a tile have seen: weighted values, the largest score, the sum of the weights.
+    struct Result { float *sum, *peak, *mass; };
+
     void attend_tile(const Layer& layer, const Tile& tile, int head, int64_t key_tile, float* out, float* peak,
                      float* mass) const;
-    void attend_key_tiles(Team& team, int id, const Layer& layer, std::atomic<int>& next);
+    // A span: kSpan key tiles, folded in order by themselves. Which keys a span holds depends on their positions alone.
+    void attend_span(const Layer& layer, const Tile& tile, int head, int heads, int64_t span, const Result* results) const;
+    void attend_spans(Team& team, int id, const Layer& layer, std::atomic<int>& next);
+    void fold(const Result& more, int queries, const Result& into) const;
+    Result partial(int64_t job, int64_t span);  // where a span's result is kept, of job = (tile, head)
     void finish(const Tile& tile, int head, const float* sum, const float* mass, float* out) const;
     int64_t first_key_tile(const Plan& plan, const Tile& tile) const;
     int64_t last_key_tile(const Tile& tile) const;
@@ -85,10 +92,10 @@ class PagedAttention {
     std::vector<Tile> tiles_;
     std::vector<int64_t> starts_;                  // [groups]
     std::vector<int64_t> seen_;                    // [rows] position of the row: it sees keys 0 .. seen
-    int64_t most_key_tiles_ = 0;
+    int64_t most_spans_ = 0;
     size_t most_queries_ = 0;                      // of a tile, all its rows and heads of a key head together
     bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well
-    std::vector<float> partial_, peaks_, masses_;  // then: the results of every key tile, grown as needed
+    std::vector<float> partial_, peaks_, masses_;  // then: the results of every span, grown as needed
 };
 
 }  // namespace paceline

@@ -107,10 +107,11 @@ void Decoder::split_heads(int id, const StepView& step, const Layer& layer) {
             if (cache_ == Cache::kI8) kernels_->pack_query(x, d);
             continue;
         }
-        const size_t head = size_t(h < heads + kv ? h - heads : h - heads - kv), slot = size_t(slots[row]);
-        void* base = h < heads + kv ? layer.cache.keys : layer.cache.values;
-        const float factor = kernels_->store(x, d, cache_, static_cast<uint8_t*>(base) + (slot * size_t(kv) + head) * entry);
-        if (cache_ == Cache::kI8) (h < heads + kv ? layer.cache.key_scales : layer.cache.value_scales)[slot * size_t(kv) + head] = factor;
+        const bool key = h < heads + kv;
+        const size_t head = size_t(key ? h - heads : h - heads - kv), slot = size_t(slots[row]);
+        void* base = key ? layer.cache.keys : layer.cache.values;
+        const float factor = kernels_->store(x, d, cache_, key, static_cast<uint8_t*>(base) + (slot * size_t(kv) + head) * entry);
+        if (cache_ == Cache::kI8) (key ? layer.cache.key_scales : layer.cache.value_scales)[slot * size_t(kv) + head] = factor;
     }
 }
 

@@ -101,8 +101,8 @@ struct Kernels {
     // out = x / mass.
     void (*divide)(const float* x, float mass, int d, float* out);
 
-    // One token's vector of one head into the cache; returns its scale (1 for the float formats).
-    float (*store)(const float* x, int d, Cache cache, void* target);
+    // One token's key or value of one head into the cache; returns its scale (1 for the float formats). x may be overwritten.
+    float (*store)(float* x, int d, Cache cache, bool key, void* target);
 };
 
 // The best table this machine can run, or the one asked for; nullptr if it cannot run here.

@@ -196,7 +196,7 @@ void divide(const float* x, float mass, int d, float* out) {
     for (int i = 0; i < d; i += W) (V::load(x + i) / by).store(out + i);
 }
 
-float store(const float* x, int d, Cache cache, void* target) {
+float store(float* x, int d, Cache cache, bool key, void* target) {
     if (cache == Cache::kF32) {
         std::memcpy(target, x, sizeof(float) * d);
         return 1.0f;
@@ -205,14 +205,14 @@ float store(const float* x, int d, Cache cache, void* target) {
         for (int i = 0; i < d; i += W) V::load(x + i).store_half(static_cast<uint16_t*>(target) + i);
         return 1.0f;
     }
-    return round_to_int8(x, d, static_cast<int8_t*>(target));
+    return key ? pack_key(x, d, static_cast<int8_t*>(target)) : pack_value(x, d, static_cast<uint8_t*>(target));
 }
 
 #define PACELINE_TEXT(x) #x
 #define PACELINE_NAME(x) PACELINE_TEXT(x)
 
-const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, pack_query, attend, combine,
-                       divide, store};
+const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, pack_query,
+                       attend, combine, divide, store};
 
 }  // namespace
 

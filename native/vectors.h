@@ -79,6 +79,11 @@ inline V round(V a) { return {vrndnq_f32(a.v)}; }
 inline V zero_below(V a, V limit, V x) {  // a < limit ? 0 : x
     return {vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(a.v, limit.v), vreinterpretq_u32_f32(x.v)))};
 }
+template <int n> inline V exchanged(V a) {  // lanes n apart change places
+    static_assert(n == 1 || n == 2);
+    if constexpr (n == 1) return {vrev64q_f32(a.v)};
+    else return {vextq_f32(a.v, a.v, 2)};
+}
 
 #elif PACELINE_AVX2
 
@@ -114,6 +119,12 @@ inline V max(V a, V b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline V min(V a, V b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline V abs(V a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+template <int n> inline V exchanged(V a) {
+    static_assert(n == 1 || n == 2 || n == 4);
+    if constexpr (n == 1) return {_mm256_permute_ps(a.v, 0xb1)};
+    else if constexpr (n == 2) return {_mm256_permute_ps(a.v, 0x4e)};
+    else return {_mm256_permute2f128_ps(a.v, a.v, 1)};
+}
 inline V zero_below(V a, V limit, V x) { return {_mm256_and_ps(_mm256_cmp_ps(a.v, limit.v, _CMP_GE_OQ), x.v)}; }
 
 #else
@@ -139,6 +150,7 @@ inline V max(V a, V b) { return V::each([&](int i) { return std::fmax(a.v[i], b.
 inline V min(V a, V b) { return V::each([&](int i) { return std::fmin(a.v[i], b.v[i]); }); }
 inline V abs(V a) { return V::each([&](int i) { return std::fabs(a.v[i]); }); }
 inline V round(V a) { return V::each([&](int i) { return std::nearbyint(a.v[i]); }); }
+template <int n> inline V exchanged(V a) { return V::each([&](int i) { return a.v[i ^ n]; }); }
 inline V zero_below(V a, V limit, V x) { return V::each([&](int i) { return a.v[i] >= limit.v[i] ? x.v[i] : 0.0f; }); }
 
 #endif

@@ -56,13 +56,15 @@ std::shared_ptr<Matrix> matrix(int rows, int cols) {
     return out;
 }
 
-// How far out / mass is from the softmax of the same int8 values in double, as a share of the largest value.
+// How far out / mass is from the softmax of the same int8 values in double, beyond what half a step of every weight can
+// do, as a share of the largest value.
 double int8_error(const float* query, int low, int high, const KeyTile& tile, int d, const float* out, float mass) {
     const int8_t* q = reinterpret_cast<const int8_t*>(query);
     float query_scale;
     std::memcpy(&query_scale, q + d, sizeof query_scale);
-    std::vector<double> scores, sum(static_cast<size_t>(d));
-    double peak = -INFINITY, total = 0, largest = 0, worst = 0;
+    std::vector<double> scores, sum(static_cast<size_t>(d)), steps(static_cast<size_t>(d));
+    double peak = -INFINITY, total = 0, largest = 0, worst = 0, scale = 0;
+    for (int k = low; k < high; k++) scale = std::fmax(scale, double(tile.value_scale[k]));
     for (int k = low; k < high; k++) {
         double dot = 0;
         for (int i = 0; i < d; i++) dot += double(q[i]) * double(static_cast<const int8_t*>(tile.key[k])[i]);
@@ -73,13 +75,15 @@ double int8_error(const float* query, int low, int high, const KeyTile& tile, in
         const double p = std::exp(scores[size_t(k - low)] - peak);
         total += p;
         for (int i = 0; i < d; i++) {
-            const double v = double(static_cast<const int8_t*>(tile.value[k])[i]) * double(tile.value_scale[k]);
+            const double whole = double(static_cast<const uint8_t*>(tile.value[k])[i]) - 128.0;
+            const double v = whole * double(tile.value_scale[k]);
             sum[size_t(i)] += p * v;
+            steps[size_t(i)] += 0.5 * std::fabs(whole) * scale / 255.0;
             largest = std::fmax(largest, std::fabs(v));
         }
     }
     for (int i = 0; i < d; i++)
-        worst = std::fmax(worst, std::fabs(double(out[i]) / double(mass) - sum[size_t(i)] / total));
+        worst = std::fmax(worst, std::fabs(double(out[i]) / double(mass) - sum[size_t(i)] / total) - steps[size_t(i)] / total);
     return worst / largest;
 }
 
@@ -117,11 +121,11 @@ void kernels(const Kernels& table) {
             KeyTile tile;
             tile.count = count;
             for (int k = 0; k < count; k++) {
-                const auto vector = floats(size_t(d));
+                auto vector = floats(size_t(d)), same = vector;
                 uint8_t* key = keys.data() + size_t(k * d) * cache_bytes(cache);
                 uint8_t* value = store.data() + size_t(k * d) * cache_bytes(cache);
-                tile.key_scale[k] = table.store(vector.data(), d, cache, key);
-                tile.value_scale[k] = table.store(vector.data(), d, cache, value);
+                tile.key_scale[k] = table.store(vector.data(), d, cache, true, key);
+                tile.value_scale[k] = table.store(same.data(), d, cache, false, value);
                 tile.key[k] = key;
                 tile.value[k] = value;
             }
@@ -140,7 +144,7 @@ void kernels(const Kernels& table) {
             }
             table.attend(from.data(), queries, low.data(), high.data(), tile, cache, d, to.data(), peak.data(), mass.data());
             for (size_t a = 0; a < asked && cache == Cache::kI8; a++)
-                if (low[a] < high[a]) require(int8_error(from[a], low[a], high[a], tile, d, to[a], mass[a]) < 3e-4, "int8 attention is exact but for the weights");
+                if (low[a] < high[a]) require(int8_error(from[a], low[a], high[a], tile, d, to[a], mass[a]) < 3e-4, "int8 attention is exact but for weights in steps of 1/255");
             if (cache == Cache::kI8) {
                 std::vector<float> its_out(out.size()), its_peak(asked), its_mass(asked);
                 std::vector<float*> its_to;
