@@ -85,8 +85,8 @@ class ServerProcess:
     def log(self) -> str:
         return self._log.read_text()
 
-    def metrics(self, **headers: str) -> dict[str, float]:
-        return parse_metrics(httpx.get(f"{self.url}/metrics", headers=headers, timeout=WAIT).text)
+    def metrics(self) -> dict[str, float]:
+        return metrics_of(self.url)
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -101,6 +101,10 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    return parse_metrics(httpx.get(f"{url}/metrics", timeout=WAIT).text)
 
 
 @contextmanager

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serving import NAME, WAIT, ServerProcess
+from serving import NAME, WAIT, ServerProcess, served
+
+from paceline import LLM
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -122,7 +125,7 @@ def test_health_and_version(http: httpx.Client) -> None:
     assert told["model"] == NAME and told["version"]
 
 
-def test_no_other_origin_is_let_in_unless_asked(http: httpx.Client, start: Callable[..., ServerProcess]) -> None:
+def test_no_other_origin_is_let_in_unless_asked(http: httpx.Client, tiny_folder: Path) -> None:
     origin = {"origin": "https://app.example"}
     ask = origin | {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
     assert "access-control-allow-origin" not in http.get("/v1/models", headers=origin).headers
@@ -131,8 +134,8 @@ def test_no_other_origin_is_let_in_unless_asked(http: httpx.Client, start: Calla
     plain = http.post(CHAT, content=json.dumps(HELLO), headers=origin | {"content-type": "text/plain"})
     error(plain, 400)
 
-    open_server = start("--cors-origin", "https://app.example", "--api-key", "k")
-    with httpx.Client(base_url=open_server.url, timeout=WAIT) as other:
+    with (served(LLM(str(tiny_folder)).engine, cors_origins=("https://app.example",), api_keys=("k",)) as url,
+          httpx.Client(base_url=url, timeout=WAIT) as other):
         answer = other.request("OPTIONS", CHAT, headers=ask)
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://app.example"
         answer = other.post(CHAT, json=HELLO, headers=origin | {"authorization": "Bearer k"})
@@ -162,9 +165,9 @@ def test_keys(start: Callable[..., ServerProcess]) -> None:
     assert "key-" not in server.log(), "a key is in the log"
 
 
-def test_large_bodies_and_long_answers_are_refused(start: Callable[..., ServerProcess]) -> None:
-    server = start("--max-body-mb", "0.01", "--max-output-tokens", "5", "--max-samples", "3")
-    with httpx.Client(base_url=server.url, timeout=WAIT) as http:
+def test_large_bodies_and_long_answers_are_refused(tiny_folder: Path) -> None:
+    with (served(LLM(str(tiny_folder)).engine, max_body_bytes=10_000, max_output_tokens=5, max_samples=3) as url,
+          httpx.Client(base_url=url, timeout=WAIT) as http):
         big = json.dumps(HELLO | {"user": "x" * 20_000}).encode()
         json_type = {"content-type": "application/json"}
         assert error(http.post(CHAT, content=big, headers=json_type), 413)["code"] == "request_too_large"

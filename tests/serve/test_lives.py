@@ -7,11 +7,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from serving import WAIT, ServerProcess, events, until
+from serving import WAIT, ServerProcess, events, metrics_of, served, until
+
+from paceline import LLM
 
 CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "ignore_eos": True}
@@ -55,37 +57,42 @@ def test_a_deadline_ends_a_request_and_keeps_its_text(server: ServerProcess) -> 
     assert 0 < answer["usage"]["completion_tokens"] < 4000
 
 
-def test_the_servers_deadline_is_the_longest(start: Callable[..., ServerProcess]) -> None:
-    server = start("--timeout", "0.5")
-    for wish in ({}, {"timeout_s": 500.0}):
-        answer = httpx.post(server.url + CHAT, json=LONG | wish, timeout=WAIT).json()
-        assert answer["choices"][0]["finish_reason"] == "timeout"
+def test_the_servers_deadline_is_the_longest(tiny_folder: Path) -> None:
+    with served(LLM(str(tiny_folder)).engine, timeout_s=0.5) as url:
+        for wish in ({}, {"timeout_s": 500.0}):
+            answer = httpx.post(url + CHAT, json=LONG | wish, timeout=WAIT).json()
+            assert answer["choices"][0]["finish_reason"] == "timeout"
 
 
-def test_a_full_queue_says_when_to_come_back(start: Callable[..., ServerProcess]) -> None:
-    server = start("--max-num-seqs", "1", "--max-queue", "1")
-    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as first,
-          httpx.Client(timeout=WAIT) as client):
+def test_a_full_queue_says_when_to_come_back(tiny_folder: Path) -> None:
+    engine = LLM(str(tiny_folder), max_num_seqs=1, max_queue=1).engine
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as client:
+        fill_queue(client)
+        until(lambda: metrics_of(url)['paceline_cache_blocks{state="used"}'] == 0)
+        assert client.post(CHAT, json=LONG | {"max_tokens": 2}).status_code == 200
+
+
+def fill_queue(client: httpx.Client) -> None:
+    """One runs, one waits, and there is room for no more."""
+    with client.stream("POST", CHAT, json=LONG | {"stream": True}) as first:
         chunks = events(first)
         next(chunks)
-        with client.stream("POST", server.url + CHAT, json=LONG | {"stream": True}) as second:
+        with client.stream("POST", CHAT, json=LONG | {"stream": True}) as second:
             assert second.status_code == 200
             for more in ({}, {"stream": True}):
-                refused = client.post(server.url + CHAT, json=LONG | more)
+                refused = client.post(CHAT, json=LONG | more)
                 assert refused.status_code == 429
                 assert int(refused.headers["retry-after"]) >= 1
                 assert refused.json()["error"]["code"] == "queue_full"
                 assert refused.json()["error"]["type"] == "rate_limit_error"
             # Of several prompts one may find the queue full: then none is served.
-            many = client.post(server.url + "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 2})
+            many = client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 2})
             assert many.status_code == 429
-    until(lambda: used_blocks(server) == 0 and idle(server))
-    assert httpx.post(server.url + CHAT, json=LONG | {"max_tokens": 2}, timeout=WAIT).status_code == 200
 
 
 def test_draining_lets_requests_finish_and_refuses_new_ones(start: Callable[..., ServerProcess]) -> None:
     server = start("--drain", "60")
-    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": 1500, "stream": True},
+    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": 1000, "stream": True},
                        timeout=WAIT) as running, httpx.Client(timeout=WAIT) as client):
         chunks = events(running)
         next(chunks)
@@ -97,31 +104,32 @@ def test_draining_lets_requests_finish_and_refuses_new_ones(start: Callable[...,
         assert client.get(server.url + "/health").status_code == 200
         last = list(chunks)[-1]
         assert last["choices"][0]["finish_reason"] == "length"
-        assert last["paceline"]["metrics"]["output_tokens"] == 1500
+        assert last["paceline"]["metrics"]["output_tokens"] == 1000
     assert server.process.wait(WAIT) == 0
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_what_does_not_finish_in_time_is_ended_and_told(start: Callable[..., ServerProcess], stream: bool) -> None:
+def test_what_does_not_finish_in_time_is_ended_and_told(start: Callable[..., ServerProcess]) -> None:
     server = start("--drain", "0.3")
-    found: list[Any] = []
+    streamed: list[Any] = []
+    whole: list[httpx.Response] = []
+
+    def stream() -> None:
+        with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer:
+            streamed.extend(events(answer))
 
     def ask() -> None:
-        with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": stream}, timeout=WAIT) as answer:
-            if stream:
-                found.extend(events(answer))
-            else:
-                answer.read()
-                found.append(answer.json() | {"status": answer.status_code})
+        whole.append(httpx.post(server.url + CHAT, json=LONG, timeout=WAIT))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(lambda: used_blocks(server) > 0)
+    asking = [threading.Thread(target=one) for one in (stream, ask)]
+    for one in asking:
+        one.start()
+    until(lambda: server.metrics()["vllm:num_requests_running"] == 2)
     server.signal(signal.SIGTERM)
-    asking.join(WAIT)
+    for one in asking:
+        one.join(WAIT)
     assert server.process.wait(WAIT) == 0
-    assert found[-1]["error"]["code"] == "draining"
-    assert stream or found[-1]["status"] == 503
+    assert streamed[-1]["error"]["code"] == "draining"
+    assert whole[0].status_code == 503 and whole[0].json()["error"]["code"] == "draining"
 
 
 def test_a_second_signal_leaves_at_once(start: Callable[..., ServerProcess]) -> None:
