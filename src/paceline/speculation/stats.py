@@ -112,7 +112,8 @@ class SpeculationStats:
                 "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,
                 "acceptance_by_position": self.acceptance_by_position, "accepted_by_depth": list(self.by_depth),
-                "spent_s": self.spent_s, "plain_s": self.plain_s, "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
+                "spent_s": self.spent_s, "plain_s": self.plain_s,
+                "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
                 "net_speed": self.net_speed, "failure": self.failure}
 
 
