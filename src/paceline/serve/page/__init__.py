@@ -26,6 +26,8 @@ class PageFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
         response.headers.update(HEADERS)
+        if path.endswith(".js"):  # not what this machine's registry of types may say: browsers insist
+            response.headers["content-type"] = "text/javascript; charset=utf-8"
         return response
 
 

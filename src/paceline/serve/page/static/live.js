@@ -42,7 +42,8 @@ export function live() {
   const pictures = new Map();
   const history = new Map();
   const rows = new Map();
-  const leaving = new AbortController();
+  let watching = new AbortController();
+  let left = false;
   let marked = null;
 
   function cache(frame) {
@@ -118,9 +119,11 @@ export function live() {
   }
 
   async function follow() {
-    while (!leaving.signal.aborted) {
+    while (!left) {
+      await inSight();
+      watching = new AbortController();
       try {
-        for await (const frame of watch("paceline/live", leaving.signal)) {
+        for await (const frame of watch("paceline/live", watching.signal)) {
           state.textContent = "live";
           state.dataset.on = "yes";
           cache(frame);
@@ -131,7 +134,7 @@ export function live() {
           element.dataset.frames = `${Number(element.dataset.frames ?? 0) + 1}`;
         }
       } catch (problem) {
-        if (problem.name === "AbortError") return;
+        if (problem.name === "AbortError") continue;
         state.textContent = problem.message ?? "lost";
       }
       delete state.dataset.on;
@@ -140,9 +143,16 @@ export function live() {
   }
 
   const repaint = () => { for (const picture of pictures.values()) picture.draw(); };
+  const hide = () => { if (document.hidden) watching.abort(); };
   addEventListener("repaint", repaint);
+  document.addEventListener("visibilitychange", hide);
   follow();
-  return { element, leave: () => { leaving.abort(); removeEventListener("repaint", repaint); for (const picture of pictures.values()) picture.close(); } };
+  return { element, leave: () => { left = true; watching.abort(); removeEventListener("repaint", repaint); document.removeEventListener("visibilitychange", hide); for (const picture of pictures.values()) picture.close(); } };
+}
+
+// A tab that nobody sees asks for nothing.
+async function inSight() {
+  while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
 class Row {
