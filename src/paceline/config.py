@@ -41,6 +41,8 @@ class EngineOptions:
     watermark: float = 0.01
     schedule_ahead: bool = False
     """Plan a step while the one before it is still undecided."""
+    capture_at_start: bool = False
+    """On a card: capture steps of every size before the first request, so that none waits for it."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:

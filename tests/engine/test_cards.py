@@ -103,3 +103,47 @@ def test_where_nothing_fits_the_refusal_says_what_was_tried(monkeypatch: pytest.
     _Full(monkeypatch, 4)
     with pytest.raises(ConfigError, match=rf"cache blocks of 8 tokens take .* GiB.*{word}"):
         tiny_engine(tiny_model(), **options)
+
+
+class _Small:
+    """A device that has memory for steps of so many rows."""
+
+    def __init__(self, llm: Any, rows: int) -> None:
+        self.rows = rows
+        self.refused: list[int] = []
+        execute = llm.engine.runner.execute
+
+        def limited(batch: Any, *rest: Any) -> Any:
+            if batch.layout.rows > self.rows:
+                self.refused.append(batch.layout.rows)
+                raise torch.OutOfMemoryError("no memory")
+            return execute(batch, *rest)
+
+        llm.engine.runner.execute = limited
+
+
+REQUESTS = ([list(range(1, 60)), list(range(2, 90)), [5, 6, 7]],
+            [SamplingParams(max_tokens=9, temperature=0.8, seed=seed, ignore_eos=True) for seed in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("speculation", [None, "ngram"])
+def test_a_step_without_memory_is_run_again_in_smaller_ones(speculation: Any) -> None:
+    expected = [out.outputs[0].token_ids for out in tiny_llm().generate(*REQUESTS)]
+    llm = tiny_llm(max_batch_tokens=256)
+    device = _Small(llm, 64)
+    outs = llm.generate(*REQUESTS, speculation=speculation)
+    assert device.refused == [150, 128], "then 64 are allowed"
+    assert [out.error for out in outs] == [None] * 3
+    assert [out.outputs[0].token_ids for out in outs] == expected
+    assert llm.engine.scheduler.config.max_batch_tokens == 64
+    llm.engine.cache.check([])
+
+
+def test_where_no_step_is_small_enough_requests_end_with_the_reason_and_the_engine_lives_on() -> None:
+    llm = tiny_llm(max_batch_tokens=64)
+    device = _Small(llm, 0)
+    outs = llm.generate(*REQUESTS)
+    assert all(out.error is not None and "no memory" in str(out.error) for out in outs)
+    assert llm.engine.cache.usage().used == 0
+    device.rows = 64
+    assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3

@@ -48,6 +48,8 @@ def serve(
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
     prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
                                                     "--prefix-caching/--no-prefix-caching")] = True,
+    capture: Annotated[bool, options._engine("On a card: capture steps of every size before the first request.",
+                                             "--capture/--no-capture")] = True,
     speculation: options.SpeculationText = "auto",
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
@@ -72,7 +74,7 @@ def serve(
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
                        kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
-                       **sizes)
+                       capture_at_start=capture, **sizes)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

@@ -64,8 +64,11 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
-    return engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos, chat=chat,
-                      source=ModelFiles(options, path, device, dtype))
+    engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,
+                        chat=chat, source=ModelFiles(options, path, device, dtype))
+    if options.capture_at_start:
+        engine.capture(progress)
+    return engine
 
 
 def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,

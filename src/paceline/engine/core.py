@@ -24,11 +24,12 @@ from paceline.engine.drafting import Drafting
 from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
-from paceline.engine.runner import Batch, Runner
+from paceline.engine.runner import Batch, Runner, StepLogits
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import Step
 from paceline.engine.structures import Structures
+from paceline.engine.warming import capture_steps
 from paceline.errors import PacelineError, RequestError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
@@ -83,7 +84,8 @@ class Engine:
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
         self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
-        self.runner.graphs = None if self._device_steps is None else self._device_steps.mixed
+        if self._device_steps is not None:
+            self.runner.graphs, self.runner.drafts = self._device_steps.mixed, self._device_steps.drafts
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))
@@ -99,6 +101,12 @@ class Engine:
         self._last_arrival = -math.inf
         self._ahead: Batch | None = None
         """A batch laid out before the step in front of it was decided (schedule_ahead)."""
+
+    def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
+        """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
+        if self._device_steps is None:
+            return 0
+        return capture_steps(self._device_steps, self.config.max_batch_tokens, progress)
 
     # ---------------------------------------------------------------- requests
 
@@ -198,7 +206,9 @@ class Engine:
             planned = self.clock()
             step = batch.step
             self._note_scheduled(step, planned)
-            out = self.runner.execute(batch)
+            out = self._execute(batch)
+            if out is None:
+                return self._clear(touched)
             ran = self.clock()
             if self.config.schedule_ahead:
                 self._ahead = self._plan()
@@ -248,6 +258,18 @@ class Engine:
         self.metrics.account(step.rows, step.prompt_rows, tokens, times)
         self.observers.stepped(step, decisions, begun, times)
         return True
+
+    def _execute(self, batch: Batch) -> StepLogits | None:
+        """None: there was no memory for the step. Those in it are computed again, in smaller ones."""
+        try:
+            return self.runner.execute(batch)
+        except torch.OutOfMemoryError:
+            if not self.scheduler.shrink():
+                raise
+            log.warning("no memory for a step of %d rows: those who ran are computed again, in steps of at most %d; "
+                        "give the cache fewer kv_blocks", batch.layout.rows, self.scheduler.config.max_batch_tokens)
+            self._start_over()
+            return None
 
     def _plan(self) -> Batch | None:
         self._drafting.propose(self.scheduler.running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.stats import Provenance
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES, Probs, Verdict, coupled
+
+if TYPE_CHECKING:
+    from paceline.engine.draft_graphs import Verified
 
 PLAIN = Provenance("plain")
 
@@ -45,6 +49,8 @@ class Decider:
 
     def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
+        if out.verified is not None:
+            return [_emit_verified(group, found) for group, found in zip(step.groups, out.verified, strict=True)]
         draws: list[int | Decision] = []
         """Per group: its first row of the pipeline, or what is decided without one."""
         rows = _Rows()
@@ -221,6 +227,20 @@ def _emit_drawn(seq: Sequence, tokens: list[int]) -> Decision:
     if finish is None and error is not None:
         return Decision(tokens, range(1, len(tokens)), "error", error=error)
     return Decision(tokens[:taken], range(1, taken), finish, origins=(PLAIN,) * taken)
+
+
+def _emit_verified(group: RowGroup, found: Verified | None) -> Decision:
+    """Hand what the device drew and verified to the sequence's text, until it ends."""
+    seq, draft = group.seq, group.draft
+    if found is None or draft is None:
+        return _emit_drawn(seq, [] if found is None else found.verdict.tokens)
+    if seq.status is Status.FINISHED:
+        return Decision([])
+    verdict = found.verdict
+    one = _emit_drawn(seq, verdict.tokens)
+    count = len(one.tokens)
+    return Decision(one.tokens, verdict.path[:count], one.finish, error=one.error, draft=draft, chosen=found.chosen,
+                    origins=[_origin(index, verdict, draft) for index in range(count)], moved=True)
 
 
 def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,

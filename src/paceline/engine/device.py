@@ -19,6 +19,7 @@ from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
+    from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.graphs import DeviceDecoder
     from paceline.engine.launched import Launched
     from paceline.engine.mixed_graphs import MixedGraphs
@@ -36,10 +37,11 @@ MOST_REPEATS = 16
 class DeviceSteps:
     """The steps in flight on a device, oldest first."""
 
-    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs) -> None:
+    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs, drafts: DraftGraphs) -> None:
         self.decoder: DeviceDecoder | None = decoder
         """None: there is no memory to capture its steps."""
         self.mixed = mixed
+        self.drafts = drafts
         self.launched: deque[Launched] = deque()
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
@@ -112,6 +114,7 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     the host, so of mixtures nothing can be captured."""
     if not kernels.name.startswith("triton") or model.config.num_experts:
         return None
+    from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.graphs import DeviceDecoder, Graphs
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.seats import DeviceSeats
@@ -122,7 +125,20 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     graphs = Graphs(device)
     seats = DeviceSeats(tables[0].shape[0], model.config.vocab_size, device)
     return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats),
-                       MixedGraphs(model, kernels, storage, tables, graphs, seats))
+                       MixedGraphs(model, kernels, storage, tables, graphs, seats),
+                       DraftGraphs(model, kernels, storage, tables, graphs, seats))
+
+
+def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
+                   device: torch.device) -> DraftGraphs | None:
+    """Likewise the steps of a model that drafts: what it draws is the host's, so only its forwards are captured."""
+    if not kernels.name.startswith("triton") or model.config.num_experts:
+        return None
+    from paceline.engine.draft_graphs import DraftGraphs
+    from paceline.engine.graphs import Graphs
+    from paceline.kernels.triton.backend import TritonKernels
+
+    return DraftGraphs(model, kernels, storage, tables, Graphs(device)) if isinstance(kernels, TritonKernels) else None
 
 
 def free_running(seq: Sequence) -> bool:

@@ -14,6 +14,7 @@ import torch
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.config import EngineConfig, available_memory
+from paceline.engine.device import captured_reads
 from paceline.engine.draft_cache import OwnCacheModel, TargetCacheModel
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -125,7 +126,9 @@ class EngineDraftModels:
         return found
 
     def _reduced(self, model: CausalLM, kernels: Kernels | None = None) -> TargetCacheModel:
-        runner = Runner(model, kernels or self._target.kernels, self._runner.storage, self._cache.tables, self._device)
+        kernels = kernels or self._target.kernels
+        runner = Runner(model, kernels, self._runner.storage, self._cache.tables, self._device)
+        runner.drafts = captured_reads(model, kernels, runner.storage, self._cache.tables, self._device)
         return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len)
 
     def _in_bits(self, bits: int) -> DraftModel:
@@ -166,6 +169,7 @@ class EngineDraftModels:
         storage = KVStorage(model.cache_groups, [blocks] * len(model.cache_groups), config.block_size,
                             loaded.kv_dtype, self._device)
         runner = Runner(model, loaded.kernels, storage, cache.tables, self._device)
+        runner.drafts = captured_reads(model, loaded.kernels, storage, cache.tables, self._device)
         return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens)
 
     def _blocks(self, loaded: LoadedModel, cache_tokens: int | None) -> int:

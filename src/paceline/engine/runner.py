@@ -20,6 +20,7 @@ from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
+    from paceline.engine.draft_graphs import DraftGraphs, Verified
     from paceline.engine.mixed_graphs import MixedGraphs
 
 log = logging.getLogger("paceline.engine")
@@ -33,6 +34,8 @@ class StepLogits:
     logits: torch.Tensor
     first: list[int]
     hidden: dict[int, torch.Tensor]
+    verified: list[Verified | None] | None = None
+    """Per group what it came to, where the device decided; there are no logits then."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class Batch:
     pending: np.ndarray | None
     on_host: bool = False
     """The layout's tensors lie on the host: for a captured step, which has room of its own on the device."""
+    drafted: bool = False
+    """It is captured as a step with drafts."""
 
 
 class Runner:
@@ -64,6 +69,8 @@ class Runner:
         self._windows = [group.window for group in model.cache_groups]
         self.graphs: MixedGraphs | None = None
         """Captured steps, where the engine has some."""
+        self.drafts: DraftGraphs | None = None
+        """Captured steps with drafts; of a model that drafts, all its steps."""
 
     def remember(self, seat: int, token: int) -> None:
         """The newest token of a seat: what PENDING stands for in a step that was scheduled ahead."""
@@ -80,8 +87,18 @@ class Runner:
         if batch.pending is not None:
             tokens[batch.pending] = self._last_token[batch.row_seats[batch.pending]]
         rows, first = logit_rows(batch.step.groups, layout.offsets)
-        if batch.on_host and self.graphs is not None:
+        if batch.drafted and self.drafts is not None:
             try:
+                return self._drafted(self.drafts, batch, rows, first)
+            except torch.OutOfMemoryError:
+                log.warning("no memory to capture a step of %d rows: steps with drafts are launched kernel by kernel "
+                            "from now on, which is slower; give the cache fewer kv_blocks", layout.rows)
+                self.drafts = None
+        elif batch.on_host and self.graphs is not None:
+            try:
+                if self.drafts is not None and self.drafts.verifies(batch.step.groups):
+                    drawn = self.graphs.draw(batch).read()
+                    return StepLogits(torch.empty(0), first, {}, [self.drafts.plain(tokens) for tokens in drawn])
                 logits = self.graphs.run(batch, rows or [0])
                 return StepLogits(logits[:len(rows)], first, {})
             except torch.OutOfMemoryError:
@@ -98,6 +115,11 @@ class Runner:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=self._device)]
         logits = self.model.logits(hidden, self.kernels)
         return StepLogits(logits, first, context.tapped)
+
+    def _drafted(self, drafts: DraftGraphs, batch: Batch, rows: list[int], first: list[int]) -> StepLogits:
+        if drafts.verifies(batch.step.groups):
+            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, rows))
+        return StepLogits(drafts.run(batch, rows or [0])[:len(rows)], first, {})
 
     def prepare(self, step: Step, on_device: bool = False) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the
@@ -125,7 +147,8 @@ class Runner:
                 positions = positions.copy() if positions is physical else positions
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
-        captured = not on_device and self.graphs is not None and self.graphs.takes(groups, offsets[-1])
+        drafted = not on_device and self.drafts is not None and self.drafts.takes(groups, offsets[-1])
+        captured = drafted or (not on_device and self.graphs is not None and self.graphs.takes(groups, offsets[-1]))
         tensor = torch.from_numpy if captured else self._tensor
         size = self._block_size
         pages = physical // size
@@ -135,7 +158,7 @@ class Runner:
                  for table, window in zip(self._tables, self._windows)]
         layout = Layout(tensor(positions), offsets, starts, parents, size, views)
         pending = tokens == PENDING if PENDING in known else None
-        return Batch(step, layout, tokens, row_seats, pending, captured)
+        return Batch(step, layout, tokens, row_seats, pending, captured, drafted)
 
     def _to_device(self, layout: Layout) -> None:
         layout.positions = layout.positions.to(self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Results
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from paceline.cache.allocation import Allocation
@@ -19,6 +20,8 @@ from paceline.request import Request
 FINISHED, RUNNING = Status.FINISHED, Status.RUNNING
 
 MAX_STEPS_IN_FLIGHT = 2
+LEAST_ROWS = 16
+"""A device without memory for a step of so many rows cannot be helped by smaller ones."""
 
 
 class Scheduler:
@@ -243,12 +246,20 @@ class Scheduler:
             self._filler.preempt(self._running[-1])
         self.cache.forget()
 
+    def shrink(self) -> bool:
+        """Steps have at most half as many rows from now on; False: they are that small already."""
+        rows = self.config.max_batch_tokens // 2
+        if rows < LEAST_ROWS:
+            return False
+        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        return True
+
     def _accept(self, group: RowGroup, result: GroupResult) -> None:
         """Keep the accepted rows of a draft (its sequence still holds its blocks) and roll the rest back."""
         seq = group.seq
         path = result.path[:max(0, len(seq.tokens) - group.start - 1)]
         length = group.start + 1 + len(path)
-        if path:
+        if path and not result.moved:
             self._moves += self.cache.compact(seq.allocation, group.start, path)
         self.cache.commit(seq.allocation, seq.tokens, length)
         self.cache.rollback(seq.allocation, length)

@@ -1,0 +1,282 @@
+"""Steps with drafts, chains and trees, captured: forward, draws, verification and the move of accepted paths are one
+replay, and what comes back is a few integers. The same forwards without the draws serve models that draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.cache.compaction import PathCompaction
+from paceline.cache.storage import KVStorage
+from paceline.engine.device import free_running
+from paceline.engine.graphs import Graphs
+from paceline.engine.runner import Batch
+from paceline.engine.seats import DeviceSeats, send
+from paceline.engine.step import RowGroup
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads
+from paceline.kernels.paths import ancestry
+from paceline.kernels.triton import attention
+from paceline.kernels.triton.backend import TritonKernels
+from paceline.kernels.triton.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM, activations
+from paceline.sampling.device.sampler import DeviceSampler, Rows
+from paceline.sampling.device.state import Controls
+from paceline.speculation.device import DeviceVerifier, PackedDrafts
+from paceline.speculation.verify import Verdict
+
+ROWS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+MOST_DRAWS = 512
+DEPTHS = (0, 8, 33)
+"""Longest path of a tree, its root included; 0: chains only."""
+WIDEST = 128
+"""Rows of a draft, its root included."""
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """What a captured step reads besides its DeviceRows, in one flat int64 tensor that is filled before each replay."""
+
+    data: torch.Tensor
+    rows: int
+    draws: int
+    views: int
+
+    @staticmethod
+    def size(rows: int, draws: int, views: int) -> int:
+        return (2 + views) * rows + 5 * draws + 1
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[2 + views, rows]: tokens, positions for the rotary tables, slots of each cache group (-1: padding).
+        [4, draws]: rows that need logits, the seat that draws there (-1: none), the position of what it draws, the
+        draw above it in its draft (-1: none). [draws + 1]: the first draw of each group."""
+        rows, draws = (2 + self.views) * self.rows, 4 * self.draws
+        return (self.data[:rows].view(2 + self.views, self.rows), self.data[rows:rows + draws].view(4, self.draws),
+                self.data[rows + draws:])
+
+
+@dataclass(slots=True)
+class _Captured:
+    rows: DeviceRows
+    inputs: _Inputs
+    out: list[torch.Tensor]
+    """Logits; or what was drawn, then the verdicts."""
+    replay: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a group's draft came to on the device. chosen: what the target draws after each of its rows."""
+
+    verdict: Verdict
+    chosen: list[int]
+
+
+class DraftGraphs:
+    """Captured steps of one model over one cache. One stream at a time."""
+
+    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+                 graphs: Graphs, seats: DeviceSeats | None = None) -> None:
+        """`tables`: the cache's block tables by seat. Without `seats` nothing is drawn here."""
+        self._model = model
+        self._kernels = kernels
+        self._storage = storage
+        self._graphs = graphs
+        self._seats = seats
+        config = model.config
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._groups, width = tables[0].shape
+        self._tables = [torch.zeros((self._groups, width), dtype=torch.int32, device=graphs.device) for _ in tables]
+        self._captured: dict[tuple[int, int, int, Controls | None], _Captured] = {}
+        self._sampler: DeviceSampler | None = None
+        self._verifier: DeviceVerifier | None = None
+        self._compactions: list[PathCompaction] = []
+
+    def takes(self, groups: Seq[RowGroup], rows: int) -> bool:
+        """Whether a step of these groups, which has so many rows, can be replayed."""
+        if self._seats is not None and all(group.draft is None for group in groups):
+            return False
+        draws = sum(len(group.tokens) - group.logits_from for group in groups)
+        return (rows <= ROWS[-1] and draws <= MOST_DRAWS
+                and all(len(group.tokens) <= WIDEST for group in groups if group.parents is not None)
+                and _depth(groups) <= DEPTHS[-1])
+
+    def verifies(self, groups: Seq[RowGroup]) -> bool:
+        """Whether everything such a step decides can be decided on the device: nobody's draw needs the host."""
+        return self._seats is not None and all(_verifiable(group) for group in groups)
+
+    @staticmethod
+    def plain(tokens: list[int]) -> Verified | None:
+        """What a group without a draft drew, in the same form."""
+        return Verified(Verdict(tokens, [0], []), tokens) if tokens else None
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, wanted: Seq[int]) -> torch.Tensor:
+        """Logits [len(wanted), V] float32 of these rows, overwritten by the next call."""
+        captured = self._fill(batch, wanted, None)
+        captured.replay()
+        return captured.out[0][:len(wanted)]
+
+    @torch.inference_mode()
+    def verify(self, batch: Batch, wanted: Seq[int]) -> list[Verified | None]:
+        """Per group what it draws, its accepted path moved into place; None: it draws nothing. Waits for the device."""
+        assert self._seats is not None
+        groups = batch.step.groups
+        controls = self._seats.take([group.seq for group in groups])
+        captured = self._fill(batch, wanted, controls)
+        captured.replay()
+        drawn, packed = (part.cpu().numpy() for part in captured.out)
+        count = captured.inputs.draws
+        accepted, bonus = packed[:2 * count].reshape(2, count)
+        texts, rows = packed[2 * count:].reshape(2, count, -1)
+        found: list[Verified | None] = []
+        place = first = 0
+        for group in groups:
+            size = len(group.tokens) - group.logits_from
+            if not size:
+                found.append(None)
+                continue
+            length = int(accepted[place]) + 1
+            path = (rows[place, :length] - first).tolist()
+            found.append(Verified(Verdict(texts[place, :length].tolist(), path, path[1:], bool(bonus[place])),
+                                  drawn[first:first + size].tolist()))
+            place += 1
+            first += size
+        return found
+
+    def _fill(self, batch: Batch, wanted: Seq[int], controls: Controls | None) -> _Captured:
+        """The captured step that takes this one, its inputs on their way."""
+        layout, groups = batch.layout, batch.step.groups
+        count, views = layout.rows, len(layout.views)
+        rows = next(size for size in ROWS if size >= count)
+        draws = min(next(size for size in (1, *ROWS) if size >= len(wanted)), rows)
+        depth = next(size for size in DEPTHS if size >= _depth(groups))
+        captured = self._captured.get((rows, draws, depth, controls))
+        if captured is None:
+            captured = self._captured[rows, draws, depth, controls] = self._capture(rows, draws, depth, controls)
+        inputs = _Inputs(torch.zeros(_Inputs.size(rows, draws, views), dtype=torch.int64), rows, draws, views)
+        by_row, by_draw, offsets = (part.numpy() for part in inputs.parts())
+        by_row[0, :count] = batch.tokens
+        by_row[1, :count] = layout.positions.numpy()
+        by_row[2:, count:] = -1
+        for slots, view in zip(by_row[2:], layout.views):
+            slots[:count] = view.slots.numpy()
+        by_draw[0, :len(wanted)] = wanted
+        by_draw[1] = by_draw[3] = -1
+        if controls is not None:
+            by_draw[1, :len(wanted)] = batch.row_seats[list(wanted)]
+            by_draw[2, :len(wanted)] = by_row[1, list(wanted)] + 1
+            _place_drafts(groups, by_draw[3], offsets)
+        send(inputs.data.numpy(), captured.inputs.data)
+        send(captured.rows.shape.pack(layout), captured.rows.data)
+        for table, view in zip(self._tables, layout.views):
+            height, pages = view.tables.shape
+            send(view.tables.numpy().astype(np.int32), table[:height, :pages])
+        return captured
+
+    def _capture(self, rows: int, draws: int, depth: int, controls: Controls | None) -> _Captured:
+        device = self._graphs.device
+        shape = self._shape(rows, depth)
+        place = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
+        place.group.fill_(-1)
+        place.positions.fill_(-1)
+        views = len(self._tables)
+        data = torch.zeros(_Inputs.size(rows, draws, views), dtype=torch.int64, device=device)
+        inputs = _Inputs(data, rows, draws, views)
+        by_row, by_draw, _ = inputs.parts()
+        by_row[2:].fill_(-1)
+        by_draw[1].fill_(-1)
+        by_draw[3].fill_(-1)
+        if controls is not None:
+            self._prepare(controls)
+        out: list[torch.Tensor] = []
+
+        def launch() -> None:
+            out[:] = self._step(inputs, place, controls)
+
+        return _Captured(place, inputs, out, self._graphs.capture(launch))
+
+    def _shape(self, rows: int, depth: int) -> RowsShape:
+        heads, dtype = self._heads, activations(self._model, self._graphs.device)
+        tile_rows, chunk_rows = attention.tile_rows(self._kernels.tuning(dtype, heads.dim), heads.query // heads.keys)
+        tile_rows = min(tile_rows, rows)
+        lowest = min(tile_rows, TREE_ROWS) if depth else tile_rows
+        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
+        return RowsShape(rows, min(rows, min(rows, self._groups) + rows // lowest), tile_rows, depth,
+                         chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
+                         chunk_rows=chunk_rows)
+
+    def _prepare(self, controls: Controls) -> None:
+        """Everything that must lie where it lies before a step is captured."""
+        assert self._seats is not None
+        if self._sampler is None or self._verifier is None:
+            device = self._graphs.device
+            self._sampler = DeviceSampler(self._seats.state, MOST_DRAWS)
+            self._verifier = DeviceVerifier(MOST_DRAWS, WIDEST - 1, device)
+            storage = self._storage
+            self._compactions = [
+                PathCompaction([plane[layer] for plane in storage.planes for layer in group.layers])
+                for group in self._model.cache_groups]
+        self._sampler.prepare(controls)
+
+    def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> list[torch.Tensor]:
+        model, kernels, storage, rows = self._model, self._kernels, self._storage, inputs.rows
+        (tokens, positions, *slots), (wanted, seats, draws, parents), offsets = inputs.parts()
+        layout = Layout(positions, [0, rows], [0], [None], storage.block_size,
+                        [GroupView(table, own, group.window)
+                         for own, table, group in zip(slots, self._tables, model.cache_groups)], place)
+        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
+                          key_scales=storage.key_scales, value_scales=storage.value_scales)
+        logits = model.logits(model.forward(tokens, context).index_select(0, wanted), kernels)
+        if controls is None:
+            return [logits]
+        assert self._seats is not None and self._sampler is not None and self._verifier is not None
+        owners, starts = seats.to(torch.int32), offsets.to(torch.int32)
+        drawn = self._sampler.sample(logits, Rows(owners, draws), controls)
+        drafts = PackedDrafts(starts, parents.to(torch.int32), tokens.index_select(0, wanted), owners,
+                              min(inputs.draws, WIDEST))
+        verdicts = self._verifier.verify(drafts, drawn.tokens, self._seats.state, commit=False)
+        if place.shape.depth:
+            for compaction, own in zip(self._compactions, slots):
+                compaction.move(starts, verdicts.accepted, verdicts.rows, own.index_select(0, wanted))
+        return [drawn.tokens, verdicts.packed]
+
+
+def _place_drafts(groups: Seq[RowGroup], parents: np.ndarray, offsets: np.ndarray) -> None:
+    """Where each group's draws begin, and which draw each hangs below."""
+    place = first = 0
+    for group in groups:
+        size = len(group.tokens) - group.logits_from
+        if not size:
+            continue
+        if size > 1:
+            above = group.parents if group.parents is not None else range(-1, size - 1)
+            parents[first:first + size] = [parent if parent < 0 else first + parent for parent in above]
+        place += 1
+        first += size
+        offsets[place] = first
+    offsets[place + 1:] = first
+
+
+def _verifiable(group: RowGroup) -> bool:
+    """Whether a device can decide a group: it draws nothing, one token without the host, or after every row of a draft
+    under the coupled rule."""
+    draws, seq = len(group.tokens) - group.logits_from, group.seq
+    if seq.request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
+        return False
+    if not draws:
+        return True
+    if not free_running(seq) or group.siblings or seq.request.max_tokens == 0:
+        return False
+    if group.draft is None:
+        return draws == 1
+    return draws == len(group.draft) + 1 == len(group.tokens) <= WIDEST and seq.record.speculation.rule == "coupled"
+
+
+def _depth(groups: Seq[RowGroup]) -> int:
+    return max((max(map(len, ancestry(group.parents))) for group in groups if group.parents is not None), default=0)
