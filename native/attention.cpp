@@ -115,19 +115,12 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
     // The weights of a layer have pushed the cache out of the core's reach, and the tokens of a head lie apart: ask
     // for the next tile while this one is worked on.
     const int64_t next = from + kTile, after = std::min<int64_t>(next + kTile, start);
-    if (next < after && keys[next] - keys[from] == kTile &&
-        keys[after - 1] - keys[after - 1 - kTile] == kTile)
-        view.ahead = int64_t(kTile * stride);
+    for (int64_t p = next; p + 4 <= after; p += 4)
+        if (keys[p + 3] - keys[p] == 3 && keys[p + 3 - kTile] - keys[p - kTile] == 3)
+            view.ahead[(p - next) / 4] = (keys[p] - keys[p - kTile]) * int64_t(stride);
     for (int64_t p = next; cache_ == Cache::kI8 && head == 0 && p < after; p += 4) {
         __builtin_prefetch(planes.key_scales + size_t(keys[p]) * size_t(kv_heads_));
         __builtin_prefetch(planes.value_scales + size_t(keys[p]) * size_t(kv_heads_));
-    }
-    for (int64_t p = next; view.ahead == 0 && p < after; p++) {
-        const size_t at = size_t(keys[p]) * stride + width * size_t(head);
-        for (size_t line = 0; line < width; line += 64) {
-            __builtin_prefetch(static_cast<const uint8_t*>(planes.keys) + at + line);
-            __builtin_prefetch(static_cast<const uint8_t*>(planes.values) + at + line);
-        }
     }
     const float* q[kQueries];
     float* target[kQueries];

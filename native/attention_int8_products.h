@@ -27,7 +27,7 @@ __attribute__((noinline)) void int8_scores(const int8_t* const* q, const Int8Til
         const int8_t* k[4];
         for (int b = 0; b < 4; b++) {
             k[b] = static_cast<const int8_t*>(view.key[key + b]);
-            for (int line = 0; line < d; line += 64) __builtin_prefetch(k[b] + view.ahead + line);
+            for (int line = 0; line < d; line += 64) __builtin_prefetch(k[b] + view.ahead[key / 4] + line);
         }
         int32x4_t sum[NQ][4];
         for (int a = 0; a < NQ; a++)
@@ -100,8 +100,8 @@ struct Interleaved {
     "zip1 v27.8h, v28.8h, v25.8h\nzip2 v28.8h, v28.8h, v25.8h\n"                             \
     "zip1 v25.8h, v24.8h, v26.8h\nzip2 v24.8h, v24.8h, v26.8h\n"
 #define PACELINE_TOKENS                                                                      \
-    "add x15, x9, x6\nldp x15, x16, [x15]\n"                                                 \
-    "prfm pldl1keep, [x15, x7]\nprfm pldl1keep, [x16, x7]\n"                                 \
+    "add x15, x9, x6\nldp x15, x16, [x15]\nldr x17, [x7], #8\nadd x17, x17, x8\n"            \
+    "prfm pldl1keep, [x15, x17]\nprfm pldl1keep, [x16, x17]\n"                               \
     "ldp x10, x11, [x9]\nldp x12, x13, [x9, #16]\nadd x9, x9, #32\n"
 #define PACELINE_INTERLEAVED(at) "ldp q27, q28, [x9, #" #at "]\nldp q25, q24, [x9, #" #at " + 32]\n"
 #define PACELINE_QUERY(s0, s1, s2, s3, lane)                                                 \
@@ -124,14 +124,14 @@ struct Interleaved {
 #define PACELINE_SUMS(x) "=&w"(x[0]), "=&w"(x[1]), "=&w"(x[2]), "=&w"(x[3]), "=&w"(x[4]), "=&w"(x[5]), "=&w"(x[6]), "=&w"(x[7])
 #define PACELINE_WEIGH(TOKENS, FIRST, SECOND, QUERIES, STEP, ...)                            \
     asm volatile("mov x9, %[source]\nmov x14, %[weights]\nadd x15, x14, #256\n"              \
-                 "ldp x4, x5, [%[run]]\nldp x6, x7, [%[run], #16]\n" PACELINE_BEGIN_##QUERIES \
+                 "ldp x4, x5, [%[run]]\nldp x6, x7, [%[run], #16]\nldr x8, [%[run], #32]\n" PACELINE_BEGIN_##QUERIES \
                  "1:\n" TOKENS "ldr q31, [x14], #16\n"                                       \
                  FIRST PACELINE_FIRST_##QUERIES SECOND PACELINE_SECOND_##QUERIES             \
                  STEP "cmp x9, %[end]\nb.ne 1b\n"                                            \
                  : __VA_ARGS__                                                               \
                  : [source] "r"(source), [end] "r"(end), [weights] "r"(&weights), [run] "r"(&run) \
-                 : "v24", "v25", "v26", "v27", "v28", "v31", "x4", "x5", "x6", "x7", "x9", "x10", "x11", "x12", "x13", "x14", \
-                   "x15", "x16", "cc", "memory")
+                 : "v24", "v25", "v26", "v27", "v28", "v31", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", \
+                   "x15", "x16", "x17", "cc", "memory")
 #define PACELINE_WEIGH_ALL(TOKENS, FIRST, SECOND, STEP)                                      \
     if constexpr (NQ == 1)                                                                   \
         PACELINE_WEIGH(TOKENS, FIRST, SECOND, 1, STEP, PACELINE_SUMS(sums[0]));              \
@@ -140,10 +140,12 @@ struct Interleaved {
     else                                                                                     \
         PACELINE_WEIGH(TOKENS, FIRST, SECOND, 3, STEP, PACELINE_SUMS(sums[0]), PACELINE_SUMS(sums[1]), PACELINE_SUMS(sums[2]))
 
-// What a run over the tokens goes by: x4 to x7 in the loop.
+// What a run over the tokens goes by: x4 to x8 in the loop.
 struct Run {
     int64_t first = 0, second = 0;  // where sixteen features are: from the vectors' beginnings, or from row to row
-    int64_t which = 0, ahead = 0;   // of four tokens, two whose lines to come are asked for, and how far on those are
+    int64_t which = 0;              // of four tokens, two whose lines to come are asked for
+    const int64_t* ahead = nullptr; // how far on those are, four tokens after the other
+    int64_t line = 0;               // which of a vector's
 };
 
 // The tokens of [view.begin, view.end) weighed, for the 32 features from i on: eight vectors of sums a query. Where only
@@ -161,7 +163,7 @@ template <int NQ>
 inline void weigh_features(const Int8Tile& values, const Int8Tile& view, const Weights<NQ>& weights, int d, int i,
                            int32x4_t (*sums)[8]) {
     // Two runs over the tokens ask for a line of every one.
-    const Run run{i, i + 32 <= d ? i + 16 : i, i % 64 / 2, view.ahead + i / 64 * 64};
+    const Run run{i, i + 32 <= d ? i + 16 : i, i % 64 / 2, view.ahead + view.begin / 4, i / 64 * 64};
     const void* const* source = values.value + view.begin;
     const void* const* end = values.value + view.end;
     PACELINE_WEIGH_ALL(PACELINE_TOKENS, PACELINE_FROM_CACHE("x4"), PACELINE_FROM_CACHE("x5"), "");

@@ -103,7 +103,7 @@ struct Int8Tile {
     const void* const* value;
     const float* key_scale;
     const float* value_scale;
-    int64_t ahead;
+    const int64_t* ahead;
 
     Int8Tile(const KeyTile& tile, int first, int last)
         : from(first), to(last), begin(first / 16 * 16), end((last + 15) / 16 * 16), key(tile.key), value(tile.value),

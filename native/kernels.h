@@ -64,9 +64,9 @@ struct KeyTile {
     float key_scale[kTile];
     float value_scale[kTile];
     int count = 0;
-    // Bytes from a token's vectors to those of the token a tile further on, where they lie that regularly: the
-    // kernels ask for them while they work. 0: not known.
-    int64_t ahead = 0;
+    // Bytes from the vectors of four tokens to those of the four a tile further on: the kernels ask for them while they
+    // work. 0: not known, or not side by side.
+    int64_t ahead[kTile / 4] = {};
 };
 
 struct Kernels {

@@ -81,11 +81,11 @@ inline void ask_ahead(const void* token, int64_t ahead, int bytes) {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const uint8_t*>(token) + ahead + line);
 }
 
-template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, int64_t ahead, int from,
+template <Cache kind, int NQ> void all_scores(const float* const* q, const KeyTile& tile, const int64_t* ahead, int from,
                                               int to, int d, float* out) {
     int key = from;
     for (; key + 4 <= to; key += 4) {
-        for (int b = 0; ahead != 0 && b < 4; b++) ask_ahead(tile.key[key + b], ahead, d * int(cache_bytes(kind)));
+        for (int b = 0; ahead != nullptr && b < 4; b++) ask_ahead(tile.key[key + b], ahead[key / 4], d * int(cache_bytes(kind)));
         scores<kind, NQ, 4>(q, tile, key, d, out);
     }
     for (; key < to; key++) scores<kind, NQ, 1>(q, tile, key, d, out);
@@ -95,7 +95,7 @@ template <int lane> using Lane = std::integral_constant<int, lane>;
 
 // sum of p * v over the keys, for NQ queries and NV vectors of the head from feature i on.
 template <Cache kind, int NQ, int NV>
-inline void weigh(const float* p, const KeyTile& tile, int64_t ahead, int from, int to, int i, float* const* out) {
+inline void weigh(const float* p, const KeyTile& tile, const int64_t* ahead, int from, int to, int i, float* const* out) {
     V sum[NQ][NV];
     for (int a = 0; a < NQ; a++)
         for (int j = 0; j < NV; j++) sum[a][j] = V::set(0);
@@ -107,9 +107,9 @@ inline void weigh(const float* p, const KeyTile& tile, int64_t ahead, int from, 
     };
     int key = from;
     const int bytes = NV * W * int(cache_bytes(kind));
-    const int64_t value_ahead = ahead == 0 ? 0 : ahead + i * int64_t(cache_bytes(kind));
+    const int64_t first = i * int64_t(cache_bytes(kind));
     for (; key + 4 <= to; key += 4) {
-        for (int b = 0; ahead != 0 && b < 4; b++) ask_ahead(tile.value[key + b], value_ahead, bytes);
+        for (int b = 0; ahead != nullptr && b < 4; b++) ask_ahead(tile.value[key + b], ahead[key / 4] + first, bytes);
         add(key, Lane<0>(), p + key);
         add(key + 1, Lane<1>(), p + key);
         add(key + 2, Lane<2>(), p + key);
@@ -121,8 +121,8 @@ inline void weigh(const float* p, const KeyTile& tile, int64_t ahead, int from, 
 }
 
 template <Cache kind, int NQ>
-void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, int64_t ahead, int d,
-                    float* const* out, float* peak, float* mass) {
+void attend_queries(const float* const* q, const int* low, const int* high, const KeyTile& tile, const int64_t* ahead,
+                    int d, float* const* out, float* peak, float* mass) {
     alignas(64) float p[NQ * kTile + 4];
     int from = kTile, to = 0;
     for (int a = 0; a < NQ; a++) {
@@ -159,11 +159,11 @@ void attend_kind(const float* const* q, int queries, const int* low, const int* 
                  float* const* out, float* peak, float* mass) {
     int a = 0;
     for (; a + 4 <= queries; a += 4)
-        attend_queries<kind, 4>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a);
+        attend_queries<kind, 4>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : nullptr, d, out + a, peak + a, mass + a);
     switch (queries - a) {
-        case 3: attend_queries<kind, 3>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
-        case 2: attend_queries<kind, 2>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
-        case 1: attend_queries<kind, 1>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : 0, d, out + a, peak + a, mass + a); break;
+        case 3: attend_queries<kind, 3>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : nullptr, d, out + a, peak + a, mass + a); break;
+        case 2: attend_queries<kind, 2>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : nullptr, d, out + a, peak + a, mass + a); break;
+        case 1: attend_queries<kind, 1>(q + a, low + a, high + a, tile, a == 0 ? tile.ahead : nullptr, d, out + a, peak + a, mass + a); break;
         default: break;
     }
 }
