@@ -106,6 +106,17 @@ def test_memory_is_bounded_for_one_request_and_for_all() -> None:
     assert newest.record is None
 
 
+def test_a_trace_heavier_than_a_request_may_be_costs_no_events() -> None:
+    llm, timelines = watched(request_weight=20)
+    for _ in range(2):
+        llm.generate([PROMPT], SamplingParams(max_tokens=8, trace=True, ignore_eos=True))
+    assert len(timelines.requests) == 2, "still told after the first"
+    for timeline in timelines.requests.values():
+        assert timeline.trace is not None and timeline.trace_weight > 20
+        assert len(timeline.events) == 8 and timeline.dropped == 0
+    assert timelines.weight == sum(one.weight + one.trace_weight for one in timelines.requests.values())
+
+
 def test_figures_of_a_finished_request_stay_and_its_record_does_not() -> None:
     llm, timelines = watched()
     llm.generate([PROMPT], SamplingParams(max_tokens=8, trace=True, ignore_eos=True), speculation="ngram")

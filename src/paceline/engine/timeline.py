@@ -54,7 +54,7 @@ class RequestTimeline:
     """One request: live ones lend their record, finished ones leave what is worth showing."""
 
     __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_tokens", "reason",
-                 "record", "samples", "seed", "speculation", "summary", "trace", "weight")
+                 "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight", "weight")
 
     def __init__(self, record: Record) -> None:
         request = record.request
@@ -69,6 +69,9 @@ class RequestTimeline:
         self.dropped = 0
         """Events given up, the oldest first, because the request had too many."""
         self.weight = 0
+        """Of the events."""
+        self.trace_weight = 0
+        """Apart: giving up events makes no trace lighter."""
         self.finished: float | None = None
         self.reason: str | None = None
         self.error: str | None = None
@@ -80,7 +83,7 @@ class RequestTimeline:
         """Add an event, giving up old ones beyond `most`; by how much the weight changed."""
         change = event.weight
         self.events.append(event)
-        while self.weight + change > most:
+        while self.events and self.weight + change > most:
             change -= self.events.popleft().weight
             self.dropped += 1
         self.weight += change
@@ -99,7 +102,7 @@ class RequestTimeline:
         self.summary = summary(record)
         self.speculation = None if record.speculation is None else record.speculation.as_dict()
         if self.trace is not None:
-            self.weight += len(self.trace.prompt) // 8 + 3 * len(self.trace.tokens)
+            self.trace_weight = len(self.trace.prompt) // 8 + 3 * len(self.trace.tokens)
 
 
 def summary(record: Record) -> dict[str, Any]:
@@ -164,9 +167,8 @@ class Timelines:
         timeline = self.requests.get(record.request.id)
         if timeline is None or timeline.record is not record:
             return
-        before = timeline.weight
         timeline.close()
-        self.weight += timeline.weight - before
+        self.weight += timeline.trace_weight
         self.latencies.append((record.metrics.ttft, record.metrics.tpot))
         self._shrink()
 
@@ -192,7 +194,7 @@ class Timelines:
     def _forget(self, request_id: str) -> None:
         gone = self.requests.pop(request_id, None)
         if gone is not None:
-            self.weight -= gone.weight
+            self.weight -= gone.weight + gone.trace_weight
 
 
 def _event(step: Step, group: RowGroup, decision: Decision, begun: float, ended: float) -> Event:
