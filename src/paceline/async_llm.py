@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -34,6 +35,8 @@ class AsyncLLM:
                  **options: Any) -> None:
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
         self._inbox: list[_Errand] = []
+        self._at_hand: deque[_Errand] = deque()
+        """Taken out of the inbox and not done yet; the engine's thread alone touches it."""
         self._listeners: dict[str, Listener[Any]] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
         self._wake = threading.Condition()
@@ -159,11 +162,11 @@ class AsyncLLM:
     def _loop(self) -> None:
         try:
             self._serve()
-        except Exception as problem:
+        except BaseException as problem:  # native code that panics raises no Exception, and clients wait all the same
             log.error("the engine's thread has ended", exc_info=problem)
             with self._wake:
                 self._closing = True
-                errands, self._inbox = self._inbox, []
+                errands, self._inbox = [*self._at_hand, *self._inbox], []
             error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
                                   "AsyncLLM.")
             for errand in errands:
@@ -177,10 +180,12 @@ class AsyncLLM:
             with self._wake:
                 while not self._inbox and not self._closing and not self.engine.has_work:
                     self._wake.wait()
-                errands, self._inbox = self._inbox, []
+                self._at_hand.extend(self._inbox)
+                self._inbox = []
                 closing = self._closing
-            for errand in errands:
-                errand.run(self.engine)
+            while self._at_hand:
+                self._at_hand[0].run(self.engine)
+                self._at_hand.popleft()
             if closing:
                 for name, listener in list(self._listeners.items()):
                     self.engine.cancel(name)
@@ -310,6 +315,13 @@ class _Errand:
         """The thread ends and will not do it."""
 
 
+def _bearable(problem: BaseException) -> Exception:
+    """What a future may hold and a coroutine may get without taking its event loop down."""
+    if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
+        return problem
+    return PacelineError(f"The engine failed on this ({type(problem).__name__}: {problem}).")
+
+
 class _Question(_Errand, Generic[Answer]):
     """Something a coroutine wants to know from the engine's thread, and awaits."""
 
@@ -323,8 +335,8 @@ class _Question(_Errand, Generic[Answer]):
     def run(self, engine: Engine) -> None:
         try:
             answer = self._action(engine)
-        except Exception as problem:
-            self.fail(problem)
+        except BaseException as problem:
+            self.fail(_bearable(problem))
         else:
             self._settle(lambda: self.answer.set_result(answer))
 

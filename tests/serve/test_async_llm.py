@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from engine.tiny import tiny_engine, tiny_llm
 from paceline import AsyncLLM, SamplingParams
+from paceline.async_llm import _Errand
 from paceline.bench.null_model import byte_tokenizer
 from paceline.errors import PacelineError, RequestError
 
@@ -125,5 +127,62 @@ def test_an_engine_that_dies_is_told_to_all_who_wait() -> None:
         with pytest.raises(RequestError, match="closed"):
             await llm.complete(PROMPT, PARAMS)
         first.close()
+
+    in_time(scene())
+
+
+class Panic(BaseException):
+    """Native code that panics raises no Exception."""
+
+
+def test_a_panic_in_a_step_is_told_to_all_who_wait() -> None:
+    async def scene() -> None:
+        llm = build()
+        first = await llm.stream(PROMPT, SamplingParams(max_tokens=480))
+
+        def broken() -> Any:
+            raise Panic("index out of bounds")
+
+        await llm.ask(lambda engine: setattr(engine, "step", broken))
+        with pytest.raises(PacelineError, match="index out of bounds"):
+            async for _ in first:
+                pass
+
+    in_time(scene())
+
+
+@pytest.mark.parametrize("kind", [Panic, StopIteration, SystemExit])
+def test_a_question_that_panics_is_answered_with_an_error(kind: type[BaseException]) -> None:
+    async def scene() -> None:
+        llm = build()
+
+        def panic(engine: Any) -> None:
+            raise kind("index out of bounds")
+
+        with pytest.raises(PacelineError, match="index out of bounds"):
+            await llm.ask(panic)
+        assert await llm.ask(lambda engine: 1) == 1
+        llm.close()
+
+    in_time(scene())
+
+
+def test_questions_behind_an_errand_that_breaks_the_engine_are_failed() -> None:
+    async def scene() -> None:
+        llm = build()
+        taken = threading.Event()
+
+        def block(engine: Any) -> None:
+            assert taken.wait(60)
+
+        first = asyncio.ensure_future(llm.ask(block))
+        await asyncio.sleep(0)
+        llm._post(_Errand(lambda engine: 1 / 0))
+        behind = asyncio.ensure_future(llm.ask(lambda engine: 1))
+        await asyncio.sleep(0)
+        taken.set()
+        await first
+        with pytest.raises(PacelineError, match="has ended"):
+            await behind
 
     in_time(scene())
