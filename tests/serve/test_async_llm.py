@@ -170,17 +170,18 @@ def test_a_question_that_panics_is_answered_with_an_error(kind: type[BaseExcepti
 def test_questions_behind_an_errand_that_breaks_the_engine_are_failed() -> None:
     async def scene() -> None:
         llm = build()
-        taken = threading.Event()
+        begun, posted = threading.Event(), threading.Event()
 
         def block(engine: Any) -> None:
-            assert taken.wait(60)
+            begun.set()
+            assert posted.wait(60)
 
         first = asyncio.ensure_future(llm.ask(block))
-        await asyncio.sleep(0)
+        assert await asyncio.to_thread(begun.wait, 60)
         llm._post(_Errand(lambda engine: 1 / 0))
         behind = asyncio.ensure_future(llm.ask(lambda engine: 1))
         await asyncio.sleep(0)
-        taken.set()
+        posted.set()
         await first
         with pytest.raises(PacelineError, match="has ended"):
             await behind

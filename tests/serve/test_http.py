@@ -73,6 +73,8 @@ def test_wrong_places_and_methods(http: httpx.Client) -> None:
     (b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}',
      "messages", "JSON"),
     (b'{"messages": [{"role": "assistant", "tool_calls": [{}]}]}', "messages", "function"),
+    (b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"self": 1}}', "chat_template_kwargs",
+     "'self'"),
 ])
 def test_bad_bodies_are_explained(http: httpx.Client, body: bytes, param: str | None, says: str) -> None:
     answer = http.post(CHAT, content=body, headers={"content-type": "application/json"})
