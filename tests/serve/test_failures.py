@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from serving import WAIT, events, served, until
 
 from engine.tiny import tiny_engine
+from paceline.async_llm import AsyncLLM
 from paceline.engine.core import Engine
 from paceline.serve import errors
+from paceline.serve.app import create_app
+from paceline.serve.logs import TextLines
+from paceline.serve.options import ServeOptions
 
 BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
 
@@ -71,3 +77,40 @@ def test_a_mistake_of_the_servers_own_says_nothing_of_its_insides() -> None:
     answer = asyncio.run(scene())
     assert answer.status_code == 500 and "secret" not in answer.text
     assert answer.json()["error"]["code"] == "internal_error"
+
+
+def test_a_mistake_of_the_servers_own_passes_through_the_middleware(caplog: pytest.LogCaptureFixture) -> None:
+    llm = AsyncLLM(engine=tiny_engine())
+    app = create_app(llm, ServeOptions(model_name="tiny", page=False, cors_origins=("https://app.example",)))
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("secret")
+
+    with caplog.at_level(logging.INFO):
+        answer = asked(app, "/broken", {"origin": "https://app.example", "x-request-id": "mine"})
+    llm.close()
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    failed, access = [record for record in caplog.records if getattr(record, "request_id", None) == "mine"]
+    assert failed.exc_info and "ValueError" in TextLines().format(failed)
+    assert access.getMessage() == "GET /broken 500"
+
+
+def test_a_path_cannot_forge_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    llm = AsyncLLM(engine=tiny_engine())
+    with caplog.at_level(logging.INFO):
+        asked(create_app(llm, ServeOptions(model_name="tiny", page=False)), "/a%0A12:00:00 error", {})
+    llm.close()
+    [access] = [record for record in caplog.records if record.name == "paceline.access"]
+    assert access.getMessage() == "GET /a%0A12:00:00%20error 404"
+
+
+def asked(app: FastAPI, path: str, headers: dict[str, str]) -> httpx.Response:
+    async def scene() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.get(path, headers=headers)
+
+    return asyncio.run(scene())

@@ -15,7 +15,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
 from paceline.serve.metrics import ServerMetrics
-from paceline.serve.middleware import ApiKeys, BodyLimit, RequestIds
+from paceline.serve.middleware import ApiKeys, BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 
@@ -47,6 +47,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
     if options.api_keys:
         app.add_middleware(ApiKeys, keys=options.api_keys)
+    app.add_middleware(Failures)
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"], expose_headers=["x-request-id"])

@@ -44,8 +44,8 @@ class ApiError(HTTPException):
         return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
-def api_error(problem: Exception) -> ApiError:
-    """Whatever went wrong, as what the client hears."""
+def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
+    """Whatever went wrong, as what the client hears; the log hears of the server's own mistakes."""
     if isinstance(problem, ApiError):
         return problem
     if isinstance(problem, QueueFullError):
@@ -58,7 +58,8 @@ def api_error(problem: Exception) -> ApiError:
         return ApiError(503, str(problem), code="unavailable")
     if isinstance(problem, HTTPException):
         return ApiError(problem.status_code, _sentence(problem), headers=problem.headers)
-    log.error("a request failed inside the server", exc_info=problem)
+    log.error("a request failed inside the server", exc_info=problem,
+              extra={} if request_id is None else {"request_id": request_id})
     return ApiError(500, "The server failed on this request; its log says why.", code="internal_error")
 
 

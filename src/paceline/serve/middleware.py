@@ -9,11 +9,12 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serve.errors import ApiError
+from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
 
 log = logging.getLogger("paceline.access")
@@ -51,9 +52,39 @@ class RequestIds:
             await self._app(scope, receive, respond)
         finally:
             self._metrics.responded(status)
-            log.info("%s %s %d", scope["method"], scope["path"], status, extra={
+            # The path is decoded by now: a line break in it must not look like another line of the log.
+            path = quote(scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
+            log.info("%s %s %d", scope["method"], path, status, extra={
                 "request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status,
                 "seconds": round(time.perf_counter() - begun, 6)})
+
+
+class Failures:
+    """A mistake of the server's own is an answer like others: it passes through what is around, and has its headers.
+
+    (The framework's own handler for them sits outside of all middleware.)
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def respond(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, respond)
+        except Exception as problem:
+            if begun:
+                raise  # half an answer is out: all that is left is to cut the connection
+            await api_error(problem, scope["state"]["request_id"]).response()(scope, receive, send)
 
 
 class ApiKeys:
