@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,11 @@ from serving import NAME, WAIT, served
 
 from engine.tiny import tiny_engine, tiny_model
 from paceline.bench.null_model import byte_tokenizer
+from paceline.grammar.library import Library
+from paceline.grammar.structure import structure_of
+from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.chat import ChatTemplate
+from paceline.request import SamplingParams
 from paceline.serve.chat import forced_structure
 from paceline.serve.conversation import render_arguments, spell_out
 from paceline.serve.schema import ChatBody
@@ -35,6 +41,7 @@ WEATHER = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 CALL = '{"name": "get_weather", "arguments": {"city": "São Paulo, \\"SP\\"", "days": [1, {"a": "}"}]}}'
+KNOWN = {"get_weather", "get_time", "f", "g"}
 ARGUMENTS = {"city": 'São Paulo, "SP"', "days": [1, {"a": "}"}]}
 
 
@@ -61,28 +68,59 @@ CASES: list[tuple[Any, str, str, list[tuple[str, Any]]]] = [
      [("get_weather", ARGUMENTS), ("get_weather", ARGUMENTS)]),
     (HermesParser, '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", {"x": 1})]),
     (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", {"x": 1})]),
-    (HermesParser, "a < b and <tool_cal is nothing", "a < b and <tool_cal is nothing", []),
-    (HermesParser, "ends with <tool", "ends with <tool", []),
-    (HermesParser, '<tool_call>{"no": "name"}</tool_call>', '{"no": "name"}', []),
+    (HermesParser, f'Well: <tool_call>{CALL}{CALL}</tool_call> <tool_call>\n[1, 2]</tool_call>.',
+     "Well:<tool_call>\n[1, 2]</tool_call>.", [("get_weather", ARGUMENTS)] * 2),
+    (HermesParser, f'<tool_call>[{{"name": "h"}}, {CALL}] </tool_call> so', '<tool_call>[{"name": "h"}so',
+     [("get_weather", ARGUMENTS)]),
+    (HermesParser, f"<tool_call>{CALL}\n</tool_c", "", [("get_weather", ARGUMENTS)]),
+    (HermesParser, f"<tool_call>{CALL} <tool_call>{CALL}</tool_call>", "", [("get_weather", ARGUMENTS)] * 2),
     (LlamaJsonParser, '{"name": "f", "parameters": {"x": [1, 2]}}', "", [("f", {"x": [1, 2]})]),
     (LlamaJsonParser, '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"y": null}}', "",
      [("f", {}), ("g", {"y": None})]),
-    (LlamaJsonParser, " plain text { with braces }", "plain text { with braces }", []),
-    (LlamaJsonParser, '{"temperature": 3}', '{"temperature": 3}', []),
-    (LlamaJsonParser, '{"unfinished": ', '{"unfinished": ', []),
-    (LlamaJsonParser, "<|pyth", "<|pyth", []),
+    (LlamaJsonParser, '[{"name": "f", "parameters": {}},\n {"name": "g"}] That is, all.', "That is, all.",
+     [("f", {}), ("g", {})]),
+    (LlamaJsonParser, '{"name": "h", "parameters": {"x": 1}} ; {"name": "g"}', '{"name": "h", "parameters": {"x": 1}}',
+     [("g", {})]),
     (ForcedParser, f'[{CALL}, {{"name": "get_time", "arguments": {{}}}}]', "",
      [("get_weather", ARGUMENTS), ("get_time", {})]),
-    (lambda: NamedParser("f"), '{"x": 1}', "", [("f", {"x": 1})]),
+    (lambda names: NamedParser("f"), '{"x": 1}', "", [("f", {"x": 1})]),
 ]
 
 
 @pytest.mark.parametrize("make, text, content, calls", CASES)
 def test_calls_are_found_however_the_text_is_cut(make: Any, text: str, content: str, calls: Any) -> None:
-    assert parse(make(), [text]) == (content, calls)
-    assert parse(make(), list(text)) == (content, calls)
+    assert parse(make(KNOWN), [text]) == (content, calls)
+    assert parse(make(KNOWN), list(text)) == (content, calls)
     for size in (2, 3, 7):
-        assert parse(make(), [text[i:i + size] for i in range(0, len(text), size)]) == (content, calls)
+        assert parse(make(KNOWN), [text[i:i + size] for i in range(0, len(text), size)]) == (content, calls)
+
+
+@pytest.mark.parametrize("make", [HermesParser, LlamaJsonParser])
+@pytest.mark.parametrize("text", [
+    "[1, 2, 3] is it", '{"t": 3} is the result', '{"t": 3}\n', "[]", " [ ", "{", '{"unfinished": ', " plain { text }",
+    '{"name": "Ada", "arguments": {"born": 1815}}', '[{"name": "Ada"}, {"name": "Bob"}]; done',
+    '{"name": ["f"]}', pytest.param('{"name": ' + "[" * 5000 + "]" * 5000 + "}", id="deep"),
+    "<|pyth", "<|python_tag|>", "<|python_tag|>print(1)",
+    "a < b and <tool_cal is nothing", "ends with <tool", "<tool_call>", " <tool_call> </tool_call> ",
+    '<tool_call>{"no": "name"}</tool_call>', '<tool_call>{"name": "h", "arguments": {}}</tool_call>\n',
+    "<tool_call>[1, 2, 3] is it</tool_call>", '<tool_call>{"t": 3}, it is </tool_cal', "<tool_call> is a tag; so what",
+])
+def test_what_is_no_call_is_shown_to_the_letter(make: Any, text: str) -> None:
+    for size in (1, 2, 3, 7, len(text)):
+        assert parse(make(KNOWN), [text[i:i + size] for i in range(0, len(text), size)]) == (text, [])
+
+
+PIECES = st.sampled_from([
+    "[", "]", "{", "}", ",", ";", ":", '"', "\\", "<", " ", "\n", "<tool_call>", "</tool_call>", "<|python_tag|>",
+    '{"name": "unknown", "arguments": {"x": 1}}', '{"arguments": {}, "name": ', '"name"', '"arguments": ', "[1, 2]"])
+
+
+@given(st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join), st.lists(st.integers(0, 80), max_size=8))
+def test_random_texts_without_calls_come_out_again(text: str, cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
+    for make in (HermesParser, LlamaJsonParser):
+        assert parse(make({"a known tool"}), pieces) == (text, [])
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=8), st.dictionaries(st.text(max_size=4), st.recursive(
@@ -91,16 +129,17 @@ def test_calls_are_found_however_the_text_is_cut(make: Any, text: str, content: 
 def test_whatever_is_called_comes_out(calls: list[tuple[str, Any]], size: int, ascii: bool) -> None:
     text = "".join("<tool_call>" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii)
                    + "</tool_call>" for name, arguments in calls)
-    assert parse(HermesParser(), [text[i:i + size] for i in range(0, len(text), size)]) == ("", calls)
+    names = {name for name, _ in calls}
+    assert parse(HermesParser(names), [text[i:i + size] for i in range(0, len(text), size)]) == ("", calls)
 
 
 def test_one_call_at_a_time_when_asked() -> None:
-    assert parse(HermesParser(1), [f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"]) == (
+    assert parse(HermesParser(KNOWN, 1), [f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"]) == (
         "", [("get_weather", ARGUMENTS)])
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    parser = HermesParser()
+    parser = HermesParser(KNOWN)
     begun = list(parser.push('<tool_call>{"name": "f", "arguments": {"text": "once upon'))
     assert [type(event).__name__ for event in begun][:2] == ["CallBegun", "CallArguments"]
     assert "".join(event.text for event in begun[1:]).endswith("once upon")
@@ -124,6 +163,36 @@ def test_required_and_named_tools_become_a_schema() -> None:
     assert schema["type"] == "array" and (schema["minItems"], schema["maxItems"]) == (1, 1)
     assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [
         {"const": "get_weather"}, {"const": "get_time"}]
+
+
+class Part(pydantic.BaseModel):
+    label: str
+    parts: list[Part]
+
+
+class Build(pydantic.BaseModel):
+    first: Part
+    second: Part | None
+
+
+def test_required_tools_may_refer_to_their_own_definitions() -> None:
+    other = {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/Part", "definitions": {
+        "Part": {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/definitions/Part"}},
+                 "required": ["n"], "additionalProperties": False}}}
+    tools = [openai.pydantic_function_tool(Build), {"type": "function", "function": {
+        "name": "Count", "parameters": other}}]
+    schema = forced_structure(body(tools=tools, tool_choice="required"))["json_schema"]
+    library = Library(Vocabulary([bytes([n]) for n in range(256)], lambda text: list(text.encode())))
+    structure = structure_of(SamplingParams(json_schema=schema))
+    assert structure is not None
+
+    def allowed(name: str, arguments: Any) -> bool:
+        tokens = list(json.dumps([{"name": name, "arguments": arguments}]).encode())
+        return bool(library.compile(structure).try_consume_tokens(tokens) == len(tokens))
+
+    part = {"label": "a", "parts": [{"label": "b", "parts": []}]}
+    assert allowed("Build", {"first": part, "second": None}) and allowed("Count", {"n": 1, "next": {"n": 2}})
+    assert not allowed("Build", {"first": {"n": 1}, "second": None}) and not allowed("Count", {"n": 1, "next": part})
 
 
 def test_a_template_without_a_place_for_tools_is_helped_out() -> None:
@@ -225,6 +294,15 @@ def test_without_tools_the_text_is_the_text(client: openai.OpenAI) -> None:
         choice = ask(client, **more).choices[0]
         assert choice.finish_reason == "stop" and choice.message.tool_calls is None
         assert choice.message.content == ANSWER[:-1]
+
+
+def test_a_call_of_no_known_tool_is_text(client: openai.OpenAI) -> None:
+    choice = ask(client, tools=[TIME]).choices[0]
+    assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+    assert choice.message.content == ANSWER[:-1]
+    chunks = [chunk.choices[0].delta for chunk in ask(client, tools=[TIME], stream=True)]
+    assert "".join(delta.content or "" for delta in chunks) == ANSWER[:-1]
+    assert not any(delta.tool_calls for delta in chunks)
 
 
 def test_the_clients_own_helper_for_streams_agrees(client: openai.OpenAI) -> None:

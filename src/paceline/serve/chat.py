@@ -64,9 +64,19 @@ def forced_structure(body: ChatBody) -> dict[str, Any]:
         return {}
     calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
               "properties": {"name": {"const": tool.function.name},
-                             "arguments": tool.function.parameters or {"type": "object"}}} for tool in tools]
+                             "arguments": _embedded(tool.function.parameters or {"type": "object"}, place)}}
+             for place, tool in enumerate(tools)]
     most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
     return {"json_schema": {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}}
+
+
+def _embedded(schema: dict[str, Any], place: int) -> dict[str, Any]:
+    """`schema` as a part of another one: with an id of its own, "#/$defs/..." in it goes on meaning its own root.
+
+    A draft named inside could make the id count for nothing (draft 7 beside "$ref", draft 4 always); grammars read all
+    drafts alike.
+    """
+    return {"$id": f"urn:paceline:tool:{place}"} | {key: value for key, value in schema.items() if key != "$schema"}
 
 
 def new_parser(service: Service, body: ChatBody) -> ToolParser:
@@ -75,14 +85,15 @@ def new_parser(service: Service, body: ChatBody) -> ToolParser:
         return PlainText()
     if isinstance(body.tool_choice, NamedTool):
         return NamedParser(body.tool_choice.function.name)
+    names = {tool.function.name for tool in used_tools(body)}
     most = 1 if body.parallel_tool_calls is False else None
     if body.tool_choice == "required":
-        return ForcedParser(most)
+        return ForcedParser(names, most)
     chosen = service.options.tool_parser
     if chosen == "auto":
         template = service.llm.engine.chat
         chosen = parser_name(template.tool_source or template.source if template else None)
-    return PARSERS[chosen](most)
+    return PARSERS[chosen](names, most)
 
 
 def call_id() -> str:

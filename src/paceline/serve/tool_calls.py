@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
+SEPARATORS = "[],;" + SPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class CallScanner:
 
 
 def _decoded(text: str) -> str | None:
+    if not text.startswith('"'):
+        return None
     try:
         found = json.loads(text)
     except ValueError:
@@ -132,27 +135,41 @@ def _decoded(text: str) -> str | None:
 
 
 class _Calls:
-    """Objects one after another, bare or in a list; numbers those that turn out to be calls."""
+    """Objects one after another, bare or in a list; those that name a known tool are calls, and are numbered.
 
-    def __init__(self, most: int | None = None) -> None:
+    What stands beside a call (commas, brackets, space, tags) is the format's; all else is the reader's, to the letter.
+    So it is held until the object after it shows which it is.
+    """
+
+    def __init__(self, names: Container[str], most: int | None = None) -> None:
         self.count = 0
+        self.names = names
         self.most = most
-        self.scanner: CallScanner | None = None
+        self.after_call = False
+        self._scanner: CallScanner | None = None
+        self._held = ""
         self._begun = False
         self._arguments = False
 
+    def takes(self, char: str) -> bool:
+        """Whether `char` can be part of a list of calls here."""
+        return self._scanner is not None or char == "{" or char in SEPARATORS
+
     def push(self, char: str) -> Iterator[Event]:
-        """`char` belongs to an object, or begins one."""
-        scanner = self.scanner
+        """`char` is one that this `takes`."""
+        scanner = self._scanner
         if scanner is None:
-            scanner = self.scanner = CallScanner()
+            if char in SEPARATORS:
+                self.hold(char)
+                return
+            scanner = self._scanner = CallScanner()
             self._begun = self._arguments = False
         scanner.push(char)
-        if scanner.name is not None and not self._begun:
-            self._begun = True
+        if not self._begun and scanner.name is not None and scanner.name in self.names:
+            self._begun, self._held = True, ""
             if not self.full:
                 yield CallBegun(self.count, scanner.name)
-        text = scanner.arguments()
+        text = scanner.arguments() if self._begun else ""
         if text and not self.full:
             self._arguments = True
             yield CallArguments(self.count, text)
@@ -164,20 +181,35 @@ class _Calls:
         """Further calls are dropped: the client asked for one at a time."""
         return self.most is not None and self.count >= self.most
 
+    def open(self, tag: str) -> None:
+        """Calls may begin here, with `tag`."""
+        self._held, self.after_call = tag, False
+
+    def hold(self, text: str) -> None:
+        """`text` is the format's, if a call is beside it."""
+        if not self.after_call:
+            self._held += text
+
+    def show(self, text: str) -> Iterator[Event]:
+        """`text` is no call, and what was held before it is the reader's too."""
+        told, self._held, self.after_call = self._held + text, "", False
+        yield from _content(told)
+
     def _close(self, scanner: CallScanner) -> Iterator[Event]:
-        self.scanner = None
+        self._scanner = None
         if not self._begun:
-            yield Content("".join(scanner.raw))
-        elif not self.full:
+            yield from self.show("".join(scanner.raw))
+            return
+        self.after_call = True
+        if not self.full:
             if not self._arguments:
                 yield CallArguments(self.count, "{}")
             self.count += 1
 
     def end(self) -> Iterator[Event]:
-        """The text ends inside an object: without a name it was no call."""
-        if self.scanner is not None and not self._begun:
-            yield Content("".join(self.scanner.raw))
-        self.scanner = None
+        """The text ends, perhaps inside an object: without a known name it was no call."""
+        scanner, self._scanner = self._scanner, None
+        yield from self.show("".join(scanner.raw) if scanner is not None and not self._begun else "")
 
 
 class HermesParser:
@@ -185,14 +217,14 @@ class HermesParser:
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
-    def __init__(self, most: int | None = None) -> None:
-        self._calls = _Calls(most)
+    def __init__(self, names: Container[str], most: int | None = None) -> None:
+        self._calls = _Calls(names, most)
         self._inside = self._called = False
-        self._held = ""
+        self._unread = ""
 
     def push(self, text: str) -> Iterator[Event]:
-        self._held += text
-        while self._held:
+        self._unread += text
+        while self._unread:
             if self._inside:
                 yield from self._read_calls()
                 if self._inside:
@@ -205,87 +237,89 @@ class HermesParser:
     def _read_text(self) -> Iterator[Event]:
         """Up to an opening tag. Space around calls is the format's, not the reader's."""
         if self._called:
-            self._held = self._held.lstrip(SPACE)
-        at = self._held.find(self.OPEN)
+            self._unread = self._unread.lstrip(SPACE)
+        at = self._unread.find(self.OPEN)
         self._inside = at >= 0
-        end = at if self._inside else len(self._held) - _overlap(self._held, self.OPEN)
-        told = self._held[:end].rstrip(SPACE)
+        end = at if self._inside else len(self._unread) - _overlap(self._unread, self.OPEN)
+        told = self._unread[:end].rstrip(SPACE)
         self._called = self._called and not told
         yield from _content(told)
-        self._held = self._held[at + len(self.OPEN) if self._inside else len(told):]
+        read = at + len(self.OPEN) if self._inside else len(told)
+        if self._inside:
+            self._calls.open(self._unread[len(told):read])
+        self._unread = self._unread[read:]
 
     def _read_calls(self) -> Iterator[Event]:
-        """Until the closing tag, or until more is needed."""
-        for place, char in enumerate(self._held):
-            if self._calls.scanner is None and char == "<":
-                rest = self._held[place:]
-                if rest.startswith(self.CLOSE):
-                    self._held = rest[len(self.CLOSE):]
-                    self._inside, self._called = False, True
-                    return
-                if self.CLOSE.startswith(rest):
-                    self._held = rest
-                    return
-            if self._calls.scanner is not None or char == "{":
+        """Until the closing tag, or something that is no call, or until more is needed."""
+        for place, char in enumerate(self._unread):
+            if self._calls.takes(char):
                 yield from self._calls.push(char)
-            elif char not in "[],;" + SPACE:
-                yield Content(char)  # not what the model was told to write: show it
-        self._held = ""
+                continue
+            self._unread = self._unread[place:]
+            if self._unread.startswith(self.CLOSE):
+                self._unread = self._unread[len(self.CLOSE):]
+                self._inside, self._called = False, self._calls.after_call
+                yield from self._calls.show("" if self._called else self.CLOSE)
+            elif not self.CLOSE.startswith(self._unread):
+                self._inside = self._called = False
+                yield from self._calls.show("")  # not what the model was told to write: the rest is text
+            return
+        self._unread = ""
 
     def end(self) -> Iterator[Event]:
         if self._inside:
+            self._calls.hold(self._unread)
             yield from self._calls.end()
         else:
-            yield from _content(self._held)
-        self._held = ""
+            yield from _content(self._unread)
+        self._unread = ""
 
 
 class LlamaJsonParser:
-    """A text that is nothing but {"name": ..., "parameters": {...}}, as Llama 3 writes calls (several: with ; or in a
+    """A text that begins with {"name": ..., "parameters": {...}}, as Llama 3 writes calls (several: with ; or in a
     list)."""
 
     TAG = "<|python_tag|>"
 
-    def __init__(self, most: int | None = None) -> None:
-        self._calls = _Calls(most)
-        self._mode: bool | None = None
-        """True: calls, False: an ordinary text, None: not known yet."""
-        self._held = ""
+    def __init__(self, names: Container[str], most: int | None = None) -> None:
+        self._calls = _Calls(names, most)
+        self._calling = True
+        """Until something comes that is no list of calls: the rest is an ordinary text."""
+        self._unread = ""
 
     def push(self, text: str) -> Iterator[Event]:
-        if self._mode is None:
-            self._held = (self._held + text).lstrip(SPACE)
-            text = self._held
-            if self.TAG.startswith(text):
-                return  # empty, or the beginning of the tag
-            text = text.removeprefix(self.TAG).lstrip(SPACE)
-            if not text:
+        text, self._unread = self._unread + text, ""
+        place = 0
+        while self._calling and place < len(text):
+            if self._calls.takes(text[place]):
+                yield from self._calls.push(text[place])
+                place += 1
+            elif text.startswith(self.TAG, place):
+                self._calls.hold(self.TAG)
+                place += len(self.TAG)
+            elif self.TAG.startswith(text[place:]):
+                self._unread = text[place:]
                 return
-            self._mode = text[0] in "{["
-        if not self._mode:
-            yield from _content(text)
-            return
-        for char in text:
-            if self._calls.scanner is not None or char == "{":
-                yield from self._calls.push(char)
-            elif char not in "[],;" + SPACE:
-                yield Content(char)
+            else:
+                self._calling = False
+                yield from self._calls.show("")
+        yield from _content(text[place:])
 
     def end(self) -> Iterator[Event]:
-        if self._mode is None:
-            yield from _content(self._held)
+        self._calls.hold(self._unread)
+        self._unread = ""
         yield from self._calls.end()
 
 
 class ForcedParser:
     """The text is a list of calls and nothing else, because a grammar saw to it (tool_choice: required)."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._calls = _Calls(most)
+    def __init__(self, names: Container[str], most: int | None = None) -> None:
+        self._calls = _Calls(names, most)
 
     def push(self, text: str) -> Iterator[Event]:
         for char in text:
-            if self._calls.scanner is not None or char == "{":
+            if self._calls.takes(char):
                 yield from self._calls.push(char)
 
     def end(self) -> Iterator[Event]:
@@ -320,7 +354,7 @@ class PlainText:
         return iter(())
 
 
-PARSERS: Mapping[str, Callable[[int | None], ToolParser]] = {
+PARSERS: Mapping[str, Callable[[Container[str], int | None], ToolParser]] = {
     "hermes": HermesParser, "llama3-json": LlamaJsonParser}
 
 
