@@ -22,7 +22,7 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
          405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
          503: "server_error"}
 
-_UNION = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
+_UNION = re.compile(r"(str|int|float|bool|(list|dict|literal|function-\w+)\[.*|[A-Z]\w*)")
 """How pydantic names the member of a union in a path."""
 
 

@@ -17,6 +17,10 @@ OPENAI_LENGTH = 16
 SEED_BITS = 53
 """Seeds drawn here are whole in every client's numbers: many read JSON's as doubles."""
 
+MOST_TEXTS = {"stop": 64, "bad_words": 1024}
+MOST_CHARACTERS = 1 << 16
+"""What a request may have watched for: the engine's thread looks at each of these texts while everybody waits."""
+
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
          "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k")
@@ -80,12 +84,24 @@ def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:
         asked["top_k"] = 0
     if body.stop == "":
         del asked["stop"]
+    _check_texts(asked)
     asked.setdefault("seed", secrets.randbits(SEED_BITS))
     if body.logit_bias is not None:
         asked["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     if options.timeout_s is not None:
         asked["timeout_s"] = min(asked.get("timeout_s", options.timeout_s), options.timeout_s)
     return asked | _structure(body)
+
+
+def _check_texts(asked: dict[str, Any]) -> None:
+    for name, most in MOST_TEXTS.items():
+        texts = asked.get(name, ())
+        if isinstance(texts, list) and len(texts) > most:
+            raise RequestError(f"{name} has {len(texts)} entries and this server takes {most}: give fewer.", name)
+        length = len(texts) if isinstance(texts, str) else sum(map(len, texts))
+        if length > MOST_CHARACTERS:
+            raise RequestError(f"{name} has {length} characters in all and this server takes {MOST_CHARACTERS}: give "
+                               "less.", name)
 
 
 def _structure(body: Sampling) -> dict[str, Any]:

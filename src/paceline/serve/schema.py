@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 
 def number(**bounds: float) -> Any:
@@ -14,12 +14,36 @@ def number(**bounds: float) -> Any:
 
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1})]
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+"""A client hears of its first mistake only: nobody needs the list of a million others."""
+
+
+def _first_fault(biases: Any) -> Any:
+    """The first entry that is no number, alone, where there is one. (Dicts know no fail_fast.)"""
+    if isinstance(biases, dict):
+        for key, bias in biases.items():
+            if type(bias) not in (int, float):
+                return {key: bias}
+    return biases
 
 
 class Body(BaseModel):
     """Unknown fields are refused: a control that is spelled wrongly must not be dropped in silence."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, given: Any) -> Any:
+        """All that is known and the first field that is not: one is enough to be refused for."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is None:
+            return given
+        return {name: given[name] for name in given.keys() & known} | {unknown: given[unknown]}
 
 
 class StreamOptions(Body):
@@ -45,7 +69,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
 
 
@@ -56,22 +80,22 @@ class Sampling(Body):
     n: int | None = number(minimum=1, maximum=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[Text] | None = None
+    stop: str | ListOf[Text] | None = None
     seed: int | None = number(minimum=0, maximum=(1 << 64) - 1)
     temperature: float | None = number(minimum=0)
     top_p: float | None = number(exclusiveMinimum=0, maximum=1)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_first_fault)] | None = None
 
     top_k: int | None = number(minimum=-1)
     min_p: float | None = number(minimum=0, maximum=1)
     repetition_penalty: float | None = number(exclusiveMinimum=0)
     min_tokens: int | None = number(minimum=0)
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    allowed_token_ids: list[TokenId] | None = Field(default=None, json_schema_extra={"minItems": 1})
-    bad_words: list[Text] | None = None
+    stop_token_ids: ListOf[TokenId] | None = None
+    allowed_token_ids: ListOf[TokenId] | None = Field(default=None, json_schema_extra={"minItems": 1})
+    bad_words: ListOf[Text] | None = None
     no_repeat_ngram_size: int | None = number(minimum=0)
     priority: int | None = number(minimum=-(1 << 31))
     timeout_s: float | None = number(exclusiveMinimum=0)
@@ -87,7 +111,7 @@ class Sampling(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
 
     # Accepted because clients send them; they say nothing about the text.
@@ -101,7 +125,7 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    prompt: str | list[Text] | list[TokenId] | list[list[TokenId]]
+    prompt: str | ListOf[Text] | ListOf[TokenId] | ListOf[ListOf[TokenId]]
     max_tokens: int | None = number(minimum=0)
     echo: bool | None = None
     logprobs: int | None = number(minimum=0, maximum=20)
@@ -116,9 +140,9 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | ListOf[dict[str, Any]] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
@@ -144,17 +168,17 @@ class NamedTool(Body):
 
 
 class ChatBody(Sampling):
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1)
     max_tokens: int | None = number(minimum=1)
     max_completion_tokens: int | None = number(minimum=1)
     logprobs: bool | None = None
     top_logprobs: int | None = number(minimum=0, maximum=20)
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: ListOf[Literal["text"]] | None = None
     # Accepted because clients send them; models here have no such settings.
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -163,7 +187,7 @@ class ChatBody(Sampling):
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: ListOf[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -171,4 +195,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: ListOf[TokenId]

@@ -65,7 +65,11 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The ids of a text, or of a conversation as the model will see it."""
     service = service_of(request)
     service.check_model(body.model)
-    tokens = await asyncio.to_thread(_tokens, service, body)
+    return await asyncio.to_thread(_tokenized, service, body)
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> Response:
+    tokens = _tokens(service, body)
     told: dict[str, Any] = {"count": len(tokens), "max_model_len": service.llm.engine.config.max_model_len,
                             "tokens": tokens}
     if body.return_token_strs:
@@ -86,12 +90,15 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     service = service_of(request)
     service.check_model(body.model)
-    tokenizer = _tokenizer(service)
-    for token in body.tokens:
+    return await asyncio.to_thread(_detokenized, _tokenizer(service), body.tokens)
+
+
+def _detokenized(tokenizer: Tokenizer, tokens: list[int]) -> Response:
+    for token in tokens:
         if not 0 <= token < tokenizer.vocab_size:
             raise RequestError(f"Token id {token} is out of range: the vocabulary has ids 0 to "
                                f"{tokenizer.vocab_size - 1}.", "tokens")
-    return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens, False)})
+    return JSONResponse({"prompt": tokenizer.decode(tokens, False)})
 
 
 def _tokenizer(service: Service) -> Tokenizer:

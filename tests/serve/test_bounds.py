@@ -1,0 +1,55 @@
+"""One body cannot keep the server busy: mistakes are told once, lists are bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from paceline.errors import RequestError
+from paceline.serve.errors import validation_error
+from paceline.serve.options import ServeOptions
+from paceline.serve.params import MOST_CHARACTERS, chat_params
+from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+MANY = 5_000
+
+
+@pytest.mark.parametrize("kind, body, param", [
+    (DetokenizeBody, {"tokens": ["x"] * MANY}, "tokens.0"),
+    (CompletionBody, {"prompt": [None] * MANY}, "prompt"),
+    (CompletionBody, {"prompt": [[1, *[None] * MANY]]}, "prompt"),
+    (ChatBody, {"messages": [{}] * MANY}, "messages.0.role"),
+    (ChatBody, HELLO | {"stop": [3] * MANY}, "stop"),
+    (ChatBody, HELLO | {"tools": [{}] * MANY}, "tools.0.type"),
+    (ChatBody, HELLO | {"logit_bias": {"0": 1} | {str(token): "x" for token in range(1, MANY)}}, "logit_bias.1"),
+    (ChatBody, HELLO | {f"unknown{place}": 1 for place in range(MANY)}, "unknown0"),
+    (ChatBody, HELLO | {"response_format": {f"a{place}": 1 for place in range(MANY)}}, "response_format.type"),
+    (ChatBody, HELLO | {"tool_choice": {"type": "function", "function": {"name": 3}}}, "tool_choice"),
+])
+def test_a_body_full_of_mistakes_has_few_errors(kind: type[BaseModel], body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 5
+    assert validation_error(caught.value.errors()).param == param
+
+
+@pytest.mark.parametrize("asked, says", [
+    ({"stop": [str(place) for place in range(65)]}, "65 entries"),
+    ({"stop": "x" * (MOST_CHARACTERS + 1)}, "characters"),
+    ({"stop": ["x" * MOST_CHARACTERS, "y"]}, "characters"),
+    ({"bad_words": [str(place) for place in range(1025)]}, "1025 entries"),
+    ({"bad_words": ["x" * MOST_CHARACTERS, "y"]}, "characters"),
+])
+def test_texts_that_the_engine_watches_for_are_bounded(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as caught:
+        chat_params(ChatBody.model_validate(HELLO | asked), ServeOptions(model_name="tiny"), {})
+    assert caught.value.param == next(iter(asked))
+
+
+def test_as_many_as_are_allowed_are_taken() -> None:
+    asked = {"stop": [str(place) for place in range(64)], "bad_words": [f"word{place}" for place in range(1024)]}
+    params = chat_params(ChatBody.model_validate(HELLO | asked), ServeOptions(model_name="tiny"), {})
+    assert len(params.stop) == 64 and len(params.bad_words) == 1024
