@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline import SamplingParams
 from paceline.engine.structures import Structures
 from paceline.errors import GrammarError, QueueFullError, RequestError
 from paceline.grammar import structure
-from paceline.grammar.compiler import GrammarCompiler
+from paceline.grammar.compiler import SPARE, THREADS, WAITING, GrammarCompiler
 from paceline.grammar.library import Library
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.structure import Structure
@@ -25,6 +26,7 @@ from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.tokenizer import Tokenizer
 
 PLAIN = SamplingParams(max_tokens=6, seed=1)
+BYTES = Vocabulary([bytes([n]) for n in range(256)], lambda text: list(text.encode()))
 
 
 @pytest.mark.parametrize("wish", [
@@ -166,6 +168,40 @@ def test_a_time_limit_fails_that_request_alone(gate: Gate) -> None:
     compilation = engine.structures.compiler.compile(Structure("regex", "slow"))
     compilation.future.result(60)
     assert engine.structures.compiler.compile(Structure("regex", "slow")) is compilation and compilation.over
+
+
+def test_stuck_structures_do_not_block_those_behind_them(gate: Gate) -> None:
+    now = [0.0]
+    compiler = GrammarCompiler(lambda: BYTES, seconds=5.0, clock=lambda: now[0])
+    stuck = [compiler.compile(Structure("regex", f"slow{place}")) for place in range(THREADS)]
+    behind = compiler.compile(Structure("regex", "quick"))
+    while any(one._begun is None for one in stuck):
+        time.sleep(0.001)
+    assert not behind.over
+    now[0] = 5.5
+    assert all(one.over for one in stuck)
+    behind.over  # noqa: B018 (asking gives it its turn)
+    assert behind.future.result(60) is behind.result()
+    gate.open.set()
+
+
+def test_who_waits_too_long_for_a_thread_is_told_and_may_try_again(gate: Gate) -> None:
+    now = [0.0]
+    compiler = GrammarCompiler(lambda: BYTES, seconds=5.0, clock=lambda: now[0])
+    for place in range(THREADS + SPARE):
+        now[0] += 5.5  # those before are late
+        task = compiler.compile(Structure("regex", f"slow{place}"))
+        while task._begun is None:
+            time.sleep(0.001)
+    behind = compiler.compile(Structure("regex", "quick"))
+    assert not behind.over
+    now[0] += WAITING + 1
+    assert behind.over
+    with pytest.raises(GrammarError, match="kept it waiting"):
+        behind.result()
+    assert compiler.compile(Structure("regex", "quick")) is behind and not behind.over
+    gate.open.set()
+    assert behind.future.result(60) is behind.result()
 
 
 def test_a_held_request_can_be_cancelled_and_expire(gate: Gate) -> None:
