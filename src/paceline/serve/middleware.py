@@ -31,6 +31,7 @@ class RequestIds:
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._in_use: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +39,10 @@ class RequestIds:
             return
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(16)
-        scope.setdefault("state", {})["request_id"] = request_id
+        # Clients may send one id with calls side by side; the engine's requests need names of their own.
+        name = request_id if request_id not in self._in_use else f"{request_id}-{secrets.token_hex(8)}"
+        self._in_use.add(name)
+        scope.setdefault("state", {})["request_id"] = name
         begun, status = time.perf_counter(), 0
 
         async def respond(message: Message) -> None:
@@ -51,6 +55,7 @@ class RequestIds:
         try:
             await self._app(scope, receive, respond)
         finally:
+            self._in_use.discard(name)
             self._metrics.responded(status)
             # The path is decoded by now: a line break in it must not look like another line of the log.
             path = quote(scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
