@@ -236,7 +236,13 @@ class Engine:
                 if step is None:
                     break
                 self._note_preempted(step)
-                if device.launch(step, self.runner):
+                try:
+                    launched = device.launch(step, self.runner)
+                except torch.OutOfMemoryError:
+                    device.give_up_repeating()
+                    self._start_over()
+                    return True
+                if launched:
                     self._note_scheduled(step, self.clock())
                 else:
                     self._ahead = self.runner.prepare(step)

@@ -3,6 +3,7 @@ device does not wait while the host books tokens and plans."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.runner import Runner
 
+log = logging.getLogger("paceline.engine")
 AHEAD = 2
 """Steps that are launched and not booked yet, at most."""
 ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
@@ -63,7 +65,8 @@ class DeviceSteps:
         return scheduler.schedule(repeat)
 
     def launch(self, step: Step, runner: Runner) -> bool:
-        """False: nothing was launched, the step needs the host or finds no memory."""
+        """False: nothing was launched, the step needs the host or finds no memory. A repeated one that finds none
+        raises torch.OutOfMemoryError."""
         if step.repeated and self.decoder is not None:
             self.launched.append(self.decoder.launch(step))
             return True
@@ -77,6 +80,12 @@ class DeviceSteps:
         except torch.OutOfMemoryError:
             return False
         return True
+
+    def give_up_repeating(self) -> None:
+        """There was no memory to capture a repeated step: one that was planned can only be planned anew."""
+        log.warning("no memory to capture repeated steps: tokens are decoded one step at a time from now on, which is "
+                    "slower; give the cache fewer kv_blocks")
+        self.decoder = None
 
     def read(self) -> list[list[int]]:
         """Per group the tokens that the oldest step drew. Waits for them."""

@@ -15,7 +15,7 @@ from paceline.cache.storage import KVStorage
 from paceline.engine.device import free_running
 from paceline.engine.graphs import Graphs
 from paceline.engine.runner import Batch
-from paceline.engine.seats import DeviceSeats, send
+from paceline.engine.seats import DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
@@ -127,7 +127,7 @@ class DraftGraphs:
         """Per group what it draws, its accepted path moved into place; None: it draws nothing. Waits for the device."""
         assert self._seats is not None
         groups = batch.step.groups
-        controls = self._seats.take([group.seq for group in groups])
+        controls = self._seats.take(drawing(groups))
         captured = self._fill(batch, wanted, controls)
         captured.replay()
         drawn, packed = (part.cpu().numpy() for part in captured.out)

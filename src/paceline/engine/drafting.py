@@ -13,7 +13,6 @@ from paceline.engine.decide import Decision
 from paceline.engine.metrics import StepTimes
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import Step
-from paceline.errors import PacelineError
 from paceline.speculation.control import Controller
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.spec import Speculation
@@ -111,7 +110,7 @@ class Drafting:
         begun = self._clock()
         try:
             tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
-        except PacelineError:  # the target will meet it, and say so
+        except Exception:  # the target will meet it, and say so
             return None
         self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
         return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None

@@ -52,16 +52,18 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            launch()  # what this compiles must not be compiled inside a capture
-            torch.cuda.synchronize(self.device)
-            # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time.
-            graph.capture_begin(pool=self._pool)
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                launch()  # what this compiles must not be compiled inside a capture
+                torch.cuda.synchronize(self.device)
+                # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time.
+                graph.capture_begin(pool=self._pool)
+                try:
+                    launch()
+                finally:
+                    graph.capture_end()
+        finally:  # without memory too: what was launched shares scratch with whatever runs instead
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return graph.replay
 
 

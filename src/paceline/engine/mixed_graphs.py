@@ -15,7 +15,7 @@ from paceline.cache.storage import KVStorage
 from paceline.engine.graphs import Graphs, power
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
-from paceline.engine.seats import DeviceSeats, send
+from paceline.engine.seats import DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
@@ -102,16 +102,17 @@ class MixedGraphs:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         """Run a step that draws its tokens by itself."""
-        self._storage.apply(batch.step.moves, batch.step.copies)
-        return self.draw(batch)
+        return self.draw(batch, moved=False)
 
     @torch.inference_mode()
-    def draw(self, batch: Batch) -> Launched:
-        """The same where moves and copies have been carried out."""
+    def draw(self, batch: Batch, moved: bool = True) -> Launched:
+        """The same; `moved`: its moves and copies have been carried out."""
         step = batch.step
-        controls = self._seats.take([group.seq for group in step.groups])
+        controls = self._seats.take(drawing(step.groups))
         wanted, first = logit_rows(step.groups, batch.layout.offsets)
         captured = self._filled(batch, wanted, controls)
+        if not moved:  # once there is memory for the step: who runs it otherwise moves by itself, and once is enough
+            self._storage.apply(step.moves, step.copies)
         launched = Launched(step, self._graphs.device)
         captured.replay()
         launched.drawn(captured.out[0][None, :max(1, len(wanted))], first)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from paceline.engine.sequence import Sequence
+from paceline.engine.step import RowGroup
 from paceline.sampling.device.sampler import DeviceSampler
 from paceline.sampling.device.state import Controls, DeviceState, Seated
 
@@ -36,6 +37,13 @@ class DeviceSeats:
                 fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[-1]))
         self.state.assign(fresh)
         return self.state.controls([seq.allocation.seat for seq in sequences])
+
+
+def drawing(groups: Seq[RowGroup]) -> list[Sequence]:
+    """Whose draws a step decides: not those in the middle of their prompts, nor those who have ended since it was
+    planned. Their rows run all the same and what they yield is dropped."""
+    return [group.seq for group in groups
+            if group.logits_from < len(group.tokens) and group.seq.allocation is not None]
 
 
 def send(values: np.ndarray, target: torch.Tensor) -> None:

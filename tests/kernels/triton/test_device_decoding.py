@@ -154,3 +154,44 @@ def test_whose_next_token_the_host_must_know_waits_for_those_in_flight(device: t
     for ours, theirs in zip(llm.records, plain.records):  # type: ignore[attr-defined]
         assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids and ours.error is None
         assert len(ours.prompt_logprobs or []) == len(theirs.prompt_logprobs or [])
+
+
+@pytest.mark.parametrize("newcomer", ["drafted", "scored"])
+@pytest.mark.parametrize("ends", ["cancelled", "by itself"])
+def test_who_ends_between_plan_and_run_takes_nobody_along(device: torch.device, newcomer: str, ends: str) -> None:
+    """A newcomer that needs the host makes the next step one that waits; meanwhile somebody in it ends."""
+    long_prompt = PROMPTS[2] * 2
+    more: dict[str, Any] = {"logprobs": 1} if newcomer == "scored" else {}
+    speculation = "ngram" if newcomer == "drafted" else None
+    rest = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    asked = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0, **more)
+    plain = made(device, "reference", max_batch_tokens=16)
+    wanted = [out.outputs[0].token_ids for out in plain.generate([PROMPTS[1], long_prompt], [rest, asked])]
+    engine = made(device, "triton", repeat=2, max_batch_tokens=16).engine
+    first = engine.add(PROMPTS[0], SamplingParams(max_tokens=8 if ends == "cancelled" else 4, ignore_eos=True,
+                                                  temperature=0.0))
+    others = [engine.add(PROMPTS[1], rest)]
+    engine.step()
+    others.append(engine.add(long_prompt, asked, speculation=speculation))
+    engine.step()
+    if ends == "cancelled":
+        engine.cancel(first)
+    while engine.has_work:
+        engine.step()
+    for name, tokens in zip(others, wanted):
+        out = engine.take(name).snapshot()
+        assert out.error is None and out.outputs[0].token_ids == tokens
+    assert engine.cache.usage().used == 0
+
+
+def test_a_burst_without_memory_is_decoded_step_by_step(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [SamplingParams(max_tokens=9, ignore_eos=True, **wish) for wish in WISHES]
+    llm = made(device, "triton")
+    decoder = llm.engine._device_steps.decoder
+
+    def no_memory(step: Any) -> Any:
+        raise torch.OutOfMemoryError("simulated")
+
+    monkeypatch.setattr(decoder, "launch", no_memory)
+    assert texts(llm, params) == texts(made(device, "reference"), params)
+    assert llm.engine._device_steps.decoder is None
