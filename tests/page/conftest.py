@@ -31,8 +31,9 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert "Traceback" not in made.log()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Not for a whole session: while it lives this thread has a running event loop, and asyncio.run refuses."""
     steering = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
