@@ -3,7 +3,6 @@ replay, and what comes back is a few integers. The same forwards without the dra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -12,19 +11,17 @@ import torch
 
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
+from paceline.engine.captured import Captured, CapturedForward
 from paceline.engine.device import free_running
 from paceline.engine.graphs import Graphs
 from paceline.engine.runner import Batch
 from paceline.engine.seats import DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
-from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads
 from paceline.kernels.paths import ancestry
 from paceline.kernels.triton import attention
 from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
-from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, activations
+from paceline.models.interface import CausalLM
 from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import Controls
 from paceline.speculation.device import DeviceVerifier, PackedDrafts
@@ -60,15 +57,6 @@ class _Inputs:
                 self.data[rows + draws:])
 
 
-@dataclass(slots=True)
-class _Captured:
-    rows: DeviceRows
-    inputs: _Inputs
-    out: list[torch.Tensor]
-    """Logits; or what was drawn, then the verdicts."""
-    replay: Callable[[], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What a group's draft came to on the device. chosen: what the target draws after each of its rows."""
@@ -83,16 +71,10 @@ class DraftGraphs:
     def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
                  graphs: Graphs, seats: DeviceSeats | None = None) -> None:
         """`tables`: the cache's block tables by seat. Without `seats` nothing is drawn here."""
-        self._model = model
-        self._kernels = kernels
-        self._storage = storage
+        self._forward = CapturedForward(model, kernels, storage, tables, graphs.device)
         self._graphs = graphs
         self._seats = seats
-        config = model.config
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._groups, width = tables[0].shape
-        self._tables = [torch.zeros((self._groups, width), dtype=torch.int32, device=graphs.device) for _ in tables]
-        self._captured: dict[tuple[int, int, int, Controls | None], _Captured] = {}
+        self._captured: dict[tuple[int, int, int, Controls | None], Captured[_Inputs]] = {}
         self._sampler: DeviceSampler | None = None
         self._verifier: DeviceVerifier | None = None
         self._compactions: list[PathCompaction] = []
@@ -149,7 +131,7 @@ class DraftGraphs:
             first += size
         return found
 
-    def _fill(self, batch: Batch, wanted: Seq[int], controls: Controls | None) -> _Captured:
+    def _fill(self, batch: Batch, wanted: Seq[int], controls: Controls | None) -> Captured[_Inputs]:
         """The captured step that takes this one, its inputs on their way."""
         layout, groups = batch.layout, batch.step.groups
         count, views = layout.rows, len(layout.views)
@@ -173,20 +155,12 @@ class DraftGraphs:
             by_draw[2, :len(wanted)] = by_row[1, list(wanted)] + 1
             _place_drafts(groups, by_draw[3], offsets)
         send(inputs.data.numpy(), captured.inputs.data)
-        send(captured.rows.shape.pack(layout), captured.rows.data)
-        for table, view in zip(self._tables, layout.views):
-            height, pages = view.tables.shape
-            send(view.tables.numpy().astype(np.int32), table[:height, :pages])
+        self._forward.fill(captured.rows, layout)
         return captured
 
-    def _capture(self, rows: int, draws: int, depth: int, controls: Controls | None) -> _Captured:
-        device = self._graphs.device
-        shape = self._shape(rows, depth)
-        place = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
-        place.group.fill_(-1)
-        place.positions.fill_(-1)
-        views = len(self._tables)
-        data = torch.zeros(_Inputs.size(rows, draws, views), dtype=torch.int64, device=device)
+    def _capture(self, rows: int, draws: int, depth: int, controls: Controls | None) -> Captured[_Inputs]:
+        place, views = self._forward.room(self._shape(rows, depth)), self._forward.views
+        data = torch.zeros(_Inputs.size(rows, draws, views), dtype=torch.int64, device=self._graphs.device)
         inputs = _Inputs(data, rows, draws, views)
         by_row, by_draw, _ = inputs.parts()
         by_row[2:].fill_(-1)
@@ -199,15 +173,16 @@ class DraftGraphs:
         def launch() -> None:
             out[:] = self._step(inputs, place, controls)
 
-        return _Captured(place, inputs, out, self._graphs.capture(launch))
+        return Captured(place, inputs, out, self._graphs.capture(launch))
 
     def _shape(self, rows: int, depth: int) -> RowsShape:
-        heads, dtype = self._heads, activations(self._model, self._graphs.device)
-        tile_rows, chunk_rows = attention.tile_rows(self._kernels.tuning(dtype, heads.dim), heads.query // heads.keys)
+        forward, heads = self._forward, self._forward.heads
+        tile_rows, chunk_rows = attention.tile_rows(forward.kernels.tuning(forward.dtype, heads.dim),
+                                                    heads.query // heads.keys)
         tile_rows = min(tile_rows, rows)
         lowest = min(tile_rows, TREE_ROWS) if depth else tile_rows
         # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
-        return RowsShape(rows, min(rows, min(rows, self._groups) + rows // lowest), tile_rows, depth,
+        return RowsShape(rows, min(rows, min(rows, forward.most_groups) + rows // lowest), tile_rows, depth,
                          chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
                          chunk_rows=chunk_rows)
 
@@ -218,21 +193,17 @@ class DraftGraphs:
             device = self._graphs.device
             self._sampler = DeviceSampler(self._seats.state, MOST_DRAWS)
             self._verifier = DeviceVerifier(MOST_DRAWS, WIDEST - 1, device)
-            storage = self._storage
+            storage = self._forward.storage
             self._compactions = [
                 PathCompaction([plane[layer] for plane in storage.planes for layer in group.layers])
-                for group in self._model.cache_groups]
+                for group in self._forward.model.cache_groups]
         self._sampler.prepare(controls)
 
     def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> list[torch.Tensor]:
-        model, kernels, storage, rows = self._model, self._kernels, self._storage, inputs.rows
+        forward = self._forward
         (tokens, positions, *slots), (wanted, seats, draws, parents), offsets = inputs.parts()
-        layout = Layout(positions, [0, rows], [0], [None], storage.block_size,
-                        [GroupView(table, own, group.window)
-                         for own, table, group in zip(slots, self._tables, model.cache_groups)], place)
-        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
-                          key_scales=storage.key_scales, value_scales=storage.value_scales)
-        logits = model.logits(model.forward(tokens, context).index_select(0, wanted), kernels)
+        hidden = forward.hidden(tokens, positions, slots, place)
+        logits = forward.model.logits(hidden.index_select(0, wanted), forward.kernels)
         if controls is None:
             return [logits]
         assert self._seats is not None and self._sampler is not None and self._verifier is not None

@@ -12,18 +12,16 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.captured import Captured, CapturedForward
 from paceline.engine.graphs import Graphs, power
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
 from paceline.engine.seats import DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
-from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads
 from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import DeviceRows
 from paceline.kernels.triton.stepping_device import fill_kernel, note_kernel
-from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, activations
+from paceline.models.interface import CausalLM
 from paceline.sampling.device.sampler import Rows
 from paceline.sampling.device.state import Controls
 
@@ -58,32 +56,15 @@ class _Inputs:
         return self.data[(3 + self.views) * self.rows:].view(3, -1)
 
 
-@dataclass(slots=True)
-class _Captured:
-    """A step with room for so many rows."""
-
-    rows: DeviceRows
-    inputs: _Inputs
-    out: list[torch.Tensor]
-    """Logits for the host, or the tokens drawn."""
-    replay: Callable[[], None]
-
-
 class MixedGraphs:
     """Runs steps without trees, taps or drafts."""
 
     def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
                  graphs: Graphs, seats: DeviceSeats) -> None:
-        self._model = model
-        self._kernels = kernels
-        self._storage = storage
+        self._forward = CapturedForward(model, kernels, storage, tables, graphs.device)
         self._graphs = graphs
         self._seats = seats
-        config = model.config
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._groups, width = tables[0].shape
-        self._tables = [torch.zeros((self._groups, width), dtype=torch.int32, device=graphs.device) for _ in tables]
-        self._captured: dict[tuple[int, int, Controls | None], _Captured] = {}
+        self._captured: dict[tuple[int, int, Controls | None], Captured[_Inputs]] = {}
 
     def takes(self, groups: Seq[RowGroup], rows: int) -> bool:
         """Whether a step of these groups, which has so many rows, can be replayed."""
@@ -112,13 +93,13 @@ class MixedGraphs:
         wanted, first = logit_rows(step.groups, batch.layout.offsets)
         captured = self._filled(batch, wanted, controls)
         if not moved:  # once there is memory for the step: who runs it otherwise moves by itself, and once is enough
-            self._storage.apply(step.moves, step.copies)
+            self._forward.storage.apply(step.moves, step.copies)
         launched = Launched(step, self._graphs.device)
         captured.replay()
         launched.drawn(captured.out[0][None, :max(1, len(wanted))], first)
         return launched
 
-    def _filled(self, batch: Batch, wanted: list[int], controls: Controls | None) -> _Captured:
+    def _filled(self, batch: Batch, wanted: list[int], controls: Controls | None) -> Captured[_Inputs]:
         """The captured step that takes this one, with its inputs on their way."""
         layout = batch.layout
         count, drawn, views = layout.rows, len(wanted), len(layout.views)
@@ -139,10 +120,7 @@ class MixedGraphs:
             by_logit[1, :drawn] = batch.row_seats[wanted]
             by_logit[2, :drawn] = by_row[1, wanted] + 1
         send(data, captured.inputs.data)
-        send(captured.rows.shape.pack(layout), captured.rows.data)
-        for table, view in zip(self._tables, layout.views):
-            groups, pages = view.tables.shape
-            send(view.tables.numpy().astype(np.int32), table[:groups, :pages])
+        self._forward.fill(captured.rows, layout)
         return captured
 
     def captures(self, most_rows: int) -> list[Callable[[], object]]:
@@ -152,7 +130,7 @@ class MixedGraphs:
         return [partial(self._for, rows, min(drawn, rows), Controls())
                 for rows in sizes for drawn in (self._seats.most_rows, LOGIT_ROWS[1])]
 
-    def _for(self, count: int, drawn: int, controls: Controls | None) -> _Captured:
+    def _for(self, count: int, drawn: int, controls: Controls | None) -> Captured[_Inputs]:
         """The step for so many rows and tokens drawn."""
         rows = next(size for size in ROWS if size >= count)
         logits = min(next(size for size in LOGIT_ROWS if size >= drawn), self._seats.most_rows)
@@ -161,13 +139,10 @@ class MixedGraphs:
             captured = self._captured[rows, logits, controls] = self._capture(rows, logits, controls)
         return captured
 
-    def _capture(self, rows: int, logits: int, controls: Controls | None) -> _Captured:
-        device = self._graphs.device
-        shape = self._kernels.mixed_shape(rows, min(rows, self._groups), self._heads, activations(self._model, device))
-        place = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
-        place.group.fill_(-1)
-        place.positions.fill_(-1)
-        views = len(self._tables)
+    def _capture(self, rows: int, logits: int, controls: Controls | None) -> Captured[_Inputs]:
+        forward, device, views = self._forward, self._graphs.device, self._forward.views
+        place = forward.room(forward.kernels.mixed_shape(rows, min(rows, forward.most_groups), forward.heads,
+                                                         forward.dtype))
         size = _Inputs.size(rows, views, logits)
         inputs = _Inputs(torch.zeros(size, dtype=torch.int64, device=device), rows, views)
         inputs.by_row[3:].fill_(-1)
@@ -179,23 +154,19 @@ class MixedGraphs:
         def launch() -> None:
             out[:] = [self._step(inputs, place, controls)]
 
-        return _Captured(place, inputs, out, self._graphs.capture(launch))
+        return Captured(place, inputs, out, self._graphs.capture(launch))
 
     def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> torch.Tensor:
         """Logits, or with controls the tokens drawn [logits] int32."""
-        model, kernels, storage, rows = self._model, self._kernels, self._storage, inputs.rows
+        forward, rows = self._forward, inputs.rows
         tokens, positions, seats, *slots = inputs.by_row
         last = self._seats.state.last_tokens
         fill_kernel[(-(-rows // BLOCK),)](tokens, seats, last, rows, BLOCK=BLOCK)
-        layout = Layout(positions, [0, rows], [0], [None], storage.block_size,
-                        [GroupView(table, own, group.window)
-                         for own, table, group in zip(slots, self._tables, model.cache_groups)], place)
-        wanted, drawing, draws = inputs.by_logit
-        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups, leaving=wanted,
-                          key_scales=storage.key_scales, value_scales=storage.value_scales)
-        logits = model.logits(model.forward(tokens, context), kernels)
+        wanted, owners, draws = inputs.by_logit
+        hidden = forward.hidden(tokens, positions, slots, place, leaving=wanted)
+        logits = forward.model.logits(hidden, forward.kernels)
         if controls is None:
             return logits
-        drawn = self._seats.sampler.sample(logits, Rows(drawing.to(torch.int32), draws), controls)
-        note_kernel[(1,)](drawn.tokens, drawing, last, len(wanted), BLOCK=power(len(wanted)))
+        drawn = self._seats.sampler.sample(logits, Rows(owners.to(torch.int32), draws), controls)
+        note_kernel[(1,)](drawn.tokens, owners, last, len(wanted), BLOCK=power(len(wanted)))
         return drawn.tokens

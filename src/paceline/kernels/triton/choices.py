@@ -42,13 +42,13 @@ NORM_INSIDE = 2048
 """Up to so many columns a norm is computed by every program of a single row's product, which saves a launch; longer
 rows take each of them longer than a launch takes."""
 PIECE = 1024
-"""Columns of a piece in deterministic mode: part of what defines the bits."""
+"""Columns of a piece of a matrix with few rows."""
 
 
 def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic: bool, gated: bool) -> Product:
     """`size`: outputs, of a gated product after gating."""
     if deterministic:
-        return _fixed_order(rows, size, inputs, dtype)
+        return _fixed_order(rows, size, inputs, dtype, gated)
     if rows == 1:
         return _row(size, inputs)
     if rows <= SKINNY_ROWS and dtype != torch.float32:
@@ -71,7 +71,7 @@ def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
     # gated product or a head saves a launch beside the vendor's, which else is level with tiles from 32 rows on.
     width = max(16, 1 << (rows - 1).bit_length())
     if inputs >= 8192:
-        return Product(Way.TILES, 64, width, 128, 4, 4, -(-inputs // 512) * 128, True) if rows <= 32 else VENDOR
+        return Product(Way.TILES, 64, width, 128, 4, 4, _quarter(inputs), True) if rows <= 32 else VENDOR
     if inputs >= 2048:
         if gated or (size >= 65536 and rows > 32):
             return Product(Way.TILES, 128, width, 64, 4, 4)
@@ -88,14 +88,29 @@ def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
     return Product(Way.TILES, 16, width, 256, 4, 3) if inputs >= 1024 else Product(Way.TILES, 64, width, 64, 4, 6)
 
 
-def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype) -> Product:
+def _quarter(inputs: int) -> int:
+    """Columns of a piece that make four of them, whole blocks each."""
+    return -(-inputs // 512) * 128
+
+
+def _fixed_piece(size: int, inputs: int) -> int:
+    """Part of what defines the bits in deterministic mode, so a function of the matrix alone: long rows are cut, and
+    those of matrices that have too few rows to keep the memory busy with one program a tile."""
+    if inputs >= 8192:
+        return _quarter(inputs)
+    return PIECE if size < 8192 else 0
+
+
+def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: bool) -> Product:
     """The instruction and the pieces of K are the same for every number of rows; only how many tiles run side by side
     differs, which changes no sum."""
+    piece = _fixed_piece(size, inputs)
     if dtype == torch.float32:
-        return Product(Way.TILES, 32, 16, 32, 4, 2, PIECE)
+        return Product(Way.TILES, 32, 16, 32, 4, 2, piece)
     width = min(128, max(16, 1 << (rows - 1).bit_length()))
-    pieces = -(-inputs // PIECE)
-    tiles = -(-size // 64) * -(-rows // width)
     if rows > SKINNY_ROWS:
-        return Product(Way.TILES, 128, width, 64, 8, 3, PIECE)
-    return Product(Way.TILES, 64, width, 128, 4, 4 if width <= 32 else 3, PIECE, apart=pieces > 1 and tiles < 528)
+        return Product(Way.TILES, 128, width, 64, 8, 3, piece)
+    if gated and piece == 0:
+        return Product(Way.TILES, 128, width, 64, 4, 4, piece)
+    apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 528
+    return Product(Way.TILES, 64, width, 128, 4, 4 if width <= 32 else 3, piece, apart)
