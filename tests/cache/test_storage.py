@@ -7,6 +7,7 @@ import torch
 
 from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
 
 GROUPS = (CacheGroup("full", (0, 2), kv_heads=2, head_dim=16),
@@ -58,3 +59,37 @@ def test_bytes_count_the_scales(dtype: torch.dtype, vector: int) -> None:
     storage = KVStorage(GROUPS, [5, 4], 4, dtype, CPU)
     assert bytes_per_token(GROUPS, dtype) == 2 * (2 * 2 + 1) * vector
     assert storage.bytes == 2 * vector * (2 * 2 * 5 * 4 + 1 * 4 * 4)
+
+
+LATENT = CacheGroup("latent", (0, 1), kv_heads=1, head_dim=24, latent=16)
+SHARED = CacheGroup("shared", (2, 3), kv_heads=2, head_dim=8, readers=((4, 3), (5, 2)))
+
+
+def test_the_values_of_a_latent_group_are_the_beginning_of_its_keys() -> None:
+    """d_c + d_r elements a token and layer, and not one more."""
+    storage = KVStorage([LATENT], [5], 4, torch.float32, CPU)
+    assert LATENT.bytes_per_token(4) == 2 * 24 * 4
+    assert storage.bytes == bytes_per_token([LATENT], torch.float32) * 5 * 4
+    storage.keys[1][7] = torch.arange(24.0)
+    assert torch.equal(storage.values[1][7, 0], torch.arange(16.0))
+    storage.apply([SlotMove(0, 7, 6)], [BlockCopy(0, 1, 3)])
+    assert torch.equal(storage.keys[1][14, 0], torch.arange(24.0))
+    assert torch.equal(storage.values[1][6, 0], torch.arange(16.0)) and not storage.keys[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_latent_cache_in_8_bits_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=r"latent.*float16"):
+        KVStorage([LATENT], [5], 4, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_layers_that_read_anothers_cache_take_no_room(dtype: torch.dtype) -> None:
+    storage = KVStorage([SHARED], [4], 4, dtype, CPU)
+    vector = 8 * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+    assert SHARED.bytes_per_token(dtype.itemsize, 4 if dtype == torch.int8 else 0) == 2 * 2 * 2 * vector
+    for plane in (storage.keys, storage.values):
+        assert plane[4] is plane[3] and plane[5] is plane[2]
+    assert storage.key_scales.get(4) is storage.key_scales.get(3)
+    assert len({plane.data_ptr() for plane in storage.planes[0]}) == len(storage.planes[0])
+    assert sum(plane.numel() * plane.element_size() for plane in storage.planes[0]) == 2 * 2 * 2 * vector * 4 * 4

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.reference.quantised import LARGEST, as_bytes
 
@@ -26,6 +27,9 @@ class KVStorage:
     8-bit caches hold a float32 scale a token and head beside them, [slots, kv_heads], in key_scales and value_scales;
     for other dtypes those are empty. Zeroed at start and never holding anything but finite values of finished
     forwards; block 0 stays zero.
+
+    keys, values and their scales are how layers see the cache: the values of a latent group are views of its keys, and
+    a layer that reads another one's cache sees that one's tensors. What there is to copy is in `planes`.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int,
@@ -34,43 +38,60 @@ class KVStorage:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.dtype = dtype
+        self.device = device
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.key_scales: dict[int, torch.Tensor] = {}
         self.value_scales: dict[int, torch.Tensor] = {}
+        self.planes: list[list[torch.Tensor]] = []
+        """Of each group the tensors that hold its tokens, each memory once, contiguous, slots first."""
         for group, blocks in zip(self.groups, num_blocks, strict=True):
-            shape = (blocks * block_size, group.kv_heads, group.head_dim)
-            for layer in group.layers:
-                self.keys[layer] = _zeros(shape, dtype, device)
-                self.values[layer] = _zeros(shape, dtype, device)
-                if dtype in LARGEST:
-                    self.key_scales[layer] = _zeros(shape[:2], SCALE, device)
-                    self.value_scales[layer] = _zeros(shape[:2], SCALE, device)
-        self.planes = [plane for plane in (self.keys, self.values, self.key_scales, self.value_scales) if plane]
-        self.device = device
+            self.planes.append([plane for layer in group.layers
+                                for plane in self._allocate(group, layer, blocks * block_size)])
+            for layer, owner in group.readers:
+                for seen in (self.keys, self.values, self.key_scales, self.value_scales):
+                    if owner in seen:
+                        seen[layer] = seen[owner]
+
+    def _allocate(self, group: CacheGroup, layer: int, slots: int) -> list[torch.Tensor]:
+        shape = (slots, group.kv_heads, group.head_dim)
+        if group.latent is not None:
+            if self.dtype in LARGEST:
+                raise ConfigError(f"A latent cache (MLA) holds 16- or 32-bit floats, not {self.dtype}: use "
+                                  "kv_dtype='auto', 'float16' or 'bfloat16'.")
+            keys = self.keys[layer] = _zeros(shape, self.dtype, self.device)
+            self.values[layer] = keys[..., :group.latent]
+            return [keys]
+        planes = []
+        for codes, scales in ((self.keys, self.key_scales), (self.values, self.value_scales)):
+            codes[layer] = _zeros(shape, self.dtype, self.device)
+            planes.append(codes[layer])
+            if self.dtype in LARGEST:
+                scales[layer] = _zeros(shape[:2], SCALE, self.device)
+                planes.append(scales[layer])
+        return planes
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for plane in self.planes for t in plane.values())
+        return sum(plane.numel() * plane.element_size() for planes in self.planes for plane in planes)
 
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
         """Moves first, then copies: a block may be shared right after a path was compacted into it."""
-        for index, group in enumerate(self.groups):
+        for index, planes in enumerate(self.planes):
             slots = [(move.source, move.target) for move in moves if move.group == index]
-            self._transfer(group, slots)
+            self._transfer(planes, slots)
             blocks = [(copy.source, copy.target) for copy in copies if copy.group == index]
             size = self.block_size
-            self._transfer(group, [(s * size + i, t * size + i) for s, t in blocks for i in range(size)])
+            self._transfer(planes, [(s * size + i, t * size + i) for s, t in blocks for i in range(size)])
 
-    def _transfer(self, group: CacheGroup, pairs: list[tuple[int, int]]) -> None:
+    def _transfer(self, planes: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if not pairs:
             return
         source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
-        for plane in self.planes:
-            for layer in group.layers:
-                # Gather into a fresh tensor, then scatter: sources and targets overlap.
-                values = as_bytes(plane[layer])
-                values[target] = values[source]
+        for plane in planes:
+            # Gather into a fresh tensor, then scatter: sources and targets overlap.
+            values = as_bytes(plane)
+            values[target] = values[source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

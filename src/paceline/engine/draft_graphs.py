@@ -194,9 +194,7 @@ class DraftGraphs:
             self._sampler = DeviceSampler(self._seats.state, MOST_DRAWS)
             self._verifier = DeviceVerifier(MOST_DRAWS, WIDEST - 1, device)
             storage = self._forward.storage
-            self._compactions = [
-                PathCompaction([plane[layer] for plane in storage.planes for layer in group.layers])
-                for group in self._forward.model.cache_groups]
+            self._compactions = [PathCompaction(planes) for planes in storage.planes]
         self._sampler.prepare(controls)
 
     def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> list[torch.Tensor]:

@@ -15,9 +15,9 @@ from paceline.kernels.operands import KVCache
 
 @dataclass(slots=True)
 class Forward:
-    """One pass over the rows of `layout`. keys and values hold each layer's cache [slots, kv_heads, head_dim];
-    layout.views[i] belongs to groups[i]. key_scales and value_scales [slots, kv_heads] are there for 8-bit caches
-    only.
+    """One pass over the rows of `layout`. keys and values hold each layer's cache [slots, kv_heads, head_dim], as
+    KVStorage shows it; layout.views[i] belongs to groups[i]. key_scales and value_scales [slots, kv_heads] are there
+    for 8-bit caches only.
 
     Taps: `tapped[i]` becomes the residual stream [N, h] that enters layer i, for i = number of layers the one that
     leaves the last layer, before the final norm.
@@ -44,7 +44,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         self._views = {layer: view for group, view in zip(self.groups, self.layout.views, strict=True)
-                       for layer in group.layers}
+                       for layer in (*group.layers, *(reader for reader, _ in group.readers))}
 
     def view(self, layer: int) -> GroupView:
         """The cache group of a layer as this step sees it."""
