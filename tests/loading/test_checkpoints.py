@@ -255,7 +255,7 @@ def test_qwen_rows_are_stored_as_they_are(tmp_path: Path) -> None:
     assert checkpoint.config["tie_word_embeddings"] is False and checkpoint.config["attention_bias"] is True
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_packed_rows_are_in_the_order_of_the_tensor(tmp_path: Path, kind: str) -> None:
     from paceline.models.load.dequant import dequantize
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors=gguf_layer(kind)))
@@ -300,11 +300,11 @@ def test_llama3_frequency_factors_are_announced_and_exposed(tmp_path: Path) -> N
 
 
 def test_an_unreadable_type_fails_only_when_the_tensor_is_taken(tmp_path: Path) -> None:
-    tensors = {"token_embd.weight": (random(8, 32), "F32"), "output.weight": (random(8, 32), "Q5_0")}
+    tensors = {"token_embd.weight": (random(8, 32), "F32"), "output.weight": (random(8, 256), "TQ2_0")}
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors=tensors))
     assert Weights(checkpoint).take("model.embed_tokens.weight", (8, 32)).shape == (8, 32)
-    with pytest.raises(ModelFormatError, match=r"'lm_head\.weight' is stored as Q5_0"):
-        Weights(checkpoint).take("lm_head.weight", (8, 32))
+    with pytest.raises(ModelFormatError, match=r"'lm_head\.weight' is stored as TQ2_0.*Q4_K"):
+        Weights(checkpoint).take("lm_head.weight", (8, 256))
 
 
 def test_gguf_revision_tells_contents_apart(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
+from paceline.models.load.dequant import SUPPORTED
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -209,7 +210,7 @@ class GGUFFile:
             block = BLOCK_FORMATS.get(code)
             if block is None:
                 raise ModelFormatError(f"{where} in {self.path} has the unknown type {code}: the file is corrupt or "
-                                       "newer than this version; convert it to Q8_0 or F16.")
+                                       f"newer than this version, which reads {', '.join(SUPPORTED)}.")
             if shape[-1] % block.elements:
                 raise ModelFormatError(f"{where} in {self.path} has rows of {shape[-1]} values, which {block.name} "
                                        f"cannot hold (blocks of {block.elements}): download the file again.")
