@@ -161,6 +161,28 @@ def test_echo_and_the_older_log_probabilities(client: openai.OpenAI, offline: LL
     assert all(len(top) <= 2 for top in scores.top_logprobs[1:])
 
 
+def test_streamed_completions_with_log_probabilities_and_usage(client: openai.OpenAI) -> None:
+    asked: Any = {"model": NAME, "prompt": ["The quick brown fox", "héllo wörld"], "max_tokens": 10, "n": 2, "seed": 5,
+                  "logprobs": 3}
+    whole = client.completions.create(**asked)
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    last = chunks.pop()
+    assert last.choices == []
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens and last.usage.completion_tokens == 40
+    assert all(chunk.usage is None and chunk.id == last.id for chunk in chunks)
+    texts, scores, reasons = [""] * 4, [{} for _ in range(4)], [None] * 4
+    for choice in [choice for chunk in chunks for choice in chunk.choices]:
+        assert reasons[choice.index] is None, "nothing comes of a sample after its end"
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+        for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+            scores[choice.index].setdefault(name, []).extend(values)
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert scores == [choice.logprobs.model_dump() for choice in whole.choices]
+    assert all(len(one["tokens"]) == 10 for one in scores)
+
+
 def test_scoring_a_prompt_without_going_on(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=NAME, prompt="The quick brown", max_tokens=0, echo=True, logprobs=1)
     assert answer.choices[0].text == "The quick brown"
