@@ -201,7 +201,7 @@ def native_threads(options: EngineOptions) -> int:
 
 
 def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> bool:
-    """Native code runs what the file itself stores in blocks; rounding a model that is stored in floats has to be
+    """Native code runs what the file itself stores in few bits; rounding a model that is stored in floats has to be
     asked for (kernels="native" or quantization)."""
     if options.kernels == "native":
         if device.type != "cpu":
@@ -216,9 +216,10 @@ def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         return False
     if options.kv_dtype == "bfloat16":
         return False
-    probe = next((checkpoint.packed(name) for name in PROBES if checkpoint.has(name)), None)
-    if probe is None or probe[0] not in FOUR_BITS | EIGHT_BITS:
-        return False
+    if not checkpoint.rounded:
+        probe = next((checkpoint.packed(name) for name in PROBES if checkpoint.has(name)), None)
+        if probe is None or probe[0] not in FOUR_BITS | EIGHT_BITS:
+            return False
     if native_library() is None:
         log.warning("running in torch: the native CPU kernels are not built (%s)", HOW_TO_BUILD)
         return False

@@ -20,6 +20,8 @@ class Checkpoint(ABC):
     path: Path
     config: dict[str, Any]
     """Keys of a Hugging Face config.json; `rope_theta` and `rope_scaling` are always flat keys (see flatten_rope)."""
+    rounded: bool = False
+    """Whether the layers' matrices are stored in 8 bits or fewer, whatever `packed` can make of them."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -71,6 +73,7 @@ class Checkpoint(ABC):
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a folder with config.json and safetensors, a .gguf file, or a folder that holds one .gguf file."""
     from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
+    from paceline.models.load.quantised.checkpoint import QuantisedFolder, quantization_config
     from paceline.models.load.safetensors_folder import SafetensorsFolder
 
     path = Path(path)
@@ -88,7 +91,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             raise ModelFormatError(f"{path} holds several GGUF files ({', '.join(file.name for file in found)}): "
                                    "name the one to load.")
         raise ModelFormatError(f"{path} has neither config.json nor a .gguf file: give the folder of a model.")
-    return SafetensorsFolder(path)
+    folder = SafetensorsFolder(path)
+    return QuantisedFolder(folder) if quantization_config(folder.config) else folder
 
 
 def flatten_rope(config: dict[str, Any]) -> None:

@@ -37,11 +37,6 @@ class SafetensorsFolder(Checkpoint):
         config = read_json(path / "config.json")
         if not isinstance(config, dict):
             raise ModelFormatError(f"{path / 'config.json'} does not hold an object: download it again.")
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unknown")
-            raise ModelFormatError(
-                f"{path / 'config.json'} has 'quantization_config' ({method}): this version reads plain float "
-                "safetensors; use the unquantised model, or a GGUF file with Q8_0, Q4_0 or Q4_1.")
         self.config = config
         flatten_rope(config)
         self._shards: dict[str, Any] = {}
@@ -114,9 +109,16 @@ class SafetensorsFolder(Checkpoint):
         stored = self.stored_type(name)
         if stored not in FLOAT_TYPES:
             raise ModelFormatError(f"tensor '{name}' in {self.path} is stored as {stored}; this version reads "
-                                   f"{', '.join(FLOAT_TYPES)}: use an unquantised model.")
+                                   f"{', '.join(FLOAT_TYPES)}, and others only where config.json has a "
+                                   "quantization_config that says what they stand for.")
+        return self.stored(name).to(dtype)
+
+    def stored(self, name: str) -> torch.Tensor:
+        """The tensor in the type it is stored as, integers included. Not to be written to."""
+        if name not in self._shard_of:
+            self._slice(name)
         tensor: torch.Tensor = self._open(self._shard_of[name]).get_tensor(name)
-        return tensor.to(dtype)
+        return tensor
 
     @cached_property
     def revision(self) -> str:

@@ -1,0 +1,95 @@
+"""compressed-tensors: integers or 8-bit floats with a scale a tensor, output channel or group of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from paceline.errors import ModelFormatError
+from paceline.models.load.quantised.codes import Codes, unpack_low_first
+from paceline.models.load.quantised.parts import Parts
+from paceline.models.load.quantised.settings import Settings
+
+FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
+_SCALES = ("F16", "BF16", "F32")
+
+
+class CompressedTensors:
+    """Scheme: `weight` int8 or float8 [out, in], or `weight_packed` int32 [out, in * bits / 32] with `weight_shape`;
+    weight_scale [1], [out, 1] or [out, groups]; weight_zero_point where it is not symmetric; weight_g_idx [in] where
+    groups are in order of activation. How activations are to be rounded is not the file's to say here."""
+
+    parts = ("weight_scale", "weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx",
+             "input_scale", "input_zero_point")
+
+    def __init__(self, settings: Settings) -> None:
+        settings.one_of("format", FORMATS)
+        schemes = [group.get("weights") for group in (settings.get("config_groups") or {}).values()
+                   if isinstance(group, Mapping)]
+        kinds = {_kind(weights, settings) for weights in schemes if isinstance(weights, Mapping)}
+        if len({bits for bits, _ in kinds}) != 1:
+            raise settings.refusal(f"{len(kinds)} kinds of weights in config_groups, where one is read")
+        if settings.get("sparsity_config", {}) and settings.get("sparsity_config").get("format", "dense") != "dense":
+            raise settings.refusal(f"sparsity format {settings.get('sparsity_config').get('format')!r}")
+        self._bits = next(iter(kinds))[0]
+
+    def shape(self, parts: Parts, module: str) -> tuple[int, int]:
+        if not parts.has(module, "weight_packed"):
+            rows, columns = parts.shape(module, "weight")
+            return rows, columns
+        rows, words = parts.shape(module, "weight_packed")
+        stored = [int(size) for size in parts.take(module, "weight_shape", (2,), ("I64", "I32"))]
+        if stored[0] != rows or -(-stored[1] * self._bits // 32) != words:
+            raise ModelFormatError(f"tensor '{module}.weight_shape' in {parts.folder.path} says {stored}, which "
+                                   f"'{module}.weight_packed' of shape {[rows, words]} cannot hold.")
+        return stored[0], stored[1]
+
+    def read(self, parts: Parts, module: str) -> Codes:
+        rows, columns = self.shape(parts, module)
+        scales = self._scales(parts, module, rows, columns)
+        if not parts.has(module, "weight_packed"):
+            codes = parts.take(module, "weight", (rows, columns), ("I8", "F8_E4M3"))
+            zeros = parts.take(module, "weight_zero_point", parts.folder.shape(f"{module}.weight_scale"), ("I8",)) \
+                if parts.has(module, "weight_zero_point") else None
+            zeros = None if zeros is None else zeros.reshape(-1, scales.shape[1]).expand(rows, -1)
+        else:
+            codes, zeros = self._packed(parts, module, rows, columns, scales.shape[1])
+        group_of = None
+        if parts.has(module, "weight_g_idx"):
+            group_of = parts.take(module, "weight_g_idx", (columns,), ("I32", "I64")).to(torch.int64)
+            if bool(((group_of < 0) | (group_of >= scales.shape[1])).any()):
+                raise ModelFormatError(f"tensor '{module}.weight_g_idx' in {parts.folder.path} names groups outside "
+                                       f"of the {scales.shape[1]} that there are: download it again.")
+        return Codes(codes, scales, zeros, group_of, self._bits)
+
+    def _packed(self, parts: Parts, module: str, rows: int, columns: int,
+                groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Signed numbers are stored from zero: what stands for 0 is 2^(bits - 1), plus the zero point."""
+        bits, middle = self._bits, 2 ** (self._bits - 1)
+        words = parts.take(module, "weight_packed", (rows, -(-columns * bits // 32)), ("I32",))
+        codes = unpack_low_first(words, bits, axis=1)[:, :columns]
+        zeros = torch.full((rows, groups), middle, dtype=torch.uint8)
+        if parts.has(module, "weight_zero_point"):
+            packed = parts.take(module, "weight_zero_point", (-(-rows * bits // 32), groups), ("I32",))
+            zeros = unpack_low_first(packed, bits, axis=0)[:rows]
+        return codes, zeros
+
+    def _scales(self, parts: Parts, module: str, rows: int, columns: int) -> torch.Tensor:
+        """[rows, groups], whatever the strategy."""
+        found = parts.folder.shape(f"{module}.weight_scale")
+        if found in ((), (1,)):
+            return parts.take(module, "weight_scale", found, _SCALES).reshape(1, 1).expand(rows, 1)
+        groups = found[1] if len(found) == 2 else 1
+        if groups < 1 or columns % groups:
+            groups = 1
+        return parts.take(module, "weight_scale", (rows, groups), _SCALES)
+
+
+def _kind(weights: Mapping[str, Any], settings: Settings) -> tuple[int, str]:
+    part = Settings(weights, settings.where)
+    kind = part.one_of("type", ("int", "float"), "int")
+    bits = part.one_of("num_bits", (4, 8) if kind == "int" else (8,))
+    part.one_of("strategy", ("tensor", "channel", "group"), "tensor")
+    return bits, kind

@@ -1,0 +1,46 @@
+"""What a quantization_config may say: read with care, refused with a sentence that lists what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ModelFormatError
+
+SUPPORTED = ("awq (4 bits, version gemm)", "gptq (4 or 8 bits, checkpoint_format gptq or gptq_v2)",
+             "compressed-tensors (int-quantized, float-quantized and pack-quantized weights of 4 or 8 bits, per "
+             "tensor, channel or group)", "bitsandbytes (8 bits)", "int8-outliers (written by `paceline quantize`)")
+
+
+class Settings:
+    """A quantization_config by its keys; every fault names the key."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self._raw = raw
+        self.where = where
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._raw.get(key, default)
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self._raw.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.refusal(f"{key} {value!r}, which is no whole number")
+        return value
+
+    def one_of(self, key: str, values: Sequence[Any], default: Any = None) -> Any:
+        value = self._raw.get(key)
+        value = default if value is None else value
+        if value not in values:
+            raise self.refusal(f"{key} {value!r}")
+        return value
+
+    def group_size(self) -> int:
+        size = self.number("group_size", -1)
+        if size != -1 and size < 1:
+            raise self.refusal(f"group_size {size}")
+        return size
+
+    def refusal(self, what: str) -> ModelFormatError:
+        return ModelFormatError(f"{self.where} has a quantization_config with {what}, which this version does not "
+                                f"read. It reads {'; '.join(SUPPORTED)}; and GGUF files.")
