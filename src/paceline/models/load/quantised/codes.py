@@ -77,7 +77,8 @@ def unpack_low_first(packed: torch.Tensor, bits: int, axis: int) -> torch.Tensor
     """int32 -> the values of `bits` bits that each holds, the lowest bits first, along `axis` (0 or 1), as uint8."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     parts: torch.Tensor = packed[:, None, :] >> shifts[None, :, None] if axis == 0 else packed[:, :, None] >> shifts
-    return (parts & (2 ** bits - 1)).to(torch.uint8).flatten(axis, axis + 1)
+    values: torch.Tensor = parts & (2 ** bits - 1)
+    return values.to(torch.uint8).flatten(axis, axis + 1)
 
 
 def pack_low_first(values: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
