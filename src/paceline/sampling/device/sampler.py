@@ -13,12 +13,14 @@ from paceline.kernels.triton.sampling.edits import edit_kernel
 from paceline.kernels.triton.sampling.logprobs import best_of_chunk_kernel, best_of_row_kernel, logprob_kernel
 from paceline.kernels.triton.sampling.rows import LOWEST
 from paceline.kernels.triton.sampling.threshold import threshold_kernel
-from paceline.kernels.triton.sampling.windows import TALLY, count_kernel, gather_kernel, top_kernel
+from paceline.kernels.triton.sampling.windows import LEVELS, TALLY, count_kernel, gather_kernel, top_kernel
 from paceline.sampling.device.state import Controls, DeviceState
 
 MOST_ALTERNATIVES = 20
 _WINDOW_ROOM = 8192
 """Tokens of the window where a cut lies that are looked at one by one; with more of them the whole row is."""
+_FEW = 512
+"""Up to here a window is not divided further: a pass over a row costs more than looking at so many."""
 _ALIKE: dict[str, Any] = {"enable_fp_fusion": False}
 """How every kernel is launched: a fused multiply-add would round once where the host rounds twice."""
 
@@ -163,18 +165,18 @@ class DeviceSampler:
         """Thresholds of truncated rows; with log-probabilities the best score of every row."""
         table, width, count = self.state.table, self.state.vocab_size, logits.shape[0]
         block, warps = self._shape(count)
-        chunk = block * 2
+        chunk, few = block * 2, min(_FEW, self._room)
         source = (*self._source(logits), self._masked(rows), rows.seats, table, self._tops, self._tallies)
         flags = {"EDITS": controls.edits, "ROW_MASKS": rows.masks is not None, **_ALIKE}
         top_kernel[(count, self._chunks(block))](*source, width, EVERY=controls.logprobs is not None, BLOCK=block,
                                                  num_warps=warps, **flags)
         if controls.truncation:
-            for finer in (False, True):
-                count_kernel[(count, self._chunks(chunk))](*source, self._room, width, FINER=finer, CHUNK=chunk,
+            for level in range(LEVELS.value):
+                count_kernel[(count, self._chunks(chunk))](*source, few, width, LEVEL=level, CHUNK=chunk,
                                                            BLOCK=min(block, 256), num_warps=4, **flags)
-            gather_kernel[(count, self._chunks(block))](*source, self._keys, self._room, width, BLOCK=block,
+            gather_kernel[(count, self._chunks(block))](*source, self._keys, few, self._room, width, BLOCK=block,
                                                         num_warps=warps, **flags)
-        threshold_kernel[(count,)](*source, self._keys, self._room, self._thresholds, self._best_scores, width,
+        threshold_kernel[(count,)](*source, self._keys, few, self._room, self._thresholds, self._best_scores, width,
                                    BLOCK=min(self._block or 512, 512), num_warps=8, **flags)
 
     def _source(self, logits: Tensor) -> tuple[Tensor, int, Tensor]:

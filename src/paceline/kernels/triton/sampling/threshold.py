@@ -26,7 +26,7 @@ from paceline.kernels.triton.sampling.rows import (
     score_of,
     weight,
 )
-from paceline.kernels.triton.sampling.windows import BINS, COARSE, CURSOR, CUT, TALLY, cut_window
+from paceline.kernels.triton.sampling.windows import BINS, CURSOR, CUT, TALLY, cut_window
 
 FLOORED = tl.constexpr(columns.FLOORED)
 NUCLEUS = tl.constexpr(columns.NUCLEUS)
@@ -127,7 +127,7 @@ def first_score_from(bound):
 
 
 @triton.jit
-def threshold_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, keys, room, thresholds,
+def threshold_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, keys, few, room, thresholds,
                      best_scores, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
     """thresholds[row]: the key from which on tokens are kept; best_scores[row]: the best score. Of rows whose
     best was looked for (top_kernel); grid (rows,)."""
@@ -143,13 +143,13 @@ def threshold_kernel(logits, stride, edited, row_masked, seats, table, tops, tal
     if ((flags & CUT) != 0) & (best > LOWEST) & (best < NOT_A_NUMBER):
         tally = tallies + row * TALLY
         begin, end, before, weight_before, held, mass, ranked, wanted, share = cut_window(tally, table, seat, flags,
-                                                                                         room)
+                                                                                         few)
         count = tl.load(tally + CURSOR)
         spilled = count > room
         before = tl.where(spilled, before * 0, before)
         weight_before = tl.where(spilled, weight_before * 0, weight_before)
-        found = tl.where(spilled, tl.load(tally + COARSE + BINS - 1), held - before)
-        mass = tl.where(spilled, tl.load(tally + COARSE + 2 * BINS - 1), mass - weight_before)
+        found = tl.where(spilled, tl.load(tally + BINS - 1), held - before)
+        mass = tl.where(spilled, tl.load(tally + 2 * BINS - 1), mass - weight_before)
         low, high = bounds(begin, end, top, best, spilled)
         from_edited = is_edited(flags, row_masked, row, ROW_MASKS)
         temperature = real(table, seat, TEMPERATURE).to(tl.float32)

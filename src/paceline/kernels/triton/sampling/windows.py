@@ -3,7 +3,8 @@
 """Where top-k and top-p cut a row, to within a window: counts and weights of tokens by their distance from the best.
 
 Windows are numbered by gap (best score minus score), which ascends as scores descend and is equal where they are: so a
-window holds a run of the order "best first", and the exact cut lies in one of them. Its tokens alone are gathered.
+window holds a run of the order "best first", and the exact cut lies in one of them. While that holds many tokens it is
+divided again; the tokens of the last alone are gathered.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ CUT = tl.constexpr(columns.RANKED | columns.NUCLEUS)
 TRUNCATED = tl.constexpr(columns.RANKED | columns.NUCLEUS | columns.FLOORED)
 TOP_K = tl.constexpr(columns.TOP_K)
 TOP_P = tl.constexpr(columns.TOP_P)
-COARSE = tl.constexpr(0)
-FINE = tl.constexpr(2 * columns.BINS)
-CURSOR = tl.constexpr(4 * columns.BINS)
-TALLY = tl.constexpr(4 * columns.BINS + 8)
-"""A row's tally, int64: counts and weights of the coarse windows and all before each, the same of the fine ones, and
-how many tokens were gathered."""
+LEVELS = tl.constexpr(3)
+"""Level 0 are the coarse windows; those of each further level divide one of the level before."""
+CURSOR = tl.constexpr(LEVELS.value * 2 * columns.BINS)
+TALLY = tl.constexpr(CURSOR.value + 8)
+"""A row's tally, int64: of each level the counts and weights of its windows and all before each, and how many tokens
+were gathered."""
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def coarse_edges():
 
 @triton.jit
 def fine_edges(low, high):
-    """Upper ends of BINS windows between two coarse edges."""
+    """Upper ends of BINS windows between two edges."""
     at = tl.arange(0, BINS)
     return tl.where(at == BINS - 1, high, low + (high - low) * 0.0625 * (at + 1).to(tl.float32))
 
@@ -90,8 +91,8 @@ def the_window(tally, LEVEL: tl.constexpr, ranked, wanted, share, low, base_coun
     its ends, how many tokens and how much weight lie before it, and how many and how much up to its end. The level
     begins at `low` with the base before it; what all of it does not reach ends in its last window."""
     at = tl.arange(0, BINS)
-    counts = base_count + tl.load(tally + LEVEL + at)
-    weights = base_weight + tl.load(tally + LEVEL + BINS + at)
+    counts = base_count + tl.load(tally + LEVEL * 2 * BINS + at)
+    weights = base_weight + tl.load(tally + LEVEL * 2 * BINS + BINS + at)
     enough = tl.where(ranked, counts >= wanted, weights.to(tl.float64) >= share)
     index = tl.min(tl.where(enough | (at == BINS - 1), at, BINS), 0)
     here = at == index
@@ -110,35 +111,38 @@ def wanted_of(tally, table, seat, flags):
 
     With top-k on, the rank comes first: the weight that top-p shares out is what top-k left.
     """
-    everything = tl.load(tally + COARSE + BINS - 1)
-    total = tl.load(tally + COARSE + 2 * BINS - 1)
+    everything = tl.load(tally + BINS - 1)
+    total = tl.load(tally + 2 * BINS - 1)
     wanted = tl.minimum(parameter(table, seat, TOP_K), everything)
     return (flags & RANKED) != 0, wanted, real(table, seat, TOP_P) * total.to(tl.float64)
 
 
 @triton.jit
-def coarse_window(tally, table, seat, flags):
-    """the_window of the coarse level, and what is wanted (wanted_of); last, whether tokens before the window must be
-    looked at one by one as well: where rank and weight both cut, for the weight is that of the tokens up to the rank.
-    """
+def is_crowded(before, count, end, few):
+    """Whether a window is to be divided: it holds more than a `few` tokens, and is not the last, which has no end."""
+    return (count - before > few) & (end < float("inf"))
+
+
+@triton.jit
+def narrowed(tally, table, seat, flags, few, LEVEL: tl.constexpr):
+    """the_window where the cut lies, of the last level before LEVEL that was looked at, and what is wanted
+    (wanted_of)."""
     ranked, wanted, share = wanted_of(tally, table, seat, flags)
     nothing = tl.full((), 0, tl.int64)
-    begin, end, before, weight_before, count, mass = the_window(tally, COARSE, ranked, wanted, share, -1.0, nothing,
-                                                                nothing, coarse_edges())
-    return begin, end, before, weight_before, count, mass, ranked, wanted, share, (flags & CUT) == CUT
+    begin, end, before, weight_before, count, mass = the_window(tally, 0, ranked, wanted, share, -1.0, nothing, nothing,
+                                                                coarse_edges())
+    for level in tl.static_range(1, LEVEL):
+        if is_crowded(before, count, end, few):
+            begin, end, before, weight_before, count, mass = the_window(
+                tally, level, ranked, wanted, share, begin, before, weight_before, fine_edges(begin, end))
+    return begin, end, before, weight_before, count, mass, ranked, wanted, share
 
 
 @triton.jit
-def is_crowded(before, count, end, whole, room):
-    """Whether a coarse window needs the fine ones: more tokens to look at than fit. The last has no end to divide."""
-    return (tl.where(whole, count, count - before) > room) & (end < float("inf"))
-
-
-@triton.jit
-def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, room, width, EDITS: tl.constexpr,
-                 ROW_MASKS: tl.constexpr, FINER: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Add each chunk's tokens to its row's tally: to the coarse windows, or (FINER) to the fine ones of rows whose
-    window holds more than `room` tokens; grid (rows, chunks of CHUNK tokens)."""
+def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, few, width, EDITS: tl.constexpr,
+                 ROW_MASKS: tl.constexpr, LEVEL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Add each chunk's tokens to its row's tally: to the windows of a level, of finer ones where that before is
+    crowded; grid (rows, chunks of CHUNK tokens)."""
     row = tl.program_id(0)
     seat = tl.load(seats + row)
     if seat < 0:
@@ -150,9 +154,9 @@ def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies
     tally = tallies + row * TALLY
     edges = coarse_edges()
     low = -1.0
-    if FINER:
-        begin, end, before, _, count, _, _, _, _, whole = coarse_window(tally, table, seat, flags)
-        if is_crowded(before, count, end, whole, room) == 0:
+    if LEVEL > 0:
+        begin, end, before, _, count, _, _, _, _ = narrowed(tally, table, seat, flags, few, LEVEL)
+        if is_crowded(before, count, end, few) == 0:
             return
         edges = fine_edges(begin, end)
         low = begin
@@ -171,20 +175,22 @@ def count_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies
         counts += inside.to(tl.int32)
         if nucleus:
             weights += tl.where(inside, weight(gap)[:, None], 0)
-    at = tally + tl.arange(0, BINS) + (FINE if FINER else COARSE)
+    at = tally + LEVEL * 2 * BINS + tl.arange(0, BINS)
     tl.atomic_add(at, tl.sum(counts, 0).to(tl.int64), sem="relaxed")
     tl.atomic_add(at + BINS, tl.sum(weights, 0), sem="relaxed")
 
 
 @triton.jit
-def cut_window(tally, table, seat, flags, room):
+def cut_window(tally, table, seat, flags, few):
     """The gaps (begin, end] whose tokens must be looked at one by one; how many tokens and how much weight lie before
-    and up to the end; and what is wanted, as wanted_of says."""
-    begin, end, before, weight_before, count, mass, ranked, wanted, share, whole = coarse_window(tally, table, seat,
-                                                                                                flags)
-    if is_crowded(before, count, end, whole, room):
-        begin, end, before, weight_before, count, mass = the_window(tally, FINE, ranked, wanted, share, begin, before,
-                                                                    weight_before, fine_edges(begin, end))
+    and up to the end; and what is wanted, as wanted_of says.
+
+    Where rank and weight both cut, tokens before the window are looked at too: the weight is that of all up to the
+    rank.
+    """
+    begin, end, before, weight_before, count, mass, ranked, wanted, share = narrowed(tally, table, seat, flags, few,
+                                                                                    LEVELS)
+    whole = (flags & CUT) == CUT
     nothing = tl.full((), 0, tl.int64)
     begin = tl.where(whole, -1.0, begin)
     before = tl.where(whole, nothing, before)
@@ -193,7 +199,7 @@ def cut_window(tally, table, seat, flags, room):
 
 
 @triton.jit
-def gather_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, keys, room, width,
+def gather_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, keys, few, room, width,
                   EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
     """keys [rows, room] int64: the keys of the tokens in each cut row's window, in any order; how many there are goes
     to the tally, and may be more than fit; grid (rows, chunks)."""
@@ -206,7 +212,7 @@ def gather_kernel(logits, stride, edited, row_masked, seats, table, tops, tallie
     if ((flags & CUT) == 0) | (best == LOWEST) | (best == NOT_A_NUMBER):
         return
     tally = tallies + row * TALLY
-    begin, end, _, _, _, _, _, _, _ = cut_window(tally, table, seat, flags, room)
+    begin, end, _, _, _, _, _, _, _ = cut_window(tally, table, seat, flags, few)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = load_logits(logits, stride, edited, is_edited(flags, row_masked, row, ROW_MASKS), row, tokens, width, EDITS)
     score = scaled(x, real(table, seat, TEMPERATURE).to(tl.float32))
