@@ -10,8 +10,9 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import ConfigError
+from paceline.serve.hosts import is_loopback
 from paceline.serve.options import ServeOptions
-from paceline.serve.server import _is_loopback, listen
+from paceline.serve.server import listen
 
 
 def test_a_port_in_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +26,7 @@ def test_a_port_in_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("arguments, says", [
     (["--tool-parser", "nonsense"], "hermes"), (["--log-format", "xml"], "json"), (["--api-key", ""], "API key"),
     (["--max-samples", "0"], "max_samples"), (["--timeout", "0"], "timeout"), (["--drain", "-1"], "drain"),
+    (["--allowed-host", "http://a"], "allowed host"),
     (["--max-output-tokens", "0"], "max_output_tokens"), (["--speculation", "{"], "JSON"),
     (["--host", "nowhere.invalid"], "--host"), (["no-such-folder", "--port", "0"], "no-such-folder"),
 ])
@@ -40,9 +42,9 @@ def test_keys_that_fit_no_header_are_refused() -> None:
 
 def test_only_this_machine_is_let_in_by_default() -> None:
     with listen(ServeOptions(port=0)) as made:
-        assert made.getsockname()[0] == "127.0.0.1" and _is_loopback(made)
+        assert made.getsockname()[0] == "127.0.0.1" and is_loopback(ServeOptions().host)
     with listen(ServeOptions(port=0, host="0.0.0.0")) as made:
-        assert not _is_loopback(made)
+        assert made.getsockname()[0] == "0.0.0.0" and not is_loopback("0.0.0.0")
 
 
 def test_without_the_servers_packages_only_the_server_is_missing() -> None:

@@ -71,7 +71,7 @@ def test_a_mistake_of_the_servers_own_says_nothing_of_its_insides() -> None:
 
     async def scene() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.get("/broken")
 
     answer = asyncio.run(scene())
@@ -110,7 +110,7 @@ def test_a_path_cannot_forge_lines_of_the_log(caplog: pytest.LogCaptureFixture) 
 def asked(app: FastAPI, path: str, headers: dict[str, str]) -> httpx.Response:
     async def scene() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.get(path, headers=headers)
 
     return asyncio.run(scene())

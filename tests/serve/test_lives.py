@@ -44,7 +44,7 @@ def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerP
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps(LONG).encode()
     with socket.create_connection((host, int(port)), WAIT) as client:
-        client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                        f"content-length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: used_blocks(server) > 0)
     until(lambda: used_blocks(server) == 0)

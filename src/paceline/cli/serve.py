@@ -28,6 +28,11 @@ def serve(
         _server(f"Ask for this key; repeatable. Or set {KEY_VARIABLE} (several: separated by commas)."),
     ] = None,
     cors_origin: Annotated[list[str] | None, _server("Web origin that may call from a browser; repeatable.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _server("Another name by which this server may be called; repeatable. Without a key, a server that listens on "
+                "this machine alone answers to localhost only."),
+    ] = None,
     max_body_mb: Annotated[float, _server("Largest request body, in megabytes.")] = 8.0,
     max_output_tokens: Annotated[int | None, _server("Most tokens a sample may get.")] = None,
     max_samples: Annotated[int, _server("Most samples (prompts times n) of one call.")] = 128,
@@ -65,7 +70,8 @@ def serve(
     settings = ServeOptions(
         host=host, port=port, model_name=model_name or model or options.DEFAULT_MODEL,
         api_keys=tuple(api_key or ()) + tuple(from_environment), cors_origins=tuple(cors_origin or ()),
-        max_body_bytes=int(max_body_mb * 1e6), max_output_tokens=max_output_tokens, max_samples=max_samples,
+        allowed_hosts=tuple(allowed_host or ()), max_body_bytes=int(max_body_mb * 1e6),
+        max_output_tokens=max_output_tokens, max_samples=max_samples,
         timeout_s=timeout, drain_s=drain, page=page, tool_parser=tool_parser, log_format=log_format)
     wish = options.speculation(speculation)
     listening = server.listen(settings)

@@ -14,6 +14,7 @@ from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
+from paceline.serve.hosts import Hosts, trusted_hosts
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.middleware import ApiKeys, BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
@@ -51,5 +52,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"], expose_headers=["x-request-id"])
+    if trusted := trusted_hosts(options):
+        app.add_middleware(Hosts, trusted=trusted)
     app.add_middleware(RequestIds, metrics=metrics)
     return app

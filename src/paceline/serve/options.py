@@ -21,6 +21,8 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     """Empty: everybody who reaches the port may use it."""
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which a server may be called that checks them; see paceline.serve.hosts."""
     max_body_bytes: int = 8 << 20
     max_output_tokens: int | None = None
     """Of one sample; None: what the context leaves."""
@@ -42,6 +44,8 @@ class ServeOptions:
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}.")
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise ConfigError("An API key is empty or has characters that do not fit a header: choose printable ASCII.")
+        if any(not host or not host.isascii() or not host.isprintable() or "/" in host for host in self.allowed_hosts):
+            raise ConfigError("An allowed host is empty or no name: give it like box.example or 10.0.0.5.")
         for name in ("max_body_bytes", "max_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import time
@@ -16,6 +15,7 @@ from fastapi import FastAPI
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.serve.app import create_app
+from paceline.serve.hosts import is_loopback
 from paceline.serve.options import ServeOptions
 
 log = logging.getLogger("paceline.serve")
@@ -84,13 +84,9 @@ def listen(options: ServeOptions) -> socket.socket:
     return made
 
 
-def _is_loopback(made: socket.socket) -> bool:
-    return ipaddress.ip_address(made.getsockname()[0]).is_loopback
-
-
 def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None]) -> None:
     """Serve until a signal ends it; closes `llm`."""
-    if not options.api_keys and not _is_loopback(made):
+    if not options.api_keys and not is_loopback(options.host):
         log.warning("other machines can reach this server and no key is asked for: set --api-key")
     try:
         Server(create_app(llm, options), options, announce).run(sockets=[made])
