@@ -15,7 +15,7 @@ from paceline import LLM
 from paceline.bench import spec, spec_chart
 from paceline.bench.null_model import byte_tokenizer
 from paceline.bench.questions import choose, read_questions
-from paceline.bench.spec_table import cells
+from paceline.bench.spec_table import beside, cells, show
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.speculation.stats import SpeculationStats
@@ -201,3 +201,19 @@ def test_the_chart_is_drawn(dataset: Path, llm: LLM, tmp_path: Path) -> None:
     result = spec.run(dataset, methods="ngram,auto", limit=6, max_tokens=4, llm=llm)
     spec_chart.draw(result, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_too_wide_for_the_terminal_is_cut_into_several(capsys, monkeypatch):
+    methods = ["merge", "specinfer", "rest", "lookahead", "precision", "cascade"]
+    rows = [{"method": name, "category": "overall", "ratio": 1.25, "paceline": 125.0, "peers": {"plain": 100.0},
+             "mean_accepted_tokens": 2.0, "tokens_per_step": 1.5, "acceptance_by_position": [0.5]} for name in methods]
+    monkeypatch.setenv("COLUMNS", "80")
+    show({"rows": rows, "machine": {"cpu": "a cpu", "threads": 2},
+          "settings": {"model": "m", "kernels": "native", "questions": 1, "max_tokens": 8, "temperature": 0.0,
+                       "left_out": {}}})
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in methods)
+    assert printed.count("1.25x") == len(methods) and "…" not in printed
+    header = ["", "plain", *methods]
+    assert beside(header, 1000) == [list(range(8))]
+    assert sorted(index for columns in beside(header, 10) for index in columns[2:]) == list(range(2, 8))

@@ -32,6 +32,22 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
+def beside(header: list[str], width: int) -> list[list[int]]:
+    """The columns of each table, where one would be too wide: titles and plain decoding stand in all of them."""
+    def room(index: int) -> int:
+        return max(len(header[index]), 6) + 3
+
+    tables: list[list[int]] = []
+    left = 0
+    for index in range(2, len(header)):
+        if not tables or room(index) > left:
+            tables.append([0, 1])
+            left = width - 28 - room(1)
+        tables[-1].append(index)
+        left -= room(index)
+    return tables
+
+
 def show(result: dict[str, Any]) -> None:
     """On stdout: with rich where it is there, else in plain text."""
     try:
@@ -42,13 +58,17 @@ def show(result: dict[str, Any]) -> None:
         return
     header, lines = cells(result)
     found, settings = result["machine"], result["settings"]
-    out = Table(title=f"{settings['model']} ({settings['kernels']}), {settings['questions']} questions of up to "
-                      f"{settings['max_tokens']} tokens, temperature {settings['temperature']:g}\n"
-                      f"{found['cpu']}, {found['threads']} threads")
-    for index, name in enumerate(header):
-        out.add_column(name, justify="right" if index else "left", no_wrap=not index)
-    for line in lines:
-        out.add_row(*line, end_section=line[0] in ("speed-up, overall", "tokens a step"))
-    Console(highlight=False).print(out)
+    title = (f"{settings['model']} ({settings['kernels']}), {settings['questions']} questions of up to "
+             f"{settings['max_tokens']} tokens, temperature {settings['temperature']:g}\n"
+             f"{found['cpu']}, {found['threads']} threads")
+    console = Console(highlight=False)
+    for columns in beside(header, console.width):
+        out = Table(title=title)
+        for index in columns:
+            out.add_column(header[index], justify="right" if index else "left", no_wrap=True)
+        for line in lines:
+            ends = line[0] in ("speed-up, overall", "tokens a step")
+            out.add_row(*(line[index] for index in columns), end_section=ends)
+        console.print(out)
     for name, reason in settings["left_out"].items():
         print(f"{name} was left out: {reason}")
