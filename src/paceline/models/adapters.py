@@ -1,0 +1,92 @@
+"""Adapter: a PEFT adapter bound to a model's weights, ready to be added to the rows that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import ModelFormatError
+from paceline.kernels.adapted import LowRank
+from paceline.kernels.packed import Weight
+from paceline.models.layers import Linear
+from paceline.models.load.adapters import Pair, PeftAdapter
+
+RANK_TILE = 16
+"""Ranks are filled up with zeros to a multiple of this: matrix units want no less."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """One of several that requests may name."""
+
+    name: str
+    revision: str
+    """Identity of its contents: requests whose adapters have the same one may share cached blocks."""
+    additions: dict[Weight, LowRank]
+
+    @property
+    def identity(self) -> str:
+        """For traces: its name, and what was loaded under it."""
+        return f"{self.name}@{self.revision}"
+
+
+def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
+    """`linears`: those of a model that can have additions. Refused with the names that differ where it does not fit."""
+    linears = list(linears)
+    _check(name, adapter, linears)
+    additions: dict[Weight, LowRank] = {}
+    for linear in linears:
+        own = [(first, adapter.pairs[module]) for module, first, _ in _places(linear) if module in adapter.pairs]
+        if own:
+            additions[linear.weight] = _stack(own, linear)
+    return Adapter(name, adapter.revision, additions)
+
+
+def _places(linear: Linear) -> list[tuple[str, int, int]]:
+    """(module, its first output, its outputs) of the modules that lie stacked in one weight."""
+    places, first = [], 0
+    for module, size in linear.modules:
+        places.append((module, first, size))
+        first += size
+    return places
+
+
+def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
+    """Several modules' factors as one pair for the weight they lie in: down has the rows of all, up a block for each
+    where its outputs are. The zeros beside the blocks add nothing, to the bit."""
+    weight = linear.weight
+    rank = sum(pair.a.shape[0] for _, pair in pairs)
+    up = torch.zeros((weight.shape[0], rank))
+    column = 0
+    for first, pair in pairs:
+        size, own = pair.b.shape
+        up[first:first + size, column:column + own] = pair.b * pair.scale
+        column += own
+    down = torch.cat([pair.a for _, pair in pairs])
+    spare = -rank % RANK_TILE
+    dtype = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    return LowRank(F.pad(down, (0, 0, 0, spare)).to(weight.device, dtype),
+                   F.pad(up, (0, spare)).to(weight.device, dtype))
+
+
+def _check(name: str, adapter: PeftAdapter, linears: Sequence[Linear]) -> None:
+    shapes = {module: (linear.weight.shape[1], size) for linear in linears for module, _, size in _places(linear)}
+    unknown = [module for module in adapter.pairs if module not in shapes]
+    other = [f"'{module}' ({pair.a.shape[1]} to {pair.b.shape[0]}; the model's: {shapes[module][0]} to "
+             f"{shapes[module][1]})" for module, pair in adapter.pairs.items()
+             if module in shapes and (pair.a.shape[1], pair.b.shape[0]) != shapes[module]]
+    missing = [module for module in shapes if module not in adapter.pairs and adapter.targets.take(module)]
+    said = [f"{what} {_some(names)}" for what, names in (
+        ("the model has no linear layer that takes an adapter named", [f"'{module}'" for module in unknown]),
+        ("of another size are", other),
+        ("nothing was found for", [f"'{module}'" for module in missing])) if names]
+    if said:
+        raise ModelFormatError(f"The adapter {name!r} ({adapter.path}) does not fit this model: {'; '.join(said)}. Use "
+                               "an adapter that was trained on this very model.")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
