@@ -71,11 +71,11 @@ def make(groups: list[Group], *, heads: int = 6, kv_heads: int = 2, dim: int = 1
     return Step(layout, torch.cat(queries), keys, values, prefixes, own)
 
 
-def attend(kernels: Kernels, step: Step) -> torch.Tensor:
-    return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25)
+def attend(kernels: Kernels, step: Step, softcap: float = 0.0) -> torch.Tensor:
+    return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, softcap=softcap)
 
 
-def oracle(groups: list[Group], step: Step) -> torch.Tensor:
+def oracle(groups: list[Group], step: Step, softcap: float = 0.0) -> torch.Tensor:
     window, out = step.layout.views[0].window, []
     for group, (pk, pv), (ok, ov), begin in zip(groups, step.prefixes, step.own, step.layout.offsets):
         paths = ancestry(group.parents if group.parents is not None else list(range(-1, group.rows - 1)))
@@ -85,8 +85,10 @@ def oracle(groups: list[Group], step: Step) -> torch.Tensor:
                 k, v = k[-window:], v[-window:]
             shared = step.q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-            weights = torch.softmax(torch.einsum("hd,shd->hs", step.q[begin + row].double(), k) * 0.25, -1)
-            out.append(torch.einsum("hs,shd->hd", weights, v))
+            scores = torch.einsum("hd,shd->hs", step.q[begin + row].double(), k) * 0.25
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            out.append(torch.einsum("hs,shd->hd", torch.softmax(scores, -1), v))
     return torch.stack(out)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.kernels import select
-from paceline.kernels.reference.ordered import exp, ordered_sum, silu
+from paceline.kernels.reference.ordered import ACTIVATIONS, exp, ordered_sum, silu
 
 CPU = torch.device("cpu")
 REFERENCE, EAGER = select(True, CPU), select(False, CPU)
@@ -49,6 +49,44 @@ def test_rms_norm(kernels, shape):
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5).double(), expected, atol=1e-5, rtol=0)
+
+
+@BOTH
+def test_a_weight_wider_than_what_it_norms(kernels):
+    """Rounded once, after the weight, as Gemma does."""
+    x, weight = torch.randn(5, 64, dtype=torch.bfloat16), 1 + torch.randn(64) / 100
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), expected.to(torch.bfloat16))
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(1, 16), (2, 16), (5, 3, 17)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm(kernels, shape, bias):
+    x, weight = torch.randn(shape) + 3, torch.randn(shape[-1])
+    offset = torch.randn(shape[-1]) if bias else None
+    expected = F.layer_norm(x.double(), (shape[-1],), weight.double(), None if offset is None else offset.double())
+    torch.testing.assert_close(kernels.layer_norm(x, weight, offset, 1e-5).double(), expected, atol=1e-5, rtol=0)
+
+
+@BOTH
+@pytest.mark.parametrize(("activation", "expected"), [
+    ("silu", F.silu), ("gelu", F.gelu), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))])
+def test_activations(kernels, activation, expected):
+    x = torch.cat((torch.randn(4, 30) * 4, torch.tensor([[-1e4, -50.0, 0.0, 50.0, 1e4] * 6])))
+    torch.testing.assert_close(kernels.activate(x, activation).double(), expected(x.double()), atol=1e-5, rtol=1e-5)
+    gate_up = torch.randn(5, 30) * 4
+    gate, up = gate_up.double().chunk(2, -1)
+    got = kernels.gated(gate_up, None, torch.eye(30), None, activation)
+    torch.testing.assert_close(got.double(), expected(gate) * up, atol=1e-5, rtol=1e-5)
+
+
+@BOTH
+def test_softcap(kernels):
+    x = torch.randn(3, 40) * 100
+    expected = 30 * torch.tanh(x.double() / 30)
+    torch.testing.assert_close(kernels.softcap(x, 30.0).double(), expected, atol=1e-5, rtol=0)
 
 
 @BOTH
@@ -104,6 +142,9 @@ def test_ops_keep_the_dtype_they_are_given(kernels, dtype):
     assert kernels.linear(x, torch.randn(4, 16, dtype=dtype)).dtype == dtype
     assert kernels.rms_norm(x, torch.ones(16, dtype=dtype), 1e-5).dtype == dtype
     assert kernels.silu_mul(x).dtype == dtype
+    assert kernels.activate(x, "gelu").dtype == kernels.softcap(x, 5.0).dtype == dtype
+    assert kernels.rms_norm(x, torch.ones(16), 1e-5).dtype == dtype
+    assert kernels.layer_norm(x, torch.ones(16, dtype=dtype), torch.ones(16, dtype=dtype), 1e-5).dtype == dtype
     assert kernels.rotate(x.view(2, 2, 8), angle, angle).dtype == dtype
 
 
@@ -122,9 +163,9 @@ def test_ordered_sum_of_a_row_does_not_see_its_neighbours(size, threads):
     assert torch.equal(ordered_sum(x.t().contiguous().t()), whole)
 
 
-def test_exp_and_silu_of_an_element_do_not_see_its_place(threads):
+def test_functions_of_an_element_do_not_see_its_place(threads):
     x = torch.randn(100_000) * 10
-    for function in (exp, silu):
+    for function in (exp, silu, *ACTIVATIONS.values(), lambda x: REFERENCE.softcap(x, 7.0)):
         whole = function(x)
         for first, last in ((0, 1), (5, 8), (1, 1030), (3, 99_999)):
             assert torch.equal(function(x[first:last]), whole[first:last])
@@ -145,11 +186,14 @@ def test_reference_linear_of_a_row_does_not_see_its_neighbours(inputs, outputs, 
 
 @pytest.mark.parametrize("op", [
     lambda x: REFERENCE.rms_norm(x, torch.arange(1.0, x.shape[-1] + 1), 1e-5),
+    lambda x: REFERENCE.layer_norm(x, *torch.arange(1.0, 2 * x.shape[-1] + 1).chunk(2), 1e-5),
     lambda x: REFERENCE.silu_mul(x),
+    lambda x: REFERENCE.gated(x, None, torch.eye(x.shape[-1]), None, "gelu_tanh"),
+    lambda x: REFERENCE.gated(x, None, torch.eye(x.shape[-1]), None, "gelu"),
     lambda x: REFERENCE.rotate(x.view(len(x), -1, 16), *(x[:, None, :16] * sign for sign in (1, -1))),
     lambda x: REFERENCE.route(x, 5, renormalise=True)[0],
     lambda x: REFERENCE.route(x, 5, renormalise=False)[0],
-], ids=["rms_norm", "silu_mul", "rotate", "route-renormalised", "route"])
+], ids=["rms_norm", "layer_norm", "silu_mul", "gelu_tanh", "gelu", "rotate", "route-renormalised", "route"])
 def test_reference_ops_of_a_row_do_not_see_its_neighbours(op, threads):
     x = torch.randn(129, 96)
     whole = op(x)

@@ -26,6 +26,16 @@ def test_attention_equals_the_oracle(case, kernels, window):
 
 
 @BOTH
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_capped_scores_equal_the_oracle(case, kernels):
+    for window in (None, 10):
+        step = make(CASES[case], window=window)
+        got = attend(kernels, step, softcap=0.7).double()
+        torch.testing.assert_close(got, oracle(CASES[case], step, softcap=0.7), atol=1e-5, rtol=0)
+        assert not torch.allclose(got, oracle(CASES[case], step), atol=1e-3) or case == "one token"
+
+
+@BOTH
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(4, 4, 8, 16), (8, 1, 32, 1), (9, 3, 64, 32)])
 def test_head_layouts_and_block_sizes(kernels, heads, kv_heads, dim, block_size):
     groups = CASES["everything"]
@@ -50,13 +60,14 @@ def test_blocks_side_by_side_are_read_in_place_and_give_the_same(kernels):
     torch.testing.assert_close(attend(kernels, step), expected, atol=1e-6, rtol=0)
 
 
-def test_the_reference_is_bitwise_the_same_in_any_company_and_place():
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+def test_the_reference_is_bitwise_the_same_in_any_company_and_place(softcap):
     for window in (None, 10):
         everything = CASES["everything"]
-        together = attend(REFERENCE, make(everything, window=window))
+        together = attend(REFERENCE, make(everything, window=window), softcap)
         offset = 0
         for index, group in enumerate(everything):
-            alone = attend(REFERENCE, make([group], window=window, place=index, block_size=16))
+            alone = attend(REFERENCE, make([group], window=window, place=index, block_size=16), softcap)
             assert torch.equal(alone, together[offset:offset + group.rows])
             offset += group.rows
 

@@ -17,8 +17,18 @@ class Composed:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         raise NotImplementedError
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        raise NotImplementedError
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        raise NotImplementedError
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        # On contiguous memory one routine evaluates every element.
+        return torch.tanh(x.contiguous() / cap) * cap
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -27,9 +37,19 @@ class Composed:
               v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
         raise NotImplementedError
 
-    def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
+    def store_keys(self, k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+        k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
+
+    def norm(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        if norm is None:
+            return x
+        if norm.centred:
+            return self.layer_norm(x, norm.weight, norm.bias, norm.eps)
+        return self.rms_norm(x, norm.weight, norm.eps)
+
+    def project(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None, heads: Heads,
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
-        qkv = self.linear(self.rms_norm(x, norm.weight, norm.eps), weight, bias)
+        qkv = self.linear(self.norm(x, norm), weight, bias)
         return self.rotate_and_store(qkv, heads, cos, sin, cache, slots)
 
     def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
@@ -41,18 +61,30 @@ class Composed:
             q, k = turned[:, :heads.query], turned[:, heads.query:]
         else:
             q, k = qkv[:, :heads.query], qkv[:, heads.query:turning]
-            q = self.rotate(self.rms_norm(q, heads.query_norm.weight, heads.query_norm.eps), cos, sin)
-            k = self.rotate(self.rms_norm(k, heads.key_norm.weight, heads.key_norm.eps), cos, sin)
+            q = self.rotate(self._norm_heads(q, heads.query_norm), cos, sin)
+            k = self.rotate(self._norm_heads(k, heads.key_norm), cos, sin)
         self.store(cache.keys, cache.values, slots, k, qkv[:, turning:], cache.scales)
         return q
 
-    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
-        return self.silu_mul(self.linear(normed, weight, bias))
+    def _norm_heads(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """[N, H, d], as many features together as the norm has weights."""
+        together = norm.weight.shape[0]
+        return self.norm(x.reshape(x.shape[0], -1, together), norm).view(x.shape)
+
+    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
+              activation: str = "silu") -> torch.Tensor:
+        return self.gate(self.linear(self.norm(x, norm), weight, bias), activation)
+
+    def gate(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """activate(gate) * up of [N, 2 F]."""
+        if activation == "silu":
+            return self.silu_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation) * up
 
     def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,
                    residual: torch.Tensor) -> torch.Tensor:
         return residual + self.linear(x, weight, bias)
 
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.linear(self.rms_norm(x, norm.weight, norm.eps), weight, bias).float().contiguous()
+        return self.linear(self.norm(x, norm), weight, bias).float().contiguous()

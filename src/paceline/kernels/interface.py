@@ -10,6 +10,9 @@ from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+"""gelu: x * (1 + erf(x / sqrt 2)) / 2; gelu_tanh: its usual approximation by tanh."""
+
 
 class Kernels(Protocol):
     """N rows of one step; every op treats each row by itself, so nothing of one request can reach another.
@@ -28,12 +31,28 @@ class Kernels(Protocol):
         """x [N, K], weight [M, K], bias [M] -> [N, M] in x's dtype, not necessarily contiguous."""
         ...
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x [N, H, K], weight [H, M, K] -> [N, H, M]: each head of a row through a matrix of its own."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x * x) + eps) * weight over the last axis; weight [K]."""
+        """x / sqrt(mean(x * x) + eps) * weight over the last axis, in x's dtype; weight [K], in x's dtype or wider."""
+        ...
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last axis, in x's dtype."""
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[N, 2 F] holding gate, then up -> silu(gate) * up [N, F]."""
+        ...
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """One of ACTIVATIONS of each element."""
+        ...
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap * tanh(x / cap)."""
         ...
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -41,6 +60,7 @@ class Kernels(Protocol):
 
         x [N, H, d]; cos, sin [N, 1, rot] float32, full width and signed: cos = [c, c], sin = [-s, s]. The result is
         x * cos + swapped(x) * sin, where swapped exchanges the two halves; features from rot on pass through.
+        With rot = 0 nothing turns.
         """
         ...
 
@@ -50,13 +70,20 @@ class Kernels(Protocol):
         and values [slots, H_kv] the caches hold 8-bit codes and a token's heads are rounded, each with its own."""
         ...
 
+    def store_keys(self, k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+        """Write k [N, H_kv, d] to the slots [N] of a latent cache [slots, H_kv, d], which has no plane of values."""
+        ...
+
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+               softcap: float = 0.0) -> torch.Tensor:
         """Attention of each row over its committed prefix, its ancestors in the group and itself.
 
-        q [N, H, d] -> [N, H, d]; the rows' own keys and values are already stored. With view.window a row at
-        position p attends to positions p - window < key <= p. Positions a row does not attend to never influence
-        it, whatever their slots hold. `scales`: as in store.
+        q [N, H, d] -> [N, H, d_v], the values' width; the rows' own keys and values are already stored. v_cache is as
+        wide as k_cache, or a view of its first features (latent caches). With view.window a row at position p attends
+        to positions p - window < key <= p. Positions a row does not attend to never influence
+        it, whatever their slots hold. `scales`: as in store. With a `softcap` scaled scores become
+        softcap * tanh(score / softcap) before the softmax.
         """
         ...
 
@@ -68,7 +95,11 @@ class Kernels(Protocol):
 
     # What follows is fused where a backend can; elsewhere it is composed of the above (kernels/composed.py).
 
-    def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
+    def norm(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """rms_norm or layer_norm, whichever it is; None: x as it is."""
+        ...
+
+    def project(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None, heads: Heads,
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
         """The way from the residual stream into attention: rotate_and_store(linear(norm(x))). weight
         [(H + 2 H_kv) d, K] holds the rows of queries, keys, values."""
@@ -80,8 +111,9 @@ class Kernels(Protocol):
         and values stored. qkv may be overwritten."""
         ...
 
-    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """silu_mul(linear(norm(x))), weight [2 F, K] holding gate, then up -> [N, F]."""
+    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
+              activation: str = "silu") -> torch.Tensor:
+        """activate(gate) * up of linear(norm(x)), weight [2 F, K] holding gate, then up -> [N, F]."""
         ...
 
     def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,

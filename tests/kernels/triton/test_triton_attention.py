@@ -33,8 +33,8 @@ def on(step: Step, device: torch.device, dtype: torch.dtype = torch.float32, ind
     return step
 
 
-def attend(kernels, step: Step, scales=None) -> torch.Tensor:
-    return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, scales)
+def attend(kernels, step: Step, scales=None, softcap: float = 0.0) -> torch.Tensor:
+    return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, scales, softcap)
 
 
 @pytest.mark.parametrize("case", sorted(STEPS))
@@ -43,6 +43,15 @@ def test_attention_equals_the_oracle(kernels, device, case, window):
     step = make(STEPS[case], window=window)
     expected = oracle(STEPS[case], step)
     got = attend(kernels, on(step, device, index=torch.int32 if window else torch.int64))
+    torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["trees", "everything", "a prompt"])
+def test_capped_scores_equal_the_oracle(kernels, device, case):
+    groups = PROMPT if case == "a prompt" else STEPS[case]
+    step = make(groups, window=10)
+    expected = oracle(groups, step, softcap=0.7)
+    got = attend(kernels, on(step, device), softcap=0.7)
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
 
 

@@ -81,6 +81,47 @@ def test_the_way_into_attention(kernels, random, device, rows, normed, rotary, d
 
 
 @DTYPES
+@ROWS
+def test_other_norms_and_activations_around_a_product(kernels, random, rows, dtype):
+    x, weight = random(rows, INPUTS, dtype=dtype), random(2 * OUTPUTS, INPUTS, dtype=dtype)
+    norm = Norm(random(INPUTS, dtype=dtype), 1e-5, centred=True, bias=random(INPUTS, dtype=dtype))
+    here = Norm(norm.weight.cpu(), norm.eps, True, norm.bias.cpu())
+    agree(kernels.gated(x, norm, weight, None, "gelu_tanh"),
+          REFERENCE.gated(x.cpu(), here, weight.cpu(), None, "gelu_tanh"), dtype)
+    agree(kernels.gated(x, norm, weight, None), REFERENCE.gated(x.cpu(), here, weight.cpu(), None), dtype)
+    agree(kernels.head(x, norm, weight), REFERENCE.head(x.cpu(), here, weight.cpu()), dtype)
+
+
+@DTYPES
+@ROWS
+@pytest.mark.parametrize("kind", ["whole width", "no norm", "layer norm, no rotation"])
+def test_other_ways_into_attention(kernels, random, device, rows, kind, dtype):
+    """A norm over all heads together; a stream that is not normed; positions that are not rotated in."""
+    heads, norm = Heads(6, 2, DIM), None
+    if kind == "whole width":
+        heads = Heads(6, 2, DIM, Norm(random(6 * DIM, dtype=dtype), 1e-5), Norm(random(2 * DIM, dtype=dtype), 1e-5))
+    if kind == "layer norm, no rotation":
+        norm = Norm(random(INPUTS, dtype=dtype), 1e-5, True, random(INPUTS, dtype=dtype))
+    x, weight = random(rows, INPUTS, dtype=dtype), random(10 * DIM, INPUTS, dtype=dtype)
+    angles = torch.rand(rows, 0 if kind == "layer norm, no rotation" else DIM // 2) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), -1)[:, None]
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
+    slots = torch.randperm(30)[:rows]
+    mine = KVCache(*(torch.zeros(30, 2, DIM, dtype=dtype, device=device) for _ in range(2)))
+    theirs = KVCache(*(torch.zeros(30, 2, DIM, dtype=dtype) for _ in range(2)))
+    q = kernels.project(x, norm, weight, None, heads, cos.to(device), sin.to(device), mine, slots.to(device))
+
+    def cpu(norm: Norm | None) -> Norm | None:
+        return None if norm is None else Norm(norm.weight.cpu(), norm.eps, norm.centred,
+                                              None if norm.bias is None else norm.bias.cpu())
+
+    expected = REFERENCE.project(x.cpu(), cpu(norm), weight.cpu(), None,
+                                 Heads(6, 2, DIM, cpu(heads.query_norm), cpu(heads.key_norm)), cos, sin, theirs, slots)
+    for got, wanted in ((q, expected), (mine.keys, theirs.keys), (mine.values, theirs.values)):
+        agree(got, wanted, dtype)
+
+
+@DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
 def test_padding_is_not_stored(kernels, random, device, rows, dtype):
     heads, norm = Heads(2, 1, DIM), Norm(random(INPUTS, dtype=dtype), 1e-5)
@@ -115,6 +156,15 @@ def test_fp8_caches_are_written_as_the_reference_does(kernels, random, device, d
 def test_rows_between_the_products(kernels, random, dtype):
     x, weight = random(5, 3, INPUTS, dtype=dtype), random(INPUTS, dtype=dtype)
     agree(kernels.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(*host(x, weight), 1e-5), dtype)
+    agree(kernels.rms_norm(x, weight.float(), 1e-5), REFERENCE.rms_norm(x.cpu(), weight.cpu().float(), 1e-5), dtype)
+    bias = random(INPUTS, dtype=dtype)
+    for offset in (bias, None):
+        agree(kernels.layer_norm(x + 3, weight, offset, 1e-5),
+              REFERENCE.layer_norm((x + 3).cpu(), weight.cpu(), None if offset is None else bias.cpu(), 1e-5), dtype)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        wide = random(3, 2 * INPUTS, dtype=dtype) * 50
+        agree(kernels.activate(wide[:, :INPUTS], activation), REFERENCE.activate(wide.cpu()[:, :INPUTS], activation),
+              dtype)
     gate_up = random(3, INPUTS, dtype=dtype) * 50
     agree(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up.cpu()), dtype)
 

@@ -10,6 +10,7 @@ import torch
 
 from paceline.kernels.cpu.library import require
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import values_in_keys
 from paceline.kernels.packed import PackedWeight, Weight
 from paceline.kernels.reference import ReferenceKernels
 
@@ -41,9 +42,11 @@ class NativeKernels(ReferenceKernels):
         return (product if bias is None else product + bias).to(x.dtype)
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
-        if k_cache.dtype not in CACHES or not attention_runs(q.shape[2], q.shape[1], k_cache.shape[1]):
-            return super().attend(q, k_cache, v_cache, layout, view, scale, scales)
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+               softcap: float = 0.0) -> torch.Tensor:
+        known = not softcap and k_cache.dtype in CACHES and not values_in_keys(k_cache, v_cache)
+        if not known or not attention_runs(q.shape[2], q.shape[1], k_cache.shape[1]):
+            return super().attend(q, k_cache, v_cache, layout, view, scale, scales, softcap)
         step = view.scratch.get("native.step")
         if step is None:
             step = view.scratch["native.step"] = StepArrays.of(layout)

@@ -12,31 +12,42 @@ import torch.nn.functional as F
 
 from paceline.kernels.eager.plan import Call, plan
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import values_in_keys
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-           scale: float) -> torch.Tensor:
-    """q [N, H, d], caches [slots, H_kv, d] -> [N, H, d]; the contract is Kernels.attend."""
+           scale: float, softcap: float = 0.0) -> torch.Tensor:
+    """q [N, H, d], caches [slots, H_kv, d] -> [N, H, d_v]; the contract is Kernels.attend."""
     out: torch.Tensor | None = None
     for call in plan(layout, view, q.dtype):
         if call.rows is None:
-            return _run(call, q, k_cache, v_cache, layout.block_size, scale)
+            return _run(call, q, k_cache, v_cache, layout.block_size, scale, softcap)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        part = _run(call, q.index_select(0, call.rows), k_cache, v_cache, layout.block_size, scale)
+            out = torch.empty((*q.shape[:2], v_cache.shape[2]), dtype=q.dtype, device=q.device)
+        part = _run(call, q.index_select(0, call.rows), k_cache, v_cache, layout.block_size, scale, softcap)
         out.index_copy_(0, call.rows, part)
-    return torch.empty_like(q) if out is None else out
+    return q.new_empty((*q.shape[:2], v_cache.shape[2])) if out is None else out
 
 
 def _run(call: Call, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_size: int,
-         scale: float) -> torch.Tensor:
-    """q [B * n, H, d] of this call -> the same shape."""
-    _, heads, dim = q.shape
-    kv_heads = k_cache.shape[1]
+         scale: float, softcap: float) -> torch.Tensor:
+    """q [B * n, H, d] of this call -> [B * n, H, d_v]."""
     keys = _gather(call, k_cache, block_size)
-    values = _gather(call, v_cache, block_size)
     if keys.dtype != q.dtype:
-        keys, values = keys.to(q.dtype), values.to(q.dtype)
+        keys = keys.to(q.dtype)
+    if values_in_keys(k_cache, v_cache):
+        # Whole keys weighed and the result cut: torch's fast routines want both of one width.
+        return _weigh(call, q, keys, keys, scale, softcap)[..., :v_cache.shape[2]]
+    values = _gather(call, v_cache, block_size)
+    return _weigh(call, q, keys, values if values.dtype == q.dtype else values.to(q.dtype), scale, softcap)
+
+
+def _weigh(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+           softcap: float) -> torch.Tensor:
+    _, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    if softcap:
+        return _capped(call, q, keys, values, scale, softcap)
     if call.n == 1:
         # The heads that share a KV head take the place of rows: no copy, and the keys are read once for all.
         query = q.reshape(call.pieces, kv_heads, heads // kv_heads, dim)
@@ -45,6 +56,23 @@ def _run(call: Call, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tens
     out = F.scaled_dot_product_attention(query, keys, values, call.mask, is_causal=call.causal, scale=scale,
                                          enable_gqa=heads != kv_heads)
     return out.transpose(1, 2).reshape(-1, heads, dim)
+
+
+def _capped(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+            softcap: float) -> torch.Tensor:
+    """The same with capped scores, which torch's own attention does not know."""
+    _, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    query = q.reshape(call.pieces, call.n, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
+    scores = torch.matmul(query, keys[:, :, None].transpose(-1, -2)).float() * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    if call.causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    elif call.mask is not None:
+        scores = scores + call.mask[:, :, None]
+    out = torch.matmul(torch.softmax(scores, dim=-1).to(q.dtype), values[:, :, None])
+    return out.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
 
 
 def _gather(call: Call, cache: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import values_in_keys
 from paceline.kernels.paths import host_positions, key_paths
 from paceline.kernels.reference.ordered import exp, ordered_sum
 from paceline.kernels.reference.products import bmm
@@ -40,33 +41,36 @@ class KeyTile:
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-           scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
-    """q [N, H, d], caches [slots, H_kv, d] -> [N, H, d]; the contract is Kernels.attend."""
+           scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None, softcap: float = 0.0) -> torch.Tensor:
+    """q [N, H, d], caches [slots, H_kv, d] -> [N, H, d_v]; the contract is Kernels.attend."""
     key_scales, value_scales = (None, None) if scales is None else scales
     rows, heads, dim = q.shape
-    kv_heads = k_cache.shape[1]
+    _, kv_heads, width = v_cache.shape
+    latent = values_in_keys(k_cache, v_cache)
     shared = heads // kv_heads
     queries = q.float().reshape(rows, kv_heads, shared, dim) * scale
     highest = queries.new_full((rows, kv_heads, shared), -torch.inf)
     total = queries.new_zeros((rows, kv_heads, shared))
-    result = torch.zeros_like(queries)
+    result = queries.new_zeros((rows, kv_heads, shared, width))
 
     for tile in _plan(layout, view, 4 * kv_heads * dim):
         n = tile.rows.shape[0]
         keys = _gather(k_cache, tile.slots, n, key_scales)
-        values = _gather(v_cache, tile.slots, n, value_scales)
+        values = keys[..., :width] if latent else _gather(v_cache, tile.slots, n, value_scales)
         query = queries[tile.rows].view(n * kv_heads, shared, dim)
         scores = bmm(query, keys.transpose(1, 2)).view(n, kv_heads, shared, TILE)
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill(tile.hidden, -torch.inf)
         old = highest[tile.rows]
         new = torch.maximum(old, scores.amax(-1))
         weights = exp(scores - new[..., None])
         rescale = exp(old - new)
-        added = bmm(weights.view(n * kv_heads, shared, TILE), values).view(n, kv_heads, shared, dim)
+        added = bmm(weights.view(n * kv_heads, shared, TILE), values).view(n, kv_heads, shared, width)
         highest[tile.rows] = new
         total[tile.rows] = total[tile.rows] * rescale + ordered_sum(weights)
         result[tile.rows] = result[tile.rows] * rescale[..., None] + added
-    return (result / total[..., None]).reshape(rows, heads, dim).to(q.dtype)
+    return (result / total[..., None]).reshape(rows, heads, width).to(q.dtype)
 
 
 def _gather(cache: torch.Tensor, slots: torch.Tensor, rows: int, scales: torch.Tensor | None) -> torch.Tensor:

@@ -8,8 +8,8 @@ from paceline.kernels.composed import Composed
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.reference import attention
-from paceline.kernels.reference.linear import linear
-from paceline.kernels.reference.ordered import exp, ordered_sum, silu
+from paceline.kernels.reference.linear import linear, linear_by_head
+from paceline.kernels.reference.ordered import ACTIVATIONS, exp, ordered_sum, silu
 from paceline.kernels.reference.quantised import as_bytes, quantised
 
 
@@ -22,17 +22,32 @@ class ReferenceKernels(Composed):
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(x, plain(weight), bias)
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear_by_head(x, weight)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
         mean = ordered_sum(wide * wide) / x.shape[-1]
-        return (wide / torch.sqrt(mean + eps)[..., None]).to(x.dtype) * weight
+        return ((wide / torch.sqrt(mean + eps)[..., None]).to(weight.dtype) * weight).to(x.dtype)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide - (ordered_sum(wide) / x.shape[-1])[..., None]
+        variance = ordered_sum(wide * wide) / x.shape[-1]
+        normed = wide / torch.sqrt(variance + eps)[..., None] * weight
+        return (normed if bias is None else normed + bias).to(x.dtype)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (silu(gate) * up).to(gate_up.dtype)
 
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return ACTIVATIONS[activation](x.float()).to(x.dtype)
+
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         width = cos.shape[-1]
+        if width == 0:
+            return x
         turned = x[..., :width].float()
         turned = turned * cos + turned.roll(width // 2, -1) * sin
         turned = turned.to(x.dtype)
@@ -46,8 +61,9 @@ class ReferenceKernels(Composed):
         as_bytes(v_cache).index_copy_(0, slots, as_bytes(v.to(v_cache.dtype)))
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
-        return attention.attend(q, k_cache, v_cache, layout, view, scale, scales)
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+               softcap: float = 0.0) -> torch.Tensor:
+        return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, softcap)
 
     def route(self, logits: torch.Tensor, experts: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         wide = logits.float()

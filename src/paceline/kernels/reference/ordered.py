@@ -29,3 +29,24 @@ def exp(x: torch.Tensor) -> torch.Tensor:
 def silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x). torch's own silu uses another routine for the last elements of a tensor than for the rest."""
     return x / (1 + exp(-x))
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (x + 0.044715 * x ** 3), as x * sigmoid(2 u)."""
+    return x / (1 + exp((x + 0.044715 * x * x * x) * -1.5957691216057308))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * (1 + erf(x / sqrt 2)) / 2."""
+    return x * (1 + erf(x * 0.7071067811865476)) * 0.5
+
+
+def erf(x: torch.Tensor) -> torch.Tensor:
+    """To 6e-7 (Abramowitz and Stegun, 7.1.26). torch's own takes another routine for the last elements of a tensor."""
+    size = x.abs()
+    t = 1 / (1 + 0.3275911 * size)
+    series = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    return torch.copysign(1 - series * exp(-size * size), x)
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}

@@ -72,7 +72,7 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
            scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None, chosen: Tuning, deterministic: bool,
-           arrived: torch.Tensor) -> torch.Tensor:
+           arrived: torch.Tensor, softcap: float = 0.0) -> torch.Tensor:
     """The contract is Kernels.attend. `arrived`: int32 zeros, at least tiles * KV heads; left as they were."""
     _, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
@@ -85,9 +85,10 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     common: dict[str, Any] = {
         "KV_HEADS": kv_heads, "SHARED": shared, "DIM": dim, "BLOCK_D": max(16, triton.next_power_of_2(dim)),
         "BLOCK_N": chosen.block_n, "BLOCK_SIZE": layout.block_size, "WINDOW": view.window is not None,
-        "SCALED": scales is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        "enable_fp_fusion": not deterministic, **overlapped(q.device, q.shape[0], heads * dim)}
-    base2 = scale * math.log2(math.e)
+        "CAPPED": softcap > 0.0, "SCALED": scales is not None,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": not deterministic,
+        **overlapped(q.device, q.shape[0], heads * dim)}
+    base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
     shape = rows.shape
     if shape.tiles:
         plan = _plan(rows, layout, view, heads, kv_heads, dim, chosen, deterministic)
@@ -96,16 +97,17 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         split_kernel[(min(plan.items.shape[0] * kv_heads, PROGRAMS * chosen.processors),)](
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
-            out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2, view.window or 0,
-            BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth,
+            out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2,
+            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth,
             REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
             num_warps=how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
             q.stride(0), out.stride(0), k_cache.stride(0), view.tables.stride(0), shape.chunks, base2,
-            view.window or 0, BLOCK_M=_height(shape.chunk_rows * shared, chosen, chosen.chunk_m), SPLIT=chosen.split,
-            BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps, num_stages=chosen.chunk_stages)
+            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, chosen, chosen.chunk_m),
+            SPLIT=chosen.split, BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps,
+            num_stages=chosen.chunk_stages)
     return out
 
 

@@ -49,6 +49,12 @@ def combine(highest, total, acc, more_highest, more_total, more_acc):
 
 
 @triton.jit
+def soft_cap(scores, cap):
+    """Scores in base 2 and their cap in the same unit: cap * tanh(scores / cap)."""
+    return cap * (1.0 - 2.0 / (tl.exp2(scores / cap * 2.8853900817779268) + 1.0))  # 2 / ln 2
+
+
+@triton.jit
 def page_slots(table, j, inside, BLOCK_SIZE: tl.constexpr):
     page = tl.load(table + j // BLOCK_SIZE, mask=inside, other=0)
     return page.to(tl.int64) * BLOCK_SIZE + j % BLOCK_SIZE
@@ -72,8 +78,9 @@ def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexp
 
 @triton.jit
 def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head, stride,
-         scale, window, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-         BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
+         scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+         BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+         PRECISION: tl.constexpr):
     """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
     `lowest`: the lowest position of the tile."""
     for first_key in range(begin, end, BLOCK_N):
@@ -86,6 +93,8 @@ def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, k
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SCALED:
             scores = scores * k_scale[None, :]
+        if CAPPED:
+            scores = soft_cap(scores, cap)
         seen = inside[None, :] & (j[None, :] <= pos[:, None])
         if WINDOW:
             seen = seen & (j[None, :] > pos[:, None] - window)
@@ -107,10 +116,10 @@ def path_slots(table, slots, ancestors, row, j, prefix, inside, DEPTH: tl.conste
 
 @triton.jit
 def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, table, slots, positions, prefixes,
-               ancestors, keys, values, key_scales, value_scales, head, stride, scale, window,
+               ancestors, keys, values, key_scales, value_scales, head, stride, scale, window, cap,
                KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr, WINDOW: tl.constexpr,
-               SCALED: tl.constexpr, PRECISION: tl.constexpr):
+               CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
     """The same where each row has keys of its own. One row after the other gets its scores and its values; the
     others' weights are zero then, which changes no bit of theirs."""
     for first_key in range(begin, end, BLOCK_N):
@@ -126,6 +135,8 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
             own = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             if SCALED:
                 own = own * k_scale[None, :]
+            if CAPPED:
+                own = soft_cap(own, cap)
             scores = tl.where((of_row == r)[:, None] & inside[None, :], own, scores)
 
         new = tl.maximum(highest, tl.max(scores, 1))
@@ -153,10 +164,10 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
 @triton.jit(do_not_specialize=["table_stride", "height", "window"])
 def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, tables, slots, positions, prefixes,
                  ancestors, results, extremes, arrived, q_stride, out_stride, stride, table_stride, height, scale,
-                 window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+                 window, cap, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
                  REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
-                 SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
+                 CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
     """Programs take the work list's items in turn, each for every KV head. Who finishes a tile's last item combines
     them all; `arrived` [tiles * KV heads] is left at zero."""
     start(OVERLAP)
@@ -193,13 +204,13 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         highest, total, acc = walk(
             query, pos, lowest, begin, tl.minimum(end, shared), highest, total, acc, table, keys, values, key_scales,
-            value_scales, head, stride, scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED,
-            PRECISION)
+            value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED,
+            SCALED, PRECISION)
         if DEPTH > 0:
             highest, total, acc = walk_paths(
                 query, of_row, pos, first, rows, tl.maximum(begin, shared), end, highest, total, acc, table, slots,
                 positions, prefixes, ancestors, keys, values, key_scales, value_scales, head, stride, scale, window,
-                KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE, DEPTH, WINDOW, SCALED, PRECISION)
+                cap, KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE, DEPTH, WINDOW, CAPPED, SCALED, PRECISION)
 
         if pieces == 1:
             mixed = acc / tl.where(live, total, 1.0)[:, None]
@@ -249,10 +260,11 @@ def gather(results, extremes, out, cells_from, pieces, first, rows, head, out_st
 
 @triton.jit(do_not_specialize=["table_stride", "count", "window"])
 def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_of_row, positions, tables, q_stride,
-                 out_stride, stride, table_stride, count, scale, window, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
-                 DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                 BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, BY_SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-                 SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
+                 out_stride, stride, table_stride, count, scale, window, cap, KV_HEADS: tl.constexpr,
+                 SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, BY_SPLIT: tl.constexpr,
+                 WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+                 OVERLAP: tl.constexpr):
     """Grid (KV heads, chunks): all keys of one tile of a chain; the last chunks, which have most, start first."""
     start(OVERLAP)
     head = tl.program_id(0)
@@ -287,11 +299,12 @@ def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_o
                 span_highest, span_total, span_acc = walk(
                     query, pos, lowest, tl.maximum(span * SPLIT, begin), tl.minimum(span * SPLIT + SPLIT, end),
                     span_highest, span_total, span_acc, table, keys, values, key_scales, value_scales, head, stride,
-                    scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED, PRECISION)
+                    scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, PRECISION)
                 highest, total, acc = combine(highest, total, acc, span_highest, span_total, span_acc)
         else:
             highest, total, acc = walk(
                 query, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales,
-                head, stride, scale, window, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, SCALED, PRECISION)
+                head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
+                PRECISION)
         mixed = acc / tl.where(live, total, 1.0)[:, None]
         tl.store(out + (place * out_stride + across)[:, None] + d[None, :], mixed.to(out.dtype.element_ty), mask=cells)

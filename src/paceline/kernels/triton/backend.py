@@ -7,8 +7,9 @@ import torch
 from paceline.kernels.composed import Composed
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads, KVCache, Norm
+from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
+from paceline.kernels.reference import ReferenceKernels
 from paceline.kernels.triton import attention, elementwise, linear
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, Product, Way, choose
@@ -28,6 +29,8 @@ class TritonKernels(Composed):
     def __init__(self, deterministic: bool, device: torch.device) -> None:
         self.deterministic = deterministic
         self.name = "triton-deterministic" if deterministic else "triton"
+        self._exact, self._eager = ReferenceKernels(), EagerKernels()
+        """For what has no kernel here."""
         self._processors = 4
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -49,6 +52,9 @@ class TritonKernels(Composed):
         how = self._how(x, matrix)
         return linear.vendor(x, matrix, bias) if how.way is Way.VENDOR else self._product(x, matrix, bias, how)
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (self._exact if self.deterministic else self._eager).linear_by_head(x, weight)
+
     def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,
                    residual: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
@@ -57,29 +63,31 @@ class TritonKernels(Composed):
             return linear.vendor_add(x, matrix, bias, residual)
         return self._product(x, matrix, bias, how, residual=residual)
 
-    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
+              activation: str = "silu") -> torch.Tensor:
         matrix = plain(weight)
+        if activation != "silu":  # the one that products have inside
+            return super().gated(x, norm, matrix, bias, activation)
         how = self._how(x, matrix, gated=True)
         if how.way is Way.VENDOR:
-            normed = x if norm is None else self.rms_norm(x, norm.weight, norm.eps)
-            return self.silu_mul(linear.vendor(normed, matrix, bias))
+            return self.silu_mul(linear.vendor(self.norm(x, norm), matrix, bias))
         return self._normed(x, norm, matrix, bias, how, gated=True)
 
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
         if how.way is Way.VENDOR:
-            return linear.vendor_wide(self.rms_norm(x, norm.weight, norm.eps), matrix, bias)
+            return linear.vendor_wide(self.norm(x, norm), matrix, bias)
         return self._normed(x, norm, matrix, bias, how, dtype=torch.float32)
 
     def _normed(self, x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: torch.Tensor | None,
                 how: Product, *, gated: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A product of ours behind a norm, which a single short row gets inside it."""
-        if norm is not None and (how.way is not Way.ROW or x.shape[1] > NORM_INSIDE):
-            x, norm = self.rms_norm(x, norm.weight, norm.eps), None
+        if norm is not None and (how.way is not Way.ROW or x.shape[1] > NORM_INSIDE or norm.centred):
+            x, norm = self.norm(x, norm), None
         return self._product(x, weight, bias, how, norm=norm, gated=gated, dtype=dtype)
 
-    def project(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None, heads: Heads,
+    def project(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None, heads: Heads,
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
@@ -87,12 +95,11 @@ class TritonKernels(Composed):
         if how.way is Way.ROW:
             if not simple:
                 return self.rotate_and_store(self._normed(x, norm, matrix, bias, how), heads, cos, sin, cache, slots)
-            inside = norm if x.shape[1] <= NORM_INSIDE else None
-            normed = x if inside is not None else self.rms_norm(x, norm.weight, norm.eps)
+            inside = norm if norm is not None and not norm.centred and x.shape[1] <= NORM_INSIDE else None
+            normed = x if inside is not None else self.norm(x, norm)
             return linear.project_row(normed, inside, matrix, bias, heads, cos, sin, cache, slots, how)
         if how.way is Way.TILES and how.piece == 0 and simple and not self.deterministic:
-            return linear.project_rows(self.rms_norm(x, norm.weight, norm.eps), matrix, bias, heads, cos, sin, cache,
-                                       slots, how)
+            return linear.project_rows(self.norm(x, norm), matrix, bias, heads, cos, sin, cache, slots, how)
         return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
 
     def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
@@ -104,8 +111,14 @@ class TritonKernels(Composed):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps)
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        return elementwise.layer_norm(x, weight, bias, eps)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return elementwise.silu_mul(gate_up)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return elementwise.activate(x, activation)
 
     rotate = EagerKernels.rotate
     route = EagerKernels.route
@@ -115,9 +128,14 @@ class TritonKernels(Composed):
         elementwise.store(k_cache, v_cache, slots, k, v, scales)
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
-               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+               scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+               softcap: float = 0.0) -> torch.Tensor:
+        if values_in_keys(k_cache, v_cache):
+            # No tile here is as wide as a latent key (576 features): torch, in the form that keeps this mode's promise.
+            return (self._exact if self.deterministic else self._eager).attend(q, k_cache, v_cache, layout, view, scale,
+                                                                               softcap=softcap)
         return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, self.tuning(q.dtype, q.shape[2]),
-                                self.deterministic, self._arrived)
+                                self.deterministic, self._arrived, softcap)
 
     def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
         return tuning(dtype, dim, self.deterministic, self._processors)

@@ -7,7 +7,13 @@ import triton
 
 from paceline.kernels.operands import Heads, KVCache
 from paceline.kernels.reference.quantised import LARGEST
-from paceline.kernels.triton.elementwise_device import rms_norm_kernel, rotate_and_store_kernel, silu_mul_kernel
+from paceline.kernels.triton.elementwise_device import (
+    activate_kernel,
+    layer_norm_kernel,
+    rms_norm_kernel,
+    rotate_and_store_kernel,
+    silu_mul_kernel,
+)
 from paceline.kernels.triton.launch import overlapped
 
 
@@ -22,6 +28,28 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out.view(x.shape)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """[..., K] -> the same shape, contiguous."""
+    size = x.shape[-1]
+    flat = x.reshape(-1, size)
+    out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(size)
+    layer_norm_kernel[(flat.shape[0],)](flat, weight, weight if bias is None else bias, out, flat.stride(0), eps,
+                                        SIZE=size, BLOCK=block, BIASED=bias is not None,
+                                        num_warps=min(8, max(1, block // 512)), **overlapped(x.device, *flat.shape))
+    return out.view(x.shape)
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """[N, F], rows at any stride -> contiguous."""
+    rows, size = x.shape
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(size))
+    activate_kernel[(rows, triton.cdiv(size, block))](x, out, x.stride(0), SIZE=size, BLOCK=block, KIND=activation,
+                                                      num_warps=4, **overlapped(out.device, rows, size))
+    return out
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[N, 2 F] -> [N, F]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -33,8 +61,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def turns_whole_heads(heads: Heads, cos: torch.Tensor) -> bool:
-    """Whether the fused kernels know this rotation: all features of a head, in two halves."""
-    return cos.shape[-1] == heads.dim and (heads.query_norm is None) == (heads.key_norm is None)
+    """Whether the fused kernels know this rotation: all features of a head, in two halves, normed head by head."""
+    return cos.shape[-1] == heads.dim and heads.normed_apart and (heads.query_norm is None) == (heads.key_norm is None)
 
 
 def rotate_and_store(qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,

@@ -23,6 +23,40 @@ def rms_norm_kernel(x, weight, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
+def layer_norm_kernel(x, weight, bias, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+                      BIASED: tl.constexpr, OVERLAP: tl.constexpr):
+    """A program a row; out is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    w = tl.load(weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    start(OVERLAP)
+    wide = tl.load(x + row * x_stride + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    wide = tl.where(i < SIZE, wide - tl.sum(wide, 0) / SIZE, 0.0)
+    normed = wide / tl.sqrt(tl.sum(wide * wide, 0) / SIZE + eps) * w
+    if BIASED:
+        normed += tl.load(bias + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + i, normed.to(out.dtype.element_ty), mask=i < SIZE)
+
+
+@triton.jit
+def activate_kernel(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                    OVERLAP: tl.constexpr):
+    """Grid (rows, blocks of features)."""
+    start(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + row * stride + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    if KIND == "gelu":
+        y = v * (1.0 + tl.erf(v * 0.7071067811865476)) * 0.5
+    elif KIND == "gelu_tanh":  # x * (1 + tanh(u)) / 2 is x * sigmoid(2 u)
+        y = v / (1.0 + tl.exp((v + 0.044715 * v * v * v) * -1.5957691216057308))
+    else:
+        tl.static_assert(KIND == "silu")
+        y = v / (1.0 + tl.exp(-v))
+    tl.store(out + row * SIZE + i, y.to(out.dtype.element_ty), mask=i < SIZE)
+
+
+@triton.jit
 def silu_mul_kernel(gate_up, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid (rows, blocks of features)."""
     start(OVERLAP)
