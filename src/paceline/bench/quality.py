@@ -95,14 +95,15 @@ class Scorer:
         ids = torch.tensor(tokens, device=self._device)
         for begin in range(0, len(tokens), chunk):
             end = min(begin + chunk, len(tokens))
-            hidden = self._model.forward(ids[begin:end], self._context(begin, end))
+            hidden = self._model.forward(ids[begin:end], self.context(begin, end))
             targets = ids[begin + 1:end + 1]
             if len(targets):
                 logits = self._model.logits(hidden[:len(targets)], self._kernels)
                 total -= float(torch.log_softmax(logits, -1).gather(1, targets[:, None]).double().sum())
         return total
 
-    def _context(self, begin: int, end: int) -> Forward:
+    def context(self, begin: int, end: int) -> Forward:
+        """A pass over the tokens begin .. end - 1 of a window whose earlier ones are in the cache."""
         positions = torch.arange(begin, end, device=self._device)
         slots = self._table[0, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         pages = -(-end // BLOCK_SIZE)

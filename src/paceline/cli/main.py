@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, doctor, generate, later, replay, serve, train
+from paceline.cli import bench, chat, doctor, generate, later, quantize, replay, serve, train
 from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError
 
@@ -27,6 +27,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.command("replay")(replay.replay)
+app.command("quantize")(quantize.quantize)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
