@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -41,6 +42,9 @@ class EngineOptions:
     watermark: float = 0.01
     schedule_ahead: bool = False
     """Plan a step while the one before it is still undecided."""
+    adapters: Mapping[str, str] | None = None
+    """PEFT adapters by the names requests use, each a folder or a hub id. Where native code would run the whole model,
+    torch runs it on native kernels instead, so that {} makes room for adapters that are loaded later."""
     capture_at_start: bool = False
     """On a card: capture steps of every size before the first request, so that none waits for it."""
 
@@ -133,6 +137,10 @@ def check(options: EngineOptions) -> None:
     if options.kv_dtype not in ("auto", "float32", "float16", "bfloat16", "int8", "fp8"):
         raise NotYetError(f"kv_dtype={options.kv_dtype!r} is not in this version yet; "
                           "use 'auto', 'float32', 'float16', 'bfloat16', 'int8' or 'fp8'.")
+    named = options.adapters or {}
+    if not isinstance(named, Mapping) or not all(
+            isinstance(text, str) and text for pair in named.items() for text in pair):
+        raise ConfigError(f"adapters must map names to folders, got {options.adapters!r}.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
 

@@ -27,13 +27,15 @@ class LLM:
                  quantization: str | None = None, kv_dtype: str = "auto", speculation: Any = None,
                  deterministic: bool = False, max_model_len: int | None = None, block_size: int = 16,
                  kv_blocks: int | None = None, max_batch_tokens: int | None = None, max_num_seqs: int | None = None,
-                 enable_prefix_caching: bool = True, progress: Progress | None = None, **more: Any) -> None:
-        """`more`: the rarer fields of EngineOptions. `progress(stage, done, total)` hears of long work."""
+                 enable_prefix_caching: bool = True, adapters: Mapping[str, str] | None = None,
+                 progress: Progress | None = None, **more: Any) -> None:
+        """`adapters`: folders of PEFT adapters by the names that generate() takes. `more`: the rarer fields of
+        EngineOptions. `progress(stage, done, total)` hears of long work."""
         options = EngineOptions.of(
             model=model, device=device, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype,
             speculation=speculation, deterministic=deterministic, max_model_len=max_model_len, block_size=block_size,
             kv_blocks=kv_blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs,
-            enable_prefix_caching=enable_prefix_caching, **more)
+            enable_prefix_caching=enable_prefix_caching, adapters=adapters, **more)
         self.engine: Engine = build_engine(options, progress)
 
     @classmethod
@@ -44,29 +46,32 @@ class LLM:
         return llm
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | list[SamplingParams] | None = None,
-                 *, speculation: Any = ...) -> list[RequestOutput]:
-        """All prompts at once, outputs in their order. `speculation` (one for all, or a list) overrides the default.
+                 *, speculation: Any = ..., adapter: str | list[str | None] | None = None) -> list[RequestOutput]:
+        """All prompts at once, outputs in their order. `speculation` (one for all, or a list) overrides the default;
+        `adapter` (likewise) names a loaded adapter.
 
         A request that cannot be served fails alone: its output has `error` set. Only when no request of the call
         can be served is the first error raised. More prompts than max_queue are fed as the queue drains.
         """
-        return self._serve(_as_batch(prompts), params, speculation)
+        return self._serve(_as_batch(prompts), params, speculation, adapter)
 
-    def _serve(self, batch: Sequence[Prompt | PacelineError], params: Any, speculation: Any) -> list[RequestOutput]:
+    def _serve(self, batch: Sequence[Prompt | PacelineError], params: Any, speculation: Any,
+               adapter: Any) -> list[RequestOutput]:
         """Where an error stands in the place of a prompt, that request has already failed."""
         params_of = _spread(params if params is not None else SamplingParams(), len(batch), "params")
         spec_of = _spread(speculation, len(batch), "speculation")
+        adapter_of = _spread(adapter, len(batch), "adapter")
         outputs: list[RequestOutput | None] = [None] * len(batch)
         places: dict[str, int] = {}
         refusals: list[PacelineError] = []
         try:
-            for place, (prompt, own, wish) in enumerate(zip(batch, params_of, spec_of)):
+            for place, (prompt, own, wish, name) in enumerate(zip(batch, params_of, spec_of, adapter_of)):
                 try:
                     if isinstance(prompt, PacelineError):
                         raise prompt
                     while places and self.engine.scheduler.queue_full:
                         self._advance(places, outputs)
-                    places[self.engine.add(prompt, own, speculation=wish)] = place
+                    places[self.engine.add(prompt, own, speculation=wish, adapter=name)] = place
                 except PacelineError as problem:
                     refusals.append(problem)
                     outputs[place] = _refused(prompt, problem, place)
@@ -87,7 +92,8 @@ class LLM:
                 outputs[places.pop(record.request.id)] = self.engine.take(record.request.id).snapshot()
 
     def chat(self, messages: list[Message] | list[list[Message]], params: SamplingParams | list[SamplingParams] | None
-             = None, *, speculation: Any = ..., **template: Any) -> list[RequestOutput]:
+             = None, *, speculation: Any = ..., adapter: str | list[str | None] | None = None,
+             **template: Any) -> list[RequestOutput]:
         """Like generate, on one conversation or a list of them, through the model's chat template."""
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
         prompts: list[Prompt | PacelineError] = []
@@ -96,12 +102,12 @@ class LLM:
                 prompts.append(self.render(conversation, **template))  # type: ignore[arg-type]
             except PacelineError as problem:
                 prompts.append(problem)
-        return self._serve(prompts, params, speculation)
+        return self._serve(prompts, params, speculation, adapter)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...
-               ) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
+               adapter: str | None = None) -> Iterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop early cancels the request."""
-        request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation)
+        request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation, adapter=adapter)
         record = self.engine.record(request_id)
         seen = 0
         try:
@@ -119,8 +125,13 @@ class LLM:
             self.engine.take(request_id)
 
     def stream_chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
-                    **template: Any) -> Iterator[RequestOutput]:
-        return self.stream(self.render(messages, **template), params, speculation=speculation)
+                    adapter: str | None = None, **template: Any) -> Iterator[RequestOutput]:
+        return self.stream(self.render(messages, **template), params, speculation=speculation, adapter=adapter)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """A further PEFT adapter (a folder, or a hub id) that requests may name from now on. A model that native code
+        would run whole has to be made with `adapters`, be it {}."""
+        self.engine.adapters.load(name, path)
 
     def render(self, messages: list[Message], **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to see."""

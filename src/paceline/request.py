@@ -190,6 +190,8 @@ class Request:
     speculation: Any = None
     """A resolved drafter handle or None; opaque to the scheduler."""
     prompt_text: str | None = None
+    adapter: Any = None
+    """A loaded adapter (models.adapters.Adapter) or None: the model as it is."""
 
 
 @dataclass(slots=True)

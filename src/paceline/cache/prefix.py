@@ -21,7 +21,8 @@ NEVER_SEEN = "never seen"
 EVICTED = "evicted"
 """It was cached and had to make room."""
 SALT = "salt"
-"""Nothing is cached under this request's salt. What lies under other salts is never looked at, not even for this."""
+"""Nothing is cached under this request's salt, or with its adapter. What lies under other salts is never looked at, not
+even for this."""
 
 
 def diverged(token: int) -> str:

@@ -29,6 +29,7 @@ from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM
+from paceline.models.load.adapters import read_adapter
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
@@ -55,6 +56,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
     card = inspect_card(device) if device.type == "cuda" else None
     if card is not None:
         check_card(card, options.kernels, dtype, options.kv_dtype)
+    adapters = {name: read_adapter(place) for name, place in (options.adapters or {}).items()}
     path = resolve(options.model, progress=progress)
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
@@ -66,6 +68,8 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,
                         chat=chat, source=ModelFiles(options, path, device, dtype))
+    for name, adapter in adapters.items():
+        engine.adapters.add(name, adapter)
     if options.capture_at_start:
         engine.capture(progress)
     return engine
@@ -98,15 +102,15 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
     if native and options.kv_dtype == "fp8":
         raise ConfigError("kv_dtype='fp8' is there on CUDA cards and in torch (kernels='eager'), and this "
                           "model runs on the native CPU path: use kv_dtype='int8', which takes as many bytes.")
-    if native and unsupported(shape) is None:
+    reason = unsupported(shape) or ("adapters need it" if options.adapters is not None else None)
+    if native and reason is None:
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
                               kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8),
                               keep_blocks=keeps_blocks(options, checkpoint))
     else:
         check_torch_cache(options)
         if native:
-            log.info("the native kernels run this model's linear and attention layers, torch the rest: %s",
-                     unsupported(shape))
+            log.info("the native kernels run this model's linear and attention layers, torch the rest: %s", reason)
         packing = PackingWeights(weights, keeps_blocks(options, checkpoint)) if native else weights
         model = build(shape, packing, length)
     if native and require_native().available_kernels()[0] == "portable":
@@ -130,7 +134,7 @@ class ModelFiles:
         self.threads = native_threads(options)
 
     def load(self, name: str, max_model_len: int) -> LoadedModel:
-        options = self._options
+        options = replace(self._options, adapters=None)
         if options.kernels == "native":  # asked for the target; this one is run by what suits it
             options = replace(options, kernels="auto")
         with open_checkpoint(resolve(name)) as checkpoint:

@@ -16,6 +16,7 @@ import torch
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
+from paceline.engine.adapters import Adapters
 from paceline.engine.admission import check_params, check_prompt
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.device import DeviceSteps, captured_steps, free_running
@@ -86,6 +87,7 @@ class Engine:
         self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
         if self._device_steps is not None:
             self.runner.graphs, self.runner.drafts = self._device_steps.mixed, self._device_steps.drafts
+        self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))
@@ -111,14 +113,16 @@ class Engine:
     # ---------------------------------------------------------------- requests
 
     def add(self, prompt: str | list[int], params: SamplingParams, *, speculation: Any = ...,
-            request_id: str | None = None) -> str:
-        """Admit a request or raise a RequestError; the id under which its records come."""
+            request_id: str | None = None, adapter: str | None = None) -> str:
+        """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
+        that is loaded."""
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
         text = prompt if isinstance(prompt, str) else None
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
+        own = self.adapters.get(adapter)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
         drafter = None if wish is None else speculations.build(wish, self._draft_context)
         compilation = self.structures.begin(params)
@@ -128,7 +132,7 @@ class Engine:
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
-        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text)
+        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own)
         bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.n)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
@@ -430,4 +434,5 @@ class Engine:
             return None
         wish = request.speculation
         return Trace(model=self.revision, prompt=list(request.prompt), params=request.params, seed=request.seed,
-                     speculation=None if wish is None else wish.as_dict(), kernels=self.kernels.name)
+                     speculation=None if wish is None else wish.as_dict(), kernels=self.kernels.name,
+                     adapter=None if request.adapter is None else request.adapter.identity)

@@ -154,7 +154,7 @@ def free_running(seq: Sequence) -> bool:
     """Whether a device can draw one token of this sequence after another without the host."""
     state, params = seq.state, seq.request.params
     structured = state.grammar is not None or params.structure is not None
-    return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt)
+    return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt or seq.adapter)
 
 
 def draws_by_itself(group: RowGroup) -> bool:

@@ -35,6 +35,8 @@ class Held:
     allocation: Any
     final: int = 0
     chain: list[int] = field(default_factory=list)
+    adapter: Any = None
+    """What the model reads it with, as Sequence.adapter."""
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class TargetCacheModel(CachedModel):
         for sequence in sequences:
             seq, path = base_of(sequence)
             if not path or seq not in self._held:
-                self._held[seq] = Held(seq.allocation, seq.computed)
+                self._held[seq] = Held(seq.allocation, seq.computed, adapter=seq.adapter)
             depths.append(self._depth(seq, path))
         return depths
 
@@ -294,7 +296,7 @@ class OwnCacheModel(CachedModel):
 
 def _group(held: Held, seq: Sequence, start: int, tokens: list[int], parents: list[int] | None,
            logits_from: int) -> RowGroup:
-    """Rows of a step of the runner, which reads of a group's sequence nothing but its allocation."""
+    """Rows of a step of the runner, which reads of a group's sequence nothing but its allocation and its adapter."""
     return RowGroup(cast(Sequence, held), start, tokens, parents, None, logits_from, seq.epoch)
 
 

@@ -302,7 +302,7 @@ class StepFiller:
             self.preempt(self.running[-1])
         params = seq.request.params
         reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
-        allocation = self.cache.open(seq.tokens, salt=params.cache_salt, reuse=reuse)
+        allocation = self.cache.open(seq.tokens, salt=seq.cache_salt, reuse=reuse)
         if allocation is None:
             return False
         if not self._fits(seq, allocation):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from paceline.sampling.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """`equal`: the same tokens came out. `same_model`: the model's revision is the recorded one."""
+    """`equal`: the same tokens came out. `same_model`: the model's revision, and the adapter's if it had one, are the
+    recorded ones."""
 
     equal: bool
     tokens: list[int]
@@ -24,7 +25,7 @@ class ReplayReport:
     same_model: bool
 
 
-def replay(trace: Path | str, *, model: str | None = None,
+def replay(trace: Path | str, *, model: str | None = None, adapters: Mapping[str, str] | None = None,
            progress: Callable[[str, int, int | None], None] | None = None) -> ReplayReport:
     """Read a trace file, load the model and reproduce the text."""
     try:
@@ -32,14 +33,16 @@ def replay(trace: Path | str, *, model: str | None = None,
     except (OSError, UnicodeDecodeError) as problem:
         raise RequestError(f"The trace {trace} cannot be read ({problem}): check the path.", "trace") from problem
     kernels = recorded.kernels if recorded.kernels in KERNELS else "auto"
-    options = EngineOptions(model=model, kernels=kernels)
+    options = EngineOptions(model=model, kernels=kernels, adapters=adapters)
     return replay_on(build_engine(options, progress), recorded)
 
 
 def replay_on(engine: Engine, recorded: Trace) -> ReplayReport:
     """Reproduce on an engine that is already there. Only sample 0 is recorded, so only it is run."""
     params = replace(recorded.params, seed=recorded.seed, n=1, trace=False, timeout_s=None)
-    request_id = engine.add(recorded.prompt, params, speculation=recorded.speculation)
+    name, _, revision = (recorded.adapter or "").rpartition("@")
+    adapter = engine.adapters.get(name or None)
+    request_id = engine.add(recorded.prompt, params, speculation=recorded.speculation, adapter=name or None)
     record = engine.record(request_id)
     while record.open:
         engine.step()
@@ -54,4 +57,5 @@ def replay_on(engine: Engine, recorded: Trace) -> ReplayReport:
     different = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), None)
     if different is None and len(tokens) != len(expected):
         different = min(len(tokens), len(expected))
-    return ReplayReport(different is None, tokens, expected, different, recorded.model == engine.revision)
+    same = recorded.model == engine.revision and (adapter is None or adapter.revision == revision)
+    return ReplayReport(different is None, tokens, expected, different, same)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch
 from paceline.cache.storage import KVStorage
 from paceline.engine.sequence import PENDING
 from paceline.engine.step import RowGroup, Step
+from paceline.kernels.adapted import NOBODY, RowAdapters, adapted, of_rows
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.forward import Forward
@@ -52,6 +53,8 @@ class Batch:
     """The layout's tensors lie on the host: for a captured step, which has room of its own on the device."""
     drafted: bool = False
     """It is captured as a step with drafts."""
+    adapters: RowAdapters | None = None
+    """Where some rows have one; such a step is never captured."""
 
 
 class Runner:
@@ -108,12 +111,14 @@ class Runner:
         if batch.on_host:
             self._to_device(layout)
         storage = self.storage
-        context = Forward(self.kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
+        kernels = adapted(self.kernels, batch.adapters, self._device)
+        context = Forward(kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         hidden = self.model.forward(self._tensor(tokens), context)
         if len(rows) < layout.rows:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64, device=self._device)]
-        logits = self.model.logits(hidden, self.kernels)
+            kernels = of_rows(kernels, rows)
+        logits = self.model.logits(hidden, kernels)
         return StepLogits(logits, first, context.tapped)
 
     def _drafted(self, drafts: DraftGraphs, batch: Batch, rows: list[int], first: list[int]) -> StepLogits:
@@ -147,6 +152,8 @@ class Runner:
                 positions = positions.copy() if positions is physical else positions
                 positions[offsets[index]:offsets[index + 1]] = _tree_positions(starts[index], tree)
 
+        adapters = row_adapters(groups, offsets)
+        on_device = on_device or adapters is not None
         drafted = not on_device and self.drafts is not None and self.drafts.takes(groups, offsets[-1])
         captured = drafted or (not on_device and self.graphs is not None and self.graphs.takes(groups, offsets[-1]))
         tensor = torch.from_numpy if captured else self._tensor
@@ -158,7 +165,7 @@ class Runner:
                  for table, window in zip(self._tables, self._windows)]
         layout = Layout(tensor(positions), offsets, starts, parents, size, views)
         pending = tokens == PENDING if PENDING in known else None
-        return Batch(step, layout, tokens, row_seats, pending, captured, drafted)
+        return Batch(step, layout, tokens, row_seats, pending, captured, drafted, adapters)
 
     def _to_device(self, layout: Layout) -> None:
         layout.positions = layout.positions.to(self._device)
@@ -168,6 +175,16 @@ class Runner:
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def row_adapters(groups: Seq[RowGroup], offsets: Seq[int]) -> RowAdapters | None:
+    """Which rows of a step have which adapter; None: none has any."""
+    named: dict[Any, None] = {group.seq.adapter: None for group in groups if group.seq.adapter is not None}
+    if not named:
+        return None
+    places = {adapter: index for index, adapter in enumerate(named)}
+    owners = np.repeat([places.get(group.seq.adapter, NOBODY) for group in groups], np.diff(offsets))
+    return RowAdapters([adapter.additions for adapter in named], owners)
 
 
 def logit_rows(groups: Seq[RowGroup], offsets: Seq[int]) -> tuple[list[int], list[int]]:

@@ -24,8 +24,8 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter", "epoch",
-                 "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
+    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
+                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
                  "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state", "status",
                  "tokens", "wait_for_commit")
 
@@ -33,6 +33,8 @@ class Sequence:
         self.request = request
         self.sample = sample
         self.seed = seed
+        self.adapter = request.adapter
+        """What its rows run with besides the model; None: nothing."""
         self.tokens: list[int] = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.computed = 0
@@ -81,7 +83,12 @@ class Sequence:
 
     @property
     def cache_salt(self) -> str:
-        return self.request.params.cache_salt
+        """What keeps its blocks apart from those of others: what the request asked for, and the adapter they were
+        computed with. The first letters tell both kinds apart, whatever a request asks for."""
+        own = self.request.params.cache_salt
+        if self.adapter is not None:
+            return f"adapter {self.adapter.revision} {own}"
+        return f"salt {own}" if own else ""
 
     def __repr__(self) -> str:
         return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "

@@ -61,7 +61,8 @@ class Decoder(ABC):
         self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
         self.norm = Norm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
         tied = config.tie_word_embeddings
-        self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width))
+        self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
+                           modules=[("lm_head", size)])
         self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
         """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
 
@@ -72,6 +73,12 @@ class Decoder(ABC):
     @abstractmethod
     def feed_forward(self, weights: WeightSource, layer: int) -> FeedForward:
         """The feed-forward part of one layer, built from its tensors."""
+
+    def linears(self) -> list[Linear]:
+        """Those through which all rows of a step go, by calls of kernels with the weight itself: adapters can add to
+        them. A sublayer that has such names them by a method of the same name."""
+        parts = [part for block in self.blocks for part in (block.attention, block.mlp)]
+        return [linear for part in parts for linear in getattr(part, "linears", list)()] + [self.head]
 
     def _block(self, weights: WeightSource, layer: int) -> Block:
         def norm(name: str) -> Norm:

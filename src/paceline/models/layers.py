@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,9 +19,12 @@ from paceline.models.packing import COLUMNS, PackingWeights
 class Linear:
     """y = x W^T + b."""
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None,
+                 modules: Sequence[tuple[str, int]] = ()) -> None:
         self.weight = weight
         self.bias = bias
+        self.modules = tuple(modules)
+        """Name and rows of what lies stacked in the weight, as checkpoints call it; () where rows lie otherwise."""
 
     def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         return kernels.linear(x, self.weight, self.bias)
@@ -39,10 +43,11 @@ def load_matrix(weights: WeightSource, names: list[str], rows: list[int], cols: 
 def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs: int, bias: bool) -> Linear:
     """One Linear from the tensors `<name>.weight` [out, inputs] (and `<name>.bias`), stacked: fewer, larger calls."""
     weight = load_matrix(weights, [f"{name}.weight" for name in names], out, inputs)
+    modules = list(zip(names, out, strict=True))
     if not bias:
-        return Linear(weight)
+        return Linear(weight, modules=modules)
     biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]
-    return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases))
+    return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases), modules)
 
 
 class Attention:
@@ -74,6 +79,9 @@ class Attention:
             mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
         return kernels.linear_add(mixed, self.out.weight, self.out.bias, x)
 
+    def linears(self) -> list[Linear]:
+        return [self.qkv, self.out]
+
 
 class FeedForward(Protocol):
     def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
@@ -98,6 +106,9 @@ class GatedMLP:
     def alone(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         """Without norm and residual: an expert among others."""
         return self.down(kernels.gated(x, None, self.gate_up.weight, self.gate_up.bias), kernels)
+
+    def linears(self) -> list[Linear]:
+        return [self.gate_up, self.down]
 
 
 class MixtureOfExperts:
