@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paceline.cache.prefix import Node
 
 NEVER = 1 << 62
 
 
+class Absent(NamedTuple):
+    """A block of a sequence whose KV the host keeps in its block `cold`; `node` is the prefix cache's."""
+
+    group: int
+    place: int
+    node: Node
+    cold: int
+    ahead: tuple[int, ...]
+
+
 class Allocation:
     """What one sequence holds. Made by CacheManager.open or fork, ended by close; only the manager changes it."""
 
-    __slots__ = ("blocks", "cached", "chain", "due", "miss", "passed", "registered", "salt", "sealed", "seat",
+    __slots__ = ("absent", "blocks", "cached", "chain", "due", "miss", "passed", "registered", "salt", "sealed", "seat",
                  "writable_from", "writable_to")
 
     def __init__(self, seat: int, groups: int, salt: str) -> None:
@@ -18,6 +30,8 @@ class Allocation:
         """Row of this sequence in CacheManager.tables; -1 once closed."""
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
         """Per group: block ids in logical order, NULL_BLOCK where the window has passed."""
+        self.absent: list[Absent] = []
+        """Between open and fetch: what the host keeps of the beginning; NULL_BLOCK stands in `blocks` for it."""
         self.salt = salt
         self.cached = 0
         """Tokens that were found in the prefix cache when the sequence was opened."""

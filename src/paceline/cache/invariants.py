@@ -9,7 +9,9 @@ from paceline.kernels.groups import NULL_BLOCK
 
 if TYPE_CHECKING:
     from paceline.cache.allocation import Allocation
+    from paceline.cache.blocks import BlockPool
     from paceline.cache.manager import CacheManager
+    from paceline.cache.swap import Swapped
 
 
 class CacheInvariantError(AssertionError):
@@ -21,14 +23,16 @@ def _require(condition: bool, sentence: str) -> None:
         raise CacheInvariantError(sentence)
 
 
-def check_cache(cache: CacheManager, live: list[Allocation]) -> None:
-    """`live` must be all open allocations."""
+def check_cache(cache: CacheManager, live: list[Allocation], swapped: list[Swapped]) -> None:
+    """`live` must be all open allocations, `swapped` all that were swapped out and not back."""
     _check_seats(cache, live)
     for group in range(len(cache.groups)):
         _check_holders(cache, live, group)
         _check_tables(cache, live, group)
         _check_entries(cache, group)
     _check_nodes(cache, live)
+    _check_swap(cache, swapped)
+    _check_cold(cache)
 
 
 def _check_seats(cache: CacheManager, live: list[Allocation]) -> None:
@@ -51,15 +55,19 @@ def _check_holders(cache: CacheManager, live: list[Allocation], group: int) -> N
     for block in range(1, pool.num_blocks):
         _require(pool.refs[block] == holders[block],
                  f"block {block} of group {name!r} counts {pool.refs[block]} holders but has {holders[block]}")
-    free = pool.free_list()
-    _require(len(free) == len(set(free)), f"the free list of group {name!r} has a block twice: {free}")
-    _require(set(free) == {block for block in range(1, pool.num_blocks) if not holders[block]},
-             f"the free list of group {name!r} is not exactly the blocks that nobody holds")
-    _require(pool.free == len(free), f"group {name!r} counts {pool.free} free blocks but lists {len(free)}")
-    flags = [pool.cached[block] for block in free]
-    _require(flags == sorted(flags), f"group {name!r} would evict cached blocks before using plain ones")
+    _check_free_list(pool, holders, f"group {name!r}")
     _require(pool.shared == sum(count > 1 for count in holders.values()),
              f"group {name!r} counts {pool.shared} shared blocks wrongly")
+
+
+def _check_free_list(pool: BlockPool, holders: Counter[int], name: str) -> None:
+    free = pool.free_list()
+    _require(len(free) == len(set(free)), f"the free list of {name} has a block twice: {free}")
+    _require(set(free) == {block for block in range(1, pool.num_blocks) if not holders[block]},
+             f"the free list of {name} is not exactly the blocks that nobody holds")
+    _require(pool.free == len(free), f"{name} counts {pool.free} free blocks but lists {len(free)}")
+    flags = [pool.cached[block] for block in free]
+    _require(flags == sorted(flags), f"{name} would evict cached blocks before using plain ones")
 
 
 def _check_tables(cache: CacheManager, live: list[Allocation], group: int) -> None:
@@ -89,7 +97,8 @@ def _check_nodes(cache: CacheManager, live: list[Allocation]) -> None:
     _require(len(nodes) == len(known), "a prefix node is in the table twice")
     pins = Counter(allocation.chain[-1] for allocation in live if allocation.chain)
     for node in nodes:
-        _require(node.held == sum(block != NULL_BLOCK for block in node.blocks), "a prefix node miscounts its blocks")
+        held = sum(block != NULL_BLOCK for block in node.blocks) + len(node.cold or ())
+        _require(node.held == held, "a prefix node miscounts its blocks")
         _require(node.pins == pins[node], "a prefix node is pinned by other sequences than those that end there")
         _require(bool(node.held or node.pins or node.children), "a prefix node that nothing needs is kept")
         _require(node.children <= known, "a prefix node has a child that cannot be found")
@@ -98,3 +107,37 @@ def _check_nodes(cache: CacheManager, live: list[Allocation]) -> None:
         for parent, child in zip(allocation.chain, allocation.chain[1:]):
             _require(child.parent is parent, "a sequence's chain of prefix nodes is broken")
         _require(set(allocation.chain) <= known, "a sequence's chain holds a node that was dropped")
+
+
+def _check_swap(cache: CacheManager, swapped: list[Swapped]) -> None:
+    swap = cache.swap
+    _require(swap.sequences == len(swapped), f"{swap.sequences} sequences are counted as swapped, not {len(swapped)}")
+    _require(bool(swap.pools) or not swapped, "a sequence is swapped and there is no memory for it")
+    for group, pool in enumerate(swap.pools):
+        name = f"the swap space of group {cache.groups[group].name!r}"
+        _require(pool.num_blocks == swap.most_blocks + 1, f"{name} is not as large as it may be")
+        holders = Counter(block for own in swapped for block in own.blocks[group])
+        for block in range(pool.num_blocks):
+            _require(pool.refs[block] == holders[block] <= 1, f"block {block} of {name} is lost or held twice")
+        _check_free_list(pool, holders, name)
+        _require(not any(pool.cached) and not pool.registered, f"{name} has blocks of the prefix cache")
+        for own in swapped:
+            whole = -(-own.length // cache.block_size)
+            _require(len(own.blocks[group]) == whole - own.first[group],
+                     f"a swapped sequence of {own.length} tokens has {len(own.blocks[group])} blocks in {name}")
+
+
+def _check_cold(cache: CacheManager) -> None:
+    for group, pool in enumerate(cache.cold.pools):
+        name = f"the cold blocks of group {cache.groups[group].name!r}"
+        _require(pool.num_blocks == cache.cold.most_blocks + 1, f"{name} are not as many as there may be")
+        _require(not any(pool.refs), f"{name} are still claimed")
+        _check_free_list(pool, Counter(), name)
+        entries = cache.prefix.cold_node_of[group]
+        flagged = {block for block in range(pool.num_blocks) if pool.cached[block]}
+        _require(flagged == set(entries) and pool.registered == len(flagged), f"{name} are not those with an entry")
+        for block, node in entries.items():
+            _require(node.cold is not None and node.cold[group].block == block,
+                     f"the prefix entry of block {block} of {name} names another")
+            _require(node.cold is not None and len(node.cold[group].ahead) == cache.groups[group].lookahead,
+                     f"the prefix entry of block {block} of {name} lacks the tokens that it depends on")

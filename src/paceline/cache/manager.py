@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from paceline.cache.allocation import NEVER, Allocation
 from paceline.cache.blocks import BlockPool
+from paceline.cache.host import NO_HOST, HostLimits
 from paceline.cache.invariants import check_cache
+from paceline.cache.offload import ColdBlocks
 from paceline.cache.prefix import DISABLED, PROMPT_LOGPROBS, TOO_SHORT, HashFunction, PrefixCache, default_hash
 from paceline.cache.sharing import Sharing
+from paceline.cache.swap import Swapped, SwapSpace
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import NULL_BLOCK, CacheGroup
@@ -33,20 +36,27 @@ class CacheUsage:
     queries: int
     """Prompt tokens looked up in it."""
     evictions: int
+    swap_total: int
+    swap_used: int
+    """Host blocks for preempted sequences."""
+    cold_total: int
+    cold_used: int
+    """Host blocks for what the prefix cache had no room for."""
 
 
 class CacheManager:
     """Block tables, sharing, rollback and path compaction for the sequences of one engine.
 
     Positions are physical: a committed token's position is its index, a draft's row i after `start` committed tokens
-    lies at start + i until compact() moves the accepted ones. Blocks change hands only in open, reserve, fork,
-    commit (window), rollback and close; because steps run in the order in which they were scheduled, a block may be
-    given away while an older step still reads it.
+    lies at start + i until compact() moves the accepted ones. Blocks change hands only in open, fetch, swap_in,
+    reserve, fork, commit (window), rollback and close; because steps run in the order in which they were scheduled, a
+    block may be given away while an older step still reads it.
+    The copies that fetch, swap_out, swap_in and reserve return take effect in the order of these calls.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, max_seats: int,
                  max_blocks_per_seq: int, enable_prefix_caching: bool = True, *,
-                 hash_function: HashFunction = default_hash) -> None:
+                 hash_function: HashFunction = default_hash, host: HostLimits = NO_HOST) -> None:
         if len(groups) != len(num_blocks) or not groups:
             raise ConfigError(f"{len(groups)} cache groups need as many block counts, got {len(num_blocks)}.")
         if block_size < 1 or max_seats < 1 or max_blocks_per_seq < 1 or min(num_blocks) < 2:
@@ -58,7 +68,11 @@ class CacheManager:
         self.max_blocks_per_seq = max_blocks_per_seq
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix = PrefixCache([group.lookahead for group in groups], block_size, hash_function)
-        self.pools = [BlockPool(count, partial(self.prefix.detach, g)) for g, count in enumerate(num_blocks)]
+        self.cold = ColdBlocks(self.prefix, self.groups, host.cold_blocks, host.allocate_cold)
+        self.swap = SwapSpace(len(groups), host.swap_blocks, host.allocate_swap)
+        self.pools = [BlockPool(count, partial(self._evict, g)) for g, count in enumerate(num_blocks)]
+        self._copies: list[BlockCopy] = []
+        """What the call under way asks for."""
         self.tables: list[npt.NDArray[np.int64]] = [
             np.full((max_seats, max_blocks_per_seq), NULL_BLOCK, dtype=np.int64) for _ in groups]
         """Per group [max_seats, max_blocks_per_seq]: block of each position's page, NULL_BLOCK where none is held.
@@ -69,12 +83,13 @@ class CacheManager:
         self._reach = [None if group.window is None else group.window + group.lookahead - 1 for group in groups]
         """Per group: how far before the next position keys are still read; None: to the beginning."""
         self._lookahead = max(group.lookahead for group in groups)
-        self._sharing = Sharing(self.prefix, self.pools, self.groups, self._reach, block_size)
+        self._sharing = Sharing(self.prefix, self.pools, self.groups, self._reach, block_size, self.cold)
 
     def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True) -> Allocation | None:
         """A seat, and the blocks of the longest cached beginning of `tokens` (whole blocks, never the last token).
 
-        None: every seat is taken. `reuse=False` (prompt logprobs) starts from nothing.
+        None: every seat is taken. `reuse=False` (prompt logprobs) starts from nothing. Call fetch() or abandon() next:
+        some of those blocks may be on the host.
         """
         if not self.free_seats:
             return None
@@ -103,6 +118,31 @@ class CacheManager:
             self.hits -= allocation.cached
         self.close(allocation)
 
+    def fetch(self, allocation: Allocation) -> list[BlockCopy]:
+        """After open(): bring what the host keeps of the beginning. needed() has counted those blocks and the caller
+        knows that they are free."""
+        self._sharing.fetch(allocation, self._copies)
+        for g, blocks in enumerate(allocation.blocks):
+            self.tables[g][allocation.seat, :len(blocks)] = blocks
+        return self._taken()
+
+    def swap_out(self, allocation: Allocation, length: int) -> tuple[Swapped, list[BlockCopy]] | None:
+        """Copy the first `length` tokens of a sequence that is about to be closed to the host; None: no room there."""
+        swapped = self.swap.take(allocation, length, self.block_size, self._copies)
+        return None if swapped is None else (swapped, self._taken())
+
+    def swap_in(self, allocation: Allocation, swapped: Swapped) -> tuple[int, list[BlockCopy]]:
+        """After open() and fetch(): bring a sequence's own blocks back behind what the prefix cache had of it. Returns
+        how many of its tokens are there; needed() has counted the blocks. `swapped` is void then."""
+        if allocation.cached >= swapped.length:
+            self.swap.drop(swapped)
+            return allocation.cached, []
+        self.swap.give(swapped, allocation, self.pools, self._copies)
+        for g, blocks in enumerate(allocation.blocks):
+            self.tables[g][allocation.seat, :len(blocks)] = blocks
+        self._plan(allocation)
+        return swapped.length, self._taken()
+
     def reserve(self, allocation: Allocation, start: int, end: int) -> list[BlockCopy] | None:
         """Make positions [start, end) writable for this sequence alone; None, and no change, if blocks do not suffice.
 
@@ -124,7 +164,6 @@ class CacheManager:
             copies = sum(refs[block] > 1 for block in blocks[first:stop])
             if max(0, stop - len(blocks)) + copies > pool.free:
                 return None
-        transfers: list[BlockCopy] = []
         for g, pool in enumerate(self.pools):
             blocks = allocation.blocks[g]
             row = self.tables[g][allocation.seat]
@@ -134,7 +173,7 @@ class CacheManager:
                     raise ValueError(f"position {start} lies in a block that group {self.groups[g].name!r} has freed")
                 if pool.refs[block] > 1:
                     target = pool.take()
-                    transfers.append(BlockCopy(g, block, target))
+                    self._copies.append(BlockCopy(g, block, target))
                     pool.release(block)
                     blocks[index] = target
                     row[index] = target
@@ -147,7 +186,7 @@ class CacheManager:
                 blocks.append(block)
         allocation.writable_from = start
         allocation.writable_to = stop * size
-        return transfers
+        return self._taken()
 
     def room(self, allocation: Allocation, start: int) -> int:
         """How many positions from `start` on reserve() could make writable now."""
@@ -262,6 +301,9 @@ class CacheManager:
             self.tables[g][allocation.seat, :len(blocks)] = NULL_BLOCK
             self._release(g, blocks)
             allocation.blocks[g] = []
+        for absent in allocation.absent:
+            self.cold.release(absent.group, absent.cold)
+        allocation.absent = []
         self._sharing.follow(allocation, [])
         self.free_seats.append(allocation.seat)
         allocation.seat = -1
@@ -273,6 +315,7 @@ class CacheManager:
             for block in list(self.prefix.node_of[g]):
                 self.prefix.detach(g, block)
                 pool.unregister(block)
+        self.cold.forget()
 
     def free_blocks(self, group: int) -> int:
         """Blocks that can be taken now, cached ones that nobody holds included."""
@@ -282,7 +325,8 @@ class CacheManager:
         """Blocks still missing to hold `length` tokens; for a window group, what is alive at any one time."""
         missing = max(0, -(-length // self.block_size) - len(allocation.blocks[group]))
         reach = self._reach[group]
-        return missing if reach is None else min(missing, self._window_blocks(reach))
+        missing = missing if reach is None else min(missing, self._window_blocks(reach))
+        return missing + sum(absent.group == group for absent in allocation.absent)
 
     def capacity(self) -> int:
         """The longest sequence, in tokens with KV, that fits when it runs alone."""
@@ -299,11 +343,22 @@ class CacheManager:
         return CacheUsage(total=total, free=free, used=total - free,
                           cached=sum(pool.registered for pool in self.pools),
                           shared=sum(pool.shared for pool in self.pools), hits=self.hits, queries=self.queries,
-                          evictions=sum(pool.evictions for pool in self.pools))
+                          evictions=sum(pool.evictions for pool in self.pools),
+                          swap_total=self.swap.most_blocks * len(self.pools), swap_used=self.swap.used,
+                          cold_total=self.cold.most_blocks * len(self.pools), cold_used=self.cold.used)
 
-    def check(self, live: Iterable[Allocation]) -> None:
-        """Raise CacheInvariantError with a sentence if any bookkeeping disagrees; `live` are all open allocations."""
-        check_cache(self, list(live))
+    def check(self, live: Iterable[Allocation], swapped: Iterable[Swapped] = ()) -> None:
+        """Raise CacheInvariantError with a sentence if any bookkeeping disagrees; `live` are all open allocations and
+        `swapped` all that are on the host."""
+        check_cache(self, list(live), list(swapped))
+
+    def _evict(self, group: int, block: int) -> None:
+        self.cold.keep(group, block, self._copies)
+        self.prefix.detach(group, block)
+
+    def _taken(self) -> list[BlockCopy]:
+        copies, self._copies = self._copies, []
+        return copies
 
     def _first_written(self, allocation: Allocation, group: int, start: int) -> int:
         lookahead = self.groups[group].lookahead

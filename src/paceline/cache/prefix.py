@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from paceline.kernels.groups import NULL_BLOCK
 
@@ -35,10 +36,17 @@ def default_hash(parent: int, tokens: tuple[int, ...], salt: str) -> int:
     return hash((parent, tokens, salt))
 
 
+class Cold(NamedTuple):
+    """A host block that holds a node's KV, computed with `ahead` following."""
+
+    block: int
+    ahead: tuple[int, ...]
+
+
 class Node:
     """One block of text after one particular beginning (`parent`); `blocks[g]` holds its KV in group g, or none."""
 
-    __slots__ = ("ahead", "blocks", "children", "digest", "held", "parent", "pins", "salt", "tokens", "twin")
+    __slots__ = ("ahead", "blocks", "children", "cold", "digest", "held", "parent", "pins", "salt", "tokens", "twin")
 
     def __init__(self, parent: Node | None, digest: int, tokens: tuple[int, ...], groups: int, salt: str = "") -> None:
         self.parent = parent
@@ -48,7 +56,9 @@ class Node:
         """Only the root of a salt's chain carries it."""
         self.blocks = [NULL_BLOCK] * groups
         self.held = 0
-        """How many of `blocks` are real."""
+        """How many blocks hold its KV, those of `cold` counted."""
+        self.cold: dict[int, Cold] | None = None
+        """By group: where the host keeps its KV."""
         self.ahead: dict[int, tuple[int, ...]] | None = None
         """For groups with lookahead: the tokens after this block that its KV depends on too."""
         self.children: set[Node] = set()
@@ -56,6 +66,10 @@ class Node:
         """Running sequences whose text ends here and will go on from here."""
         self.twin: Node | None = None
         """Next node with the same digest."""
+
+    def keeps(self, group: int) -> bool:
+        """Whether its KV in `group` is anywhere."""
+        return self.blocks[group] != NULL_BLOCK or (self.cold is not None and group in self.cold)
 
 
 class PrefixCache:
@@ -73,6 +87,8 @@ class PrefixCache:
         self._evicted: dict[int, None] = {}
         self.node_of: list[dict[int, Node]] = [{} for _ in self.lookaheads]
         """Per group: registered block -> its node."""
+        self.cold_node_of: list[dict[int, Node]] = [{} for _ in self.lookaheads]
+        """Per group: host block -> the node whose KV it holds."""
 
     def root(self, salt: str) -> Node:
         root = self._roots.get(salt)
@@ -125,6 +141,22 @@ class PrefixCache:
             node.ahead.pop(group, None)
         self._prune(node)
 
+    def attach_cold(self, node: Node, group: int, block: int, ahead: tuple[int, ...]) -> None:
+        """The host's `block` holds the node's KV in `group`, computed with `ahead` following; no other one does."""
+        if node.cold is None:
+            node.cold = {}
+        node.cold[group] = Cold(block, ahead)
+        node.held += 1
+        self.cold_node_of[group][block] = node
+
+    def detach_cold(self, group: int, block: int) -> None:
+        """The host's block is about to hold something else."""
+        node = self.cold_node_of[group].pop(block)
+        if node.cold is not None:
+            del node.cold[group]
+        node.held -= 1
+        self._prune(node)
+
     def pin(self, node: Node) -> None:
         node.pins += 1
 
@@ -137,9 +169,16 @@ class PrefixCache:
         if node.blocks[group] == NULL_BLOCK:
             return False
         lookahead = self.lookaheads[group]
-        if not lookahead:
-            return True
-        return node.ahead is not None and node.ahead.get(group) == tuple(tokens[end:end + lookahead])
+        return not lookahead or self.ahead_of(node, group) == tuple(tokens[end:end + lookahead])
+
+    def covers_cold(self, node: Node, group: int, tokens: Sequence[int], end: int) -> bool:
+        """The same of the host's KV."""
+        cold = node.cold.get(group) if node.cold else None
+        return cold is not None and cold.ahead == tuple(tokens[end:end + self.lookaheads[group]])
+
+    def ahead_of(self, node: Node, group: int) -> tuple[int, ...]:
+        """The tokens after the node that its block in `group` depends on."""
+        return () if node.ahead is None else node.ahead.get(group, ())
 
     def explain(self, tokens: Sequence[int], salt: str, nodes: list[Node], usable: int) -> str:
         """Why only `usable` blocks could be shared although more would have been allowed; `nodes` as matched."""

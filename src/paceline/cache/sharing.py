@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.cache.allocation import Allocation
+from paceline.cache.allocation import Absent, Allocation
 from paceline.cache.blocks import BlockPool
+from paceline.cache.offload import ColdBlocks
 from paceline.cache.prefix import Node, PrefixCache
+from paceline.cache.transfers import BlockCopy, Route
 from paceline.kernels.groups import NULL_BLOCK, CacheGroup
 
 
@@ -14,16 +16,18 @@ class Sharing:
     """A part of CacheManager, which owns what it is given here and keeps the block tables."""
 
     def __init__(self, prefix: PrefixCache, pools: Sequence[BlockPool], groups: Sequence[CacheGroup],
-                 reach: Sequence[int | None], block_size: int) -> None:
+                 reach: Sequence[int | None], block_size: int, cold: ColdBlocks) -> None:
         """`reach`: per group, how far before the next position keys are still read; None: to the beginning."""
         self._prefix = prefix
         self._pools = pools
         self._groups = groups
         self._reach = reach
         self._block_size = block_size
+        self._cold = cold
 
     def take_over(self, allocation: Allocation, tokens: Sequence[int], limit: int) -> None:
-        """Let a new sequence hold the cached beginning of its tokens, at most `limit` blocks, or say what it missed."""
+        """Let a new sequence hold the cached beginning of its tokens, at most `limit` blocks, or say what it missed.
+        What only the host has of it is claimed there, for fetch()."""
         nodes = self._prefix.match(tokens, allocation.salt, limit)
         usable = self._agreed(tokens, nodes)
         if usable < limit:
@@ -32,14 +36,34 @@ class Sharing:
             return
         for g, pool in enumerate(self._pools):
             first = self._first_needed(g, usable)
-            blocks = [NULL_BLOCK] * first + [node.blocks[g] for node in nodes[first:usable]]
-            for block in blocks[first:]:
-                pool.share(block)
+            blocks = [NULL_BLOCK] * usable
+            for index in range(first, usable):
+                node = nodes[index]
+                if self._prefix.covers(node, g, tokens, (index + 1) * self._block_size):
+                    blocks[index] = node.blocks[g]
+                    pool.share(node.blocks[g])
+                elif node.cold:
+                    self._cold.claim(g, node.cold[g].block)
+                    allocation.absent.append(Absent(g, index, node, *node.cold[g]))
             allocation.blocks[g] = blocks
             allocation.registered[g] = usable
             allocation.passed[g] = first
         self.follow(allocation, nodes[:usable])
         allocation.cached = allocation.sealed = usable * self._block_size
+
+    def fetch(self, allocation: Allocation, copies: list[BlockCopy]) -> None:
+        """Bring what the host keeps of the beginning, with copies added to the list. The caller knows that the blocks
+        are to be had."""
+        taken = [self._pools[absent.group].take() for absent in allocation.absent]  # may add copies of what they held
+        for absent, block in zip(allocation.absent, taken):
+            group, pool = absent.group, self._pools[absent.group]
+            copies.append(BlockCopy(group, absent.cold, block, Route.FETCH))
+            allocation.blocks[group][absent.place] = block
+            if self._prefix.attach(absent.node, group, block, absent.ahead):
+                pool.register(block)
+            self._cold.release(group, absent.cold)
+            self._cold.blocks_in += 1
+        allocation.absent = []
 
     def leave(self, allocation: Allocation, tokens: Sequence[int], length: int) -> None:
         """Enter the whole blocks of the first `length` tokens, which are final, into the prefix cache."""
@@ -83,7 +107,8 @@ class Sharing:
         for g in range(len(self._groups)):
             run, ends = 0, [0]
             for index, node in enumerate(nodes):
-                covered = self._prefix.covers(node, g, tokens, (index + 1) * self._block_size)
+                end = (index + 1) * self._block_size
+                covered = self._prefix.covers(node, g, tokens, end) or self._prefix.covers_cold(node, g, tokens, end)
                 run = run + 1 if covered else 0
                 ends.append(run)
             runs.append(ends)

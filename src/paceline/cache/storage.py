@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.cache.host_storage import HostStorage
+from paceline.cache.transfers import BlockCopy, Route, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.reference.quantised import LARGEST, as_bytes
@@ -45,6 +46,8 @@ class KVStorage:
         self.value_scales: dict[int, torch.Tensor] = {}
         self.planes: list[list[torch.Tensor]] = []
         """Of each group the tensors that hold its tokens, each memory once, contiguous, slots first."""
+        self.hosts: dict[Route, HostStorage] = {}
+        """What copies on these routes write to or read."""
         for group, blocks in zip(self.groups, num_blocks, strict=True):
             self.planes.append([plane for layer in group.layers
                                 for plane in self._allocate(group, layer, blocks * block_size)])
@@ -76,13 +79,17 @@ class KVStorage:
         return sum(plane.numel() * plane.element_size() for planes in self.planes for plane in planes)
 
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
-        """Moves first, then copies: a block may be shared right after a path was compacted into it."""
+        """Moves first, then copies in their order: a block may be shared right after a path was compacted into it."""
         for index, planes in enumerate(self.planes):
             slots = [(move.source, move.target) for move in moves if move.group == index]
             self._transfer(planes, slots)
-            blocks = [(copy.source, copy.target) for copy in copies if copy.group == index]
-            size = self.block_size
-            self._transfer(planes, [(s * size + i, t * size + i) for s, t in blocks for i in range(size)])
+        for group, route, blocks in together(copies):
+            if route is Route.WITHIN:
+                size = self.block_size
+                self._transfer(self.planes[group], [(s * size + i, t * size + i) for s, t in blocks
+                                                    for i in range(size)])
+            else:
+                self.hosts[route].copy(group, blocks, route)
 
     def _transfer(self, planes: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if not pairs:
@@ -92,6 +99,23 @@ class KVStorage:
             # Gather into a fresh tensor, then scatter: sources and targets overlap.
             values = as_bytes(plane)
             values[target] = values[source]
+
+
+def together(copies: Sequence[BlockCopy]) -> Iterator[tuple[int, Route, list[tuple[int, int]]]]:
+    """Copies as (group, route, pairs) such that all of one entry may be read before any is written, and entries one
+    after another do what the copies would do one by one. No target is twice in an entry."""
+    begin = 0
+    while begin < len(copies):
+        route, written = copies[begin].route, set[tuple[int, int]]()
+        groups: dict[int, dict[int, int]] = {}
+        for copy in copies[begin:]:
+            if copy.route is not route or (route is Route.WITHIN and (copy.group, copy.source) in written):
+                break
+            written.add((copy.group, copy.target))
+            groups.setdefault(copy.group, {})[copy.target] = copy.source
+            begin += 1
+        for group, sources in groups.items():
+            yield group, route, [(source, target) for target, source in sources.items()]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

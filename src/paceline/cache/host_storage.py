@@ -1,0 +1,114 @@
+"""HostStorage: host memory for whole blocks of a cache, and the copies there and back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.cache.transfers import Route
+from paceline.kernels.reference.quantised import as_bytes
+
+OUT, IN = (Route.SWAP_OUT, Route.OFFLOAD), (Route.SWAP_IN, Route.FETCH)
+SAMPLE_BLOCKS = 64
+"""Blocks that are copied to measure what copying takes."""
+
+
+class CopyRates(NamedTuple):
+    """Bytes a second."""
+
+    out: float
+    back: float
+
+
+class HostStorage:
+    """Of each cache group `num_blocks` blocks, the bytes of all planes of a block side by side.
+
+    On a card the memory is pinned, so that a block is one transfer that nobody waits for. Everything runs on the
+    current stream, in order with the steps that write and read the blocks; the host itself never looks at them.
+    """
+
+    def __init__(self, planes: Sequence[Sequence[torch.Tensor]], block_size: int, num_blocks: int,
+                 device: torch.device) -> None:
+        """`planes`: of each group the tensors to copy, contiguous, slots first. Raises MemoryError or RuntimeError
+        where there is no memory."""
+        self._planes = [[_by_block(plane, block_size) for plane in own] for own in planes]
+        self._device = device
+        self.block_bytes = [sum(plane.shape[1] for plane in own) for own in self._planes]
+        self._memory = [_allocate(num_blocks, size, device) for size in self.block_bytes]
+        self._num_blocks = num_blocks
+
+    @property
+    def bytes(self) -> int:
+        return sum(memory.numel() for memory in self._memory)
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]], route: Route) -> None:
+        """Copy blocks (source, target) out to the host or back in; no target twice."""
+        sources, targets = [list(side) for side in zip(*pairs)]
+        if self._device.type == "cpu":
+            self._copy_here(group, sources, targets, route)
+        elif route in OUT:
+            self._send(group, sources, targets)
+        else:
+            self._bring(group, sources, targets)
+
+    def measure(self) -> CopyRates:
+        """What copying takes now, both ways. Blocks are read and get back what they held."""
+        count = min(SAMPLE_BLOCKS, self._num_blocks - 1, *(own[0].shape[0] for own in self._planes))
+        blocks, copied = list(range(count)), count * sum(self.block_bytes)
+        seconds = {Route.SWAP_OUT: math.inf, Route.SWAP_IN: math.inf}
+        for _ in range(2):  # the first round touches the memory for the first time
+            for route in seconds:
+                self._wait()
+                begun = time.perf_counter()
+                for group in range(len(self._memory)):
+                    self.copy(group, [(block, block) for block in blocks], route)
+                self._wait()
+                seconds[route] = min(seconds[route], time.perf_counter() - begun)
+        return CopyRates(*(copied / max(taken, 1e-9) for taken in seconds.values()))
+
+    def _copy_here(self, group: int, sources: list[int], targets: list[int], route: Route) -> None:
+        memory, at = self._memory[group], 0
+        source, target = torch.tensor(sources), torch.tensor(targets)
+        for plane in self._planes[group]:
+            kept = memory[:, at:at + plane.shape[1]]
+            if route in OUT:
+                kept[target] = plane[source]
+            else:
+                plane[target] = kept[source]
+            at += plane.shape[1]
+
+    def _send(self, group: int, sources: list[int], targets: list[int]) -> None:
+        index = torch.tensor(sources, device=self._device)
+        gathered = torch.cat([plane[index] for plane in self._planes[group]], dim=1)
+        for place, block in enumerate(targets):
+            self._memory[group][block].copy_(gathered[place], non_blocking=True)
+
+    def _bring(self, group: int, sources: list[int], targets: list[int]) -> None:
+        memory, at = self._memory[group], 0
+        arrived = torch.empty((len(sources), memory.shape[1]), dtype=torch.uint8, device=self._device)
+        for place, block in enumerate(sources):
+            arrived[place].copy_(memory[block], non_blocking=True)
+        index = torch.tensor(targets, device=self._device)
+        for plane in self._planes[group]:
+            plane[index] = arrived[:, at:at + plane.shape[1]]
+            at += plane.shape[1]
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _by_block(plane: torch.Tensor, block_size: int) -> torch.Tensor:
+    """[blocks, bytes of a block] over the same memory."""
+    return as_bytes(plane).view(torch.uint8).view(plane.shape[0] // block_size, -1)
+
+
+def _allocate(blocks: int, size: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        return torch.empty((blocks, size), dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(np.empty((blocks, size), dtype=np.uint8))
