@@ -74,10 +74,10 @@ def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
 
 def _check(name: str, adapter: PeftAdapter, linears: Sequence[Linear]) -> None:
     shapes = {module: (linear.weight.shape[1], size) for linear in linears for module, _, size in _places(linear)}
-    unknown = [module for module in adapter.pairs if module not in shapes]
-    other = [f"'{module}' ({pair.a.shape[1]} to {pair.b.shape[0]}; the model's: {shapes[module][0]} to "
-             f"{shapes[module][1]})" for module, pair in adapter.pairs.items()
-             if module in shapes and (pair.a.shape[1], pair.b.shape[0]) != shapes[module]]
+    unknown = sorted(module for module in adapter.pairs if module not in shapes)
+    other = [f"'{module}' ({pair.a.shape[1]} to {pair.b.shape[0]}; the model's: {inputs} to {outputs})"
+             for module, (inputs, outputs) in shapes.items() if (pair := adapter.pairs.get(module)) is not None
+             and (pair.a.shape[1], pair.b.shape[0]) != (inputs, outputs)]
     missing = [module for module in shapes if module not in adapter.pairs and adapter.targets.take(module)]
     said = [f"{what} {_some(names)}" for what, names in (
         ("the model has no linear layer that takes an adapter named", [f"'{module}'" for module in unknown]),
