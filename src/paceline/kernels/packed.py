@@ -26,6 +26,22 @@ class PackedWeight:
         return torch.from_numpy(out)
 
 
+class OutlierWeight(PackedWeight):
+    """A packed matrix whose columns of large inputs are kept in floats beside it (as LLM.int8 does): packed they
+    are zero, so that neither they nor the inputs they meet coarsen the steps of the others."""
+
+    def __init__(self, matrix: Any, rows: int, bits: int, columns: torch.Tensor, values: torch.Tensor) -> None:
+        """columns [n] int64; values [rows, n] float32."""
+        super().__init__(matrix, rows, bits)
+        self.columns = columns
+        self.values = values
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        out = super().rows(ids)
+        out[:, self.columns] = self.values[ids]
+        return out
+
+
 Weight: TypeAlias = torch.Tensor | PackedWeight
 
 

@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.cpu.library import require
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import values_in_keys
-from paceline.kernels.packed import PackedWeight, Weight
+from paceline.kernels.packed import OutlierWeight, PackedWeight, Weight
 from paceline.kernels.reference import ReferenceKernels
 
 Integers = npt.NDArray[np.int64]
@@ -34,12 +34,19 @@ class NativeKernels(ReferenceKernels):
         self._workers = require().Workers(threads, instruction_set)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if not isinstance(weight, PackedWeight):
+        if isinstance(weight, OutlierWeight):
+            aside = super().linear(x.float()[:, weight.columns], weight.values)
+            product = aside + self._packed_product(x.index_fill(1, weight.columns, 0.0), weight)
+        elif isinstance(weight, PackedWeight):
+            product = self._packed_product(x, weight)
+        else:
             return super().linear(x, weight, bias)
+        return (product if bias is None else product + bias).to(x.dtype)
+
+    def _packed_product(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         out = np.empty((x.shape[0], weight.matrix.rows), dtype=np.float32)
         self._workers.linear(weight.matrix, x.float().contiguous().numpy(), out)
-        product = torch.from_numpy(out)[:, :weight.shape[0]]
-        return (product if bias is None else product + bias).to(x.dtype)
+        return torch.from_numpy(out)[:, :weight.shape[0]]
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
