@@ -14,6 +14,9 @@ GIB = 1 << 30
 LEAST_CONTEXT = 256
 """Tokens that a cache has to hold to be of use, where nobody said how many."""
 KERNELS = ("auto", "native", "eager", "reference", "triton")
+PREEMPTIONS = ("auto", "recompute", "swap")
+SWAP_SPACE = {"cuda": 4 * GIB, "cpu": GIB}
+"""Bytes to swap to by default, at most; and never more than an eighth of what is free, or than the cache itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,13 @@ class EngineOptions:
     adapters: Mapping[str, str] | None = None
     """PEFT adapters by the names requests use, each a folder or a hub id. Where native code would run the whole model,
     torch runs it on native kernels instead, so that {} makes room for adapters that are loaded later."""
+    preemption: str = "auto"
+    """What becomes of a sequence that loses its blocks: "recompute", "swap" to host memory (where it has room), or
+    "auto", whichever was measured to be cheaper."""
+    swap_space: float | None = None
+    """GiB of host memory for swapped sequences, at most; None: resolve for me."""
+    host_cache: float = 0.0
+    """GiB of host memory, at most, for blocks that the prefix cache has no room for; they come back on a hit."""
     capture_at_start: bool = False
     """On a card: capture steps of every size before the first request, so that none waits for it."""
 
@@ -73,6 +83,8 @@ class Facts:
     free_memory: int
     """Bytes the cache could take on the device."""
     cores: int
+    host_memory: int = 0
+    """Bytes of host memory that are free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +102,11 @@ class EngineConfig:
     max_queue: int
     watermark: float
     schedule_ahead: bool = False
+    preemption: str = "recompute"
+    swap_blocks: int = 0
+    """Host blocks for swapped sequences, in every cache group."""
+    cold_blocks: int = 0
+    """Host blocks for what the prefix cache has no room for, in every cache group."""
     why: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -131,6 +148,7 @@ def check(options: EngineOptions) -> None:
     watermark = options.watermark
     if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
+    check_host(options)
     if options.quantization not in (None, "int8", "blocks"):
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
                           "row), 'blocks' (as a GGUF file stores them), or leave it out.")
@@ -143,6 +161,44 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"adapters must map names to folders, got {options.adapters!r}.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
+
+
+def check_host(options: EngineOptions) -> None:
+    """Refuse what can never work of the options about host memory."""
+    if options.preemption not in PREEMPTIONS:
+        raise ConfigError(f"preemption must be one of {', '.join(PREEMPTIONS)}, got {options.preemption!r}.")
+    for name in ("swap_space", "host_cache"):
+        value = getattr(options, name)
+        if name == "swap_space" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1 << 20:
+            raise ConfigError(f"{name} is a number of GiB, 0 or more, got {value!r}.")
+    if options.preemption == "swap" and options.swap_space == 0:
+        raise ConfigError("preemption='swap' needs memory to swap to: raise swap_space, or use 'recompute'.")
+    if options.preemption == "recompute" and options.swap_space:
+        raise ConfigError("swap_space is of no use with preemption='recompute': use 'auto' or 'swap', or leave it out.")
+    if options.host_cache and not options.enable_prefix_caching:
+        raise ConfigError("host_cache keeps what the prefix cache has no room for, and enable_prefix_caching=False: "
+                          "leave one of them out.")
+
+
+def host_blocks(options: EngineOptions, facts: Facts, kv_blocks: int, why: dict[str, str]) -> tuple[int, int]:
+    """Blocks to swap to, and blocks for what the prefix cache has no room for."""
+    block = max(facts.bytes_per_token * options.block_size, 1)
+    cold = int(options.host_cache * GIB) // block
+    if options.host_cache and not cold:
+        raise ConfigError(f"host_cache={options.host_cache} GiB does not hold one block of {block} bytes: raise it.")
+    if options.preemption == "recompute":
+        return 0, cold
+    if options.swap_space is None:
+        swap = min(SWAP_SPACE[facts.device], facts.host_memory // 8) // block
+        why["swap_space"] = (f"{min(swap, kv_blocks) * block / GIB:.2f} GiB: what the cache holds, within an eighth of "
+                             f"free host memory and {SWAP_SPACE[facts.device] / GIB:.0f} GiB")
+        return min(swap, kv_blocks), cold
+    swap = int(options.swap_space * GIB) // block
+    if options.swap_space and not swap:
+        raise ConfigError(f"swap_space={options.swap_space} GiB does not hold one block of {block} bytes: raise it.")
+    return swap, cold
 
 
 def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
@@ -188,8 +244,10 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         rows = 8192 if facts.device == "cuda" else 512
         why["max_batch_tokens"] = f"{rows}: keeps one step short enough that decoding never stalls"
 
+    swap, cold = host_blocks(options, facts, blocks, why)
     return EngineConfig(
         deterministic=options.deterministic, max_model_len=longest, block_size=size, kv_blocks=blocks,
         max_batch_tokens=rows, max_num_seqs=wanted, enable_prefix_caching=options.enable_prefix_caching,
         max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark,
-        schedule_ahead=options.schedule_ahead, why=why)
+        schedule_ahead=options.schedule_ahead, preemption=options.preemption, swap_blocks=swap, cold_blocks=cold,
+        why=why)

@@ -78,6 +78,12 @@ class KVStorage:
     def bytes(self) -> int:
         return sum(plane.numel() * plane.element_size() for planes in self.planes for plane in planes)
 
+    @property
+    def block_bytes(self) -> list[int]:
+        """What a block of each group takes."""
+        return [sum(plane[:self.block_size].numel() * plane.element_size() for plane in planes)
+                for planes in self.planes]
+
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
         """Moves first, then copies in their order: a block may be shared right after a path was compacted into it."""
         for index, planes in enumerate(self.planes):

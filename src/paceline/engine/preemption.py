@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 AUTO, RECOMPUTE, SWAP = "auto", "recompute", "swap"
-WEIGHT = 0.2
-"""Of the newest measurement in the moving average."""
+FADING = 0.9
+"""How much of its weight a measured step keeps with every later one."""
 
 
 class Preemption:
@@ -16,8 +16,9 @@ class Preemption:
         """`block_bytes`: what a block of each cache group takes."""
         self.mode = mode
         self.block_bytes = tuple(block_bytes)
-        self.token_seconds: float | None = None
-        """What computing one token of a prompt takes; None: not measured yet."""
+        self._rows = 0.0
+        self._seconds = 0.0
+        """Of the latest steps that computed prompts, older ones weighing less."""
         self.byte_seconds: float | None = None
         """What copying one byte to the host and back takes; None: not measured yet."""
 
@@ -25,9 +26,13 @@ class Preemption:
         """A step took so long. Only those that mostly compute prompts tell what a prompt's token takes."""
         if 2 * prompt_rows < rows or seconds <= 0.0:
             return
-        newest = seconds / rows
-        self.token_seconds = newest if self.token_seconds is None else (
-            (1.0 - WEIGHT) * self.token_seconds + WEIGHT * newest)
+        self._rows = FADING * self._rows + rows
+        self._seconds = FADING * self._seconds + seconds
+
+    @property
+    def token_seconds(self) -> float | None:
+        """What computing one token of a prompt takes; None: not measured yet."""
+        return self._seconds / self._rows if self._rows else None
 
     def observe_copies(self, out_bytes_per_s: float, in_bytes_per_s: float) -> None:
         self.byte_seconds = 1.0 / out_bytes_per_s + 1.0 / in_bytes_per_s
@@ -43,8 +48,5 @@ class Preemption:
             return self.mode == SWAP
         if self.token_seconds is None or self.byte_seconds is None:
             return False
-        return self.swap_seconds(blocks) < tokens * self.token_seconds
-
-    def swap_seconds(self, blocks: Sequence[int]) -> float:
         copied = sum(count * size for count, size in zip(blocks, self.block_bytes))
-        return copied * (self.byte_seconds or 0.0)
+        return copied * self.byte_seconds < tokens * self.token_seconds
