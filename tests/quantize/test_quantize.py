@@ -22,6 +22,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.quantize import run, writer
 from paceline.quantize.awq import Folds, output_error, search
 from paceline.quantize.calibrate import layer_inputs
+from paceline.quantize.gptq import compensated_groups_of_int4
 from paceline.quantize.plan import Job
 from paceline.quantize.rounding import groups_of_int4, rows_of_int8, zeroed_groups_of_int4
 from paceline.quantize.run import Report, quantize
@@ -49,8 +50,8 @@ def rounded(tmp_path: Path, model: Path, to: str, text: Path | None = None, **op
 
 # -- what is written is what is read back ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("to", "options"), [("int8", {}), ("int4", {}), ("awq", {}), ("int8", {"outliers": 2.0})],
-                         ids=["int8", "int4", "awq", "outliers"])
+@pytest.mark.parametrize(("to", "options"), [
+    ("int8", {}), ("int4", {}), ("awq", {}), ("int8", {"outliers": 2.0})], ids=["int8", "int4", "awq", "outliers"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_round_trip_gives_the_logits_of_the_expanded_weights(tmp_path: Path, text: Path, to: str, family: str,
                                                                options: dict[str, Any]) -> None:
@@ -115,8 +116,8 @@ def test_what_the_format_cannot_hold_stays_in_floats(tmp_path: Path) -> None:
 
 
 def test_a_rounded_model_can_be_rounded_again(tmp_path: Path, text: Path) -> None:
-    first = rounded(tmp_path, tiny_folder(tmp_path / "m"), "int4", text)
-    second = rounded(tmp_path, first.out, "int8", text)
+    first = rounded(tmp_path, tiny_folder(tmp_path / "m"), "int4", measure=text)
+    second = rounded(tmp_path, first.out, "int8", measure=text)
     assert second.before == pytest.approx(first.after)
     assert json.loads((second.out / "config.json").read_text())["quantization_config"]["quant_method"] == \
         "compressed-tensors"
@@ -216,6 +217,55 @@ def test_inputs_are_what_the_layers_multiply(tmp_path: Path) -> None:
         for site, seen in first:
             whole = torch.cat([checkpoint.tensor(f"{name}.weight") for name in site.consumers])
             assert torch.equal(seen.weight, whole) and seen.rows.shape == (len(TOKENS), whole.shape[1])
+
+
+# -- GPTQ ------------------------------------------------------------------------------------------------------------
+
+def test_errors_are_passed_on_as_the_inverse_of_the_inputs_products_says() -> None:
+    """The textbook's way: after each column the inverse is reduced by it, and nothing is done in blocks."""
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(300, 160, generator=generator) @ torch.randn(160, 160, generator=generator)
+    weight = torch.randn(6, 160, generator=generator)
+    gram = (x.T @ x).float()
+    codes = compensated_groups_of_int4(weight, gram, 32)
+    left = weight.double()
+    inverse = torch.linalg.inv(gram.double() + 0.01 * gram.diagonal().double().mean() * torch.eye(160))
+    steps = codes.scales.float().repeat_interleave(32, 1).double()
+    different = 0
+    for column in range(160):
+        level = (left[:, column] / steps[:, column]).round().clamp(-8, 7)
+        different += int((level + 8 != codes.codes[:, column]).sum())
+        error = (left[:, column] - level * steps[:, column]) / inverse[column, column]
+        left = left - error[:, None] * inverse[column]
+        inverse = inverse - torch.outer(inverse[:, column], inverse[column]) / inverse[column, column]
+    assert different <= 2, "but for values that lie halfway between two levels"
+
+
+def test_made_up_errors_are_smaller_and_the_codes_are_written(tmp_path: Path, text: Path) -> None:
+    model = tiny_folder(tmp_path / "m")
+    report = rounded(tmp_path, model, "int4", text)
+    assert report.output_error is not None
+    plain, written = report.output_error
+    assert written < 0.7 * plain
+    with open_checkpoint(model) as checkpoint, open_checkpoint(report.out) as after:
+        tensors = {name: checkpoint.tensor(name) for name in names_of(checkpoint.config)}
+        simply = {name: groups_of_int4(tensor, 32).floats() if "_proj.weight" in name else tensor
+                  for name, tensor in tensors.items()}
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        assert tokenizer is not None
+        tokens = tokenizer.encode(TEXT, add_special=False)[:100]
+        exact, rough, fine = (logits(checkpoint.config, weights, tokens) for weights in (
+            DictWeights(tensors), DictWeights(simply), Weights(after)))
+    assert (fine - exact).norm() < 0.8 * (rough - exact).norm()
+
+
+def test_int4_rounds_plainly_where_it_cannot_calibrate(tmp_path: Path, text: Path) -> None:
+    model = tiny_folder(tmp_path / "m")
+    assert rounded(tmp_path, model, "int4").output_error is None
+    assert rounded(tmp_path, model, "int4", measure=text).output_error is None
+    with open_checkpoint(tmp_path / "out-0") as one, open_checkpoint(model) as source:
+        name = "model.layers.1.mlp.up_proj.weight"
+        assert torch.equal(one.tensor(name), groups_of_int4(source.tensor(name), 32).floats())
 
 
 # -- outliers --------------------------------------------------------------------------------------------------------

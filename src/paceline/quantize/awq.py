@@ -62,8 +62,12 @@ def search(site: Site, inputs: Inputs, group_size: int) -> tuple[torch.Tensor, f
 
 
 def output_error(inputs: Inputs, scales: torch.Tensor, group_size: int) -> float:
-    """Sum of squares of x (W - rounded W)^T over the sampled rows, the columns rounded as `scales` stretch them."""
-    rounded = zeroed_groups_of_int4(inputs.weight * scales, group_size).floats() / scales
+    """Of the columns rounded as `scales` stretch them."""
+    return error_of(inputs, zeroed_groups_of_int4(inputs.weight * scales, group_size).floats() / scales)
+
+
+def error_of(inputs: Inputs, rounded: torch.Tensor) -> float:
+    """Sum of squares of x (W - rounded)^T over the sampled rows."""
     return float((inputs.rows @ (inputs.weight - rounded).T).square().sum(dtype=torch.float64))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -19,18 +19,34 @@ SAMPLES = 512
 """Rows of an input that are kept, evenly spread over the text."""
 
 
-@dataclass(frozen=True)
 class Inputs:
     """What a site sees of the text."""
 
-    rows: torch.Tensor
-    """[at most SAMPLES, in]: some of them."""
-    mean: torch.Tensor
-    """[in]: mean of |x| over all rows."""
-    peak: torch.Tensor
-    """[in]: largest |x| over all rows."""
-    weight: torch.Tensor
-    """[out, in]: what they are multiplied with, all consumers stacked."""
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        self.x = x
+        """[tokens, in]."""
+        self.weight = weight
+        """[out, in]: what they are multiplied with, all consumers stacked."""
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """At most SAMPLES of the tokens, evenly spread."""
+        return self.x[::-(-len(self.x) // SAMPLES)]
+
+    @cached_property
+    def mean(self) -> torch.Tensor:
+        """[in]: of |x| over all tokens."""
+        return self.x.abs().mean(0)
+
+    @cached_property
+    def peak(self) -> torch.Tensor:
+        """[in]: the largest |x|."""
+        return self.x.abs().amax(0)
+
+    @cached_property
+    def gram(self) -> torch.Tensor:
+        """[in, in]: the sum of x^T x, which is all that a squared error of the outputs depends on."""
+        return self.x.T @ self.x
 
 
 class Listener(EagerKernels):
@@ -57,7 +73,6 @@ def layer_inputs(model: CausalLM, tokens: list[int], device: str = "cpu") -> Ite
     if not parts:
         raise ConfigError("The text for calibration has fewer than two tokens: give a longer one.")
     hidden = [model.embed(torch.tensor(part, device=device)) for part in parts]
-    share = -(-SAMPLES // len(parts))
     for layer in range(model.config.num_layers):
         heard: list[list[tuple[torch.Tensor, Weight]]] = []
         for index, part in enumerate(parts):
@@ -68,12 +83,5 @@ def layer_inputs(model: CausalLM, tokens: list[int], device: str = "cpu") -> Ite
         found = sites(model.config, layer)
         if any(len(calls) != len(found) for calls in heard):
             raise ConfigError(f"A layer of {model.config.model_type} has other projections than calibration knows.")
-        yield [(site, _inputs([calls[number] for calls in heard], share)) for number, site in enumerate(found)]
-
-
-def _inputs(calls: list[tuple[torch.Tensor, Weight]], share: int) -> Inputs:
-    rows = [x.float() for x, _ in calls]
-    count = sum(len(x) for x in rows)
-    return Inputs(torch.cat([x[::max(1, len(x) // share)] for x in rows]),
-                  torch.stack([x.abs().sum(0) for x in rows]).sum(0) / count,
-                  torch.stack([x.abs().amax(0) for x in rows]).amax(0), plain(calls[0][1]).float())
+        yield [(site, Inputs(torch.cat([calls[number][0].float() for calls in heard]),
+                             plain(heard[0][number][1]).float())) for number, site in enumerate(found)]

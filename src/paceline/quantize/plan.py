@@ -24,7 +24,8 @@ class Job:
     to: str
     out: Path
     text: Path | None = None
-    """To calibrate with and, where `measure` is None, to measure on; different parts of it."""
+    """To calibrate with (int4: where the architecture is known) and, where `measure` is None, to measure on; different
+    parts of it."""
     measure: Path | None = None
     group_size: int | None = None
     """Columns that share a scale, in 4 bits; None: 128, or 32 where 128 does not divide every width."""
@@ -35,13 +36,13 @@ class Job:
     device: str = "cpu"
 
     @property
-    def calibrates(self) -> bool:
+    def needs_text(self) -> bool:
         return self.to == "awq" or self.outliers is not None
 
     def check(self) -> None:
         if self.to not in TARGETS:
             raise ConfigError(f"--to {self.to} is no target: use one of {', '.join(TARGETS)}.")
-        if self.calibrates and self.text is None:
+        if self.needs_text and self.text is None:
             what = "--to awq" if self.to == "awq" else "--outliers"
             raise ConfigError(f"{what} looks at what runs through the layers: give a text to calibrate with (--text).")
         if self.outliers is not None and (self.to != "int8" or not self.outliers > 0):

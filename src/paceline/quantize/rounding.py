@@ -27,6 +27,13 @@ def rows_of_int8(weight: torch.Tensor, columns: torch.Tensor | None = None) -> C
 def groups_of_int4(weight: torch.Tensor, size: int) -> Codes:
     """[out, in] -> 16 levels around 8 with a half-precision scale for `size` columns, the best of CUTS for each."""
     groups = weight.float().reshape(weight.shape[0], -1, size)
+    scales = best_symmetric_scales(groups)
+    codes = (_symmetric(groups, scales) + 8).to(torch.uint8)
+    return Codes(codes.flatten(1), scales.half(), torch.full(scales.shape, 8, dtype=torch.uint8), bits=4)
+
+
+def best_symmetric_scales(groups: torch.Tensor) -> torch.Tensor:
+    """[out, groups, size] -> [out, groups], as half precision holds them: of CUTS what loses least."""
     largest = groups.abs().amax(2)
     best = torch.full_like(largest, torch.inf)
     scales = torch.zeros_like(largest)
@@ -35,8 +42,7 @@ def groups_of_int4(weight: torch.Tensor, size: int) -> Codes:
         error = (_symmetric(groups, tried) * tried[:, :, None] - groups).square().sum(2)
         better = error < best
         best, scales = torch.where(better, error, best), torch.where(better, tried, scales)
-    codes = (_symmetric(groups, scales) + 8).to(torch.uint8)
-    return Codes(codes.flatten(1), scales.half(), torch.full(scales.shape, 8, dtype=torch.uint8), bits=4)
+    return scales
 
 
 def zeroed_groups_of_int4(weight: torch.Tensor, size: int) -> Codes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from paceline.models.load.weights import Weights
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.quantize import layouts, rounding
-from paceline.quantize.awq import Folds, search
-from paceline.quantize.calibrate import WINDOW, layer_inputs
+from paceline.quantize.awq import Folds, error_of, search
+from paceline.quantize.calibrate import WINDOW, Inputs, layer_inputs
+from paceline.quantize.gptq import compensated_groups_of_int4
 from paceline.quantize.plan import Job, choose_group_size, fitting, matrices
-from paceline.quantize.sites import check_family
+from paceline.quantize.sites import Site, check_known, known
 from paceline.quantize.writer import FolderWriter, new_folder, write_tokenizer
 
 Progress = Callable[[str, int, int | None], None]
@@ -48,7 +49,7 @@ class Report:
     before: float | None
     after: float | None
     output_error: tuple[float, float] | None = None
-    """AWQ: squared error of all sampled outputs, rounded plainly and with the scales."""
+    """4 bits, calibrated: squared error of all sampled outputs, rounded plainly and as written."""
     outlier_columns: int | None = None
     """Of all matrices together."""
 
@@ -59,11 +60,19 @@ class Report:
 
 @dataclass
 class Calibration:
-    """What the text said: AWQ's scales, or which columns stay in floats."""
+    """What the text said: AWQ's scales, matrices already rounded, or which columns stay in floats."""
 
-    folds: Folds
-    outliers: dict[str, torch.Tensor]
-    output_error: tuple[float, float] | None = None
+    folds: Folds = field(default_factory=Folds)
+    codes: dict[str, Codes] = field(default_factory=dict)
+    outliers: dict[str, torch.Tensor] = field(default_factory=dict)
+    errors: list[tuple[float, float]] = field(default_factory=list)
+    """Of each site, as in Report.output_error."""
+
+    @property
+    def output_error(self) -> tuple[float, float] | None:
+        if not self.errors:
+            return None
+        return sum(plain for plain, _ in self.errors), sum(written for _, written in self.errors)
 
 
 def quantize(job: Job, progress: Progress) -> Report:
@@ -72,10 +81,12 @@ def quantize(job: Job, progress: Progress) -> Report:
     texts = {path: read_text(path) for path in (job.text, job.measure) if path is not None}
     device = str(choose_device(job.device))
     with open_checkpoint(resolve(job.model, progress=progress)) as checkpoint:
-        calibration_ids, measured_ids = _tokens(job, texts, checkpoint)
+        shape = ModelConfig.from_dict(checkpoint.config)
+        if job.needs_text:
+            check_known(shape, "--to awq" if job.to == "awq" else "--outliers")
+        calibrates = job.needs_text or (job.to == "int4" and job.text is not None and known(shape))
+        calibration_ids, measured_ids = _tokens(job, texts, checkpoint, job.calibration_tokens if calibrates else 0)
         shapes = matrices(checkpoint)
-        if job.calibrates:
-            check_family(ModelConfig.from_dict(checkpoint.config), "--to awq" if job.to == "awq" else "--outliers")
         size = choose_group_size(job, shapes)
         chosen = fitting(job, shapes, size)
         folder = new_folder(job.out)
@@ -94,9 +105,9 @@ def quantize(job: Job, progress: Progress) -> Report:
                   None if job.outliers is None else columns)
 
 
-def _tokens(job: Job, texts: dict[Path, str], checkpoint: Checkpoint) -> tuple[list[int], list[int]]:
-    """(to calibrate with, to measure on): from one text its beginning and what follows, so that nothing is measured
-    that was calibrated with."""
+def _tokens(job: Job, texts: dict[Path, str], checkpoint: Checkpoint, used: int) -> tuple[list[int], list[int]]:
+    """(`used` tokens to calibrate with, those to measure on): from one text its beginning and what follows, so that
+    nothing is measured that was calibrated with."""
     if not texts:
         return [], []
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
@@ -104,7 +115,6 @@ def _tokens(job: Job, texts: dict[Path, str], checkpoint: Checkpoint) -> tuple[l
         raise ConfigError("This model came without a tokenizer, so a text cannot become its tokens: leave the text "
                           "out and use --to int8 or int4.")
     ids = {path: tokenizer.encode(text, add_special=False) for path, text in texts.items()}
-    used = job.calibration_tokens if job.calibrates else 0
     calibration = ids[job.text][:used] if job.text is not None else []
     if used and len(calibration) < 2:
         raise ConfigError(f"{job.text} has fewer than two tokens: give a longer text.")
@@ -116,12 +126,11 @@ def _tokens(job: Job, texts: dict[Path, str], checkpoint: Checkpoint) -> tuple[l
 
 def _calibrate(job: Job, checkpoint: Checkpoint, tokens: list[int], chosen: set[str], size: int, device: str,
                progress: Progress) -> Calibration:
-    found = Calibration(Folds(), {})
-    if not job.calibrates:
+    found = Calibration()
+    if not tokens:
         return found
     shape = ModelConfig.from_dict(checkpoint.config)
     model = build(shape, Weights(checkpoint, device=device), min(WINDOW, len(tokens)))
-    plain = scaled = 0.0
     for layer, inputs in enumerate(layer_inputs(model, tokens, device)):
         progress("calibrating, layer by layer", layer, shape.num_layers)
         for site, seen in inputs:
@@ -130,12 +139,24 @@ def _calibrate(job: Job, checkpoint: Checkpoint, tokens: list[int], chosen: set[
                 columns = torch.nonzero(seen.peak >= job.outliers).flatten().cpu()
                 found.outliers |= dict.fromkeys(names, columns)
             elif chosen.issuperset(names):
-                scales, error, least = search(site, seen, size)
-                found.folds.add(site, scales.cpu())
-                plain, scaled = plain + error, scaled + least
+                _fit(job, site, seen, names, checkpoint, size, found)
     progress("calibrating, layer by layer", shape.num_layers, shape.num_layers)
-    found.output_error = (plain, scaled) if job.to == "awq" else None
     return found
+
+
+def _fit(job: Job, site: Site, seen: Inputs, names: list[str], checkpoint: Checkpoint, size: int,
+         found: Calibration) -> None:
+    """4 bits for one site: AWQ's scales, or GPTQ's codes."""
+    if job.to == "awq":
+        scales, plain, written = search(site, seen, size)
+        found.folds.add(site, scales.cpu())
+    else:
+        plain = error_of(seen, rounding.groups_of_int4(seen.weight, size).floats())
+        codes = compensated_groups_of_int4(seen.weight.cpu(), seen.gram.cpu(), size)
+        written = error_of(seen, codes.floats().to(seen.weight.device))
+        rows = [checkpoint.shape(name)[0] for name in names]
+        found.codes |= dict(zip(names, codes.split(rows), strict=True))
+    found.errors.append((plain, written))
 
 
 def _write(job: Job, checkpoint: Checkpoint, chosen: set[str], size: int, calibration: Calibration, folder: Path,
@@ -146,8 +167,10 @@ def _write(job: Job, checkpoint: Checkpoint, chosen: set[str], size: int, calibr
     for number, name in enumerate(names):
         progress("rounding", number, len(names))
         if name in chosen:
-            weight = calibration.folds.apply(name, checkpoint.tensor(name))
-            codes = _rounded(job, weight, size, calibration.outliers.get(name))
+            codes = calibration.codes.get(name)
+            if codes is None:
+                weight = calibration.folds.apply(name, checkpoint.tensor(name))
+                codes = _rounded(job, weight, size, calibration.outliers.get(name))
             for part, tensor in layout.parts(codes).items():
                 writer.add(f"{name.removesuffix('.weight')}.{part}", tensor)
         elif calibration.folds.touches(name):

@@ -37,7 +37,11 @@ def sites(config: ModelConfig, layer: int) -> tuple[Site, Site, Site, Site]:
         Site("down", (mlp + "down_proj",), mlp + "up_proj"))
 
 
-def check_family(config: ModelConfig, what: str) -> None:
-    if config.model_type not in FAMILIES or config.num_experts:
+def known(config: ModelConfig) -> bool:
+    return config.model_type in FAMILIES and not config.num_experts
+
+
+def check_known(config: ModelConfig, what: str) -> None:
+    if not known(config):
         raise ConfigError(f"{what} knows the layers of {', '.join(FAMILIES)}, not those of {config.model_type}: use "
                           "--to int8 or --to int4, which need no calibration.")

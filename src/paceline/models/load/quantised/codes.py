@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,13 @@ class Codes:
         if self.outliers is not None:
             whole[:, self.outliers.columns] = self.outliers.values.to(torch.float32)
         return whole.to(dtype)
+
+    def split(self, rows: Sequence[int]) -> list[Codes]:
+        """Cut by outputs: so many in each."""
+        ends = list(accumulate(rows, initial=0))
+        return [replace(self, codes=self.codes[begin:end], scales=self.scales[begin:end],
+                        zeros=None if self.zeros is None else self.zeros[begin:end])
+                for begin, end in pairwise(ends)]
 
     def blocks(self) -> tuple[str, npt.NDArray[np.uint8]] | None:
         """The same as GGUF's 4-bit blocks: ("Q4_0" or "Q4_1", bytes of each row). Q4_0 is exact; of Q4_1 the lowest
