@@ -47,9 +47,9 @@ class AsyncLLM:
     # ---------------------------------------------------------------- requests
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                       request_id: str | None = None) -> AsyncIterator[RequestOutput]:
+                       request_id: str | None = None, adapter: str | None = None) -> AsyncIterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop or cancelling the task cancels the request."""
-        listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id)
+        listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id, adapter)
         try:
             async for snapshot in listener:
                 yield snapshot
@@ -57,23 +57,23 @@ class AsyncLLM:
             listener.close()
 
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
-                   **template: Any) -> AsyncIterator[RequestOutput]:
+                   adapter: str | None = None, **template: Any) -> AsyncIterator[RequestOutput]:
         """Like generate, through the model's chat template."""
         prompt = await asyncio.to_thread(self.engine.render, messages, **template)
-        async for output in self.generate(prompt, params, speculation=speculation):
+        async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter):
             yield output
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                     request_id: str | None = None) -> Listener[Delta]:
+                     request_id: str | None = None, adapter: str | None = None) -> Listener[Delta]:
         """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
         when you leave."""
-        return await self._open(_Deltas(self), prompt, params, speculation, request_id)
+        return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                       request_id: str | None = None) -> RequestOutput:
+                       request_id: str | None = None, adapter: str | None = None) -> RequestOutput:
         """The finished output. Nothing is said before: the cheapest way to ask. Cancelling the task cancels the
         request."""
-        listener = await self._open(_Result(self), prompt, params, speculation, request_id)
+        listener = await self._open(_Result(self), prompt, params, speculation, request_id, adapter)
         try:
             async for output in listener:
                 return output
@@ -82,10 +82,11 @@ class AsyncLLM:
             listener.close()
 
     async def _open(self, listener: Listener[News], prompt: Prompt, params: SamplingParams | None, speculation: Any,
-                    request_id: str | None) -> Listener[News]:
+                    request_id: str | None, adapter: str | None) -> Listener[News]:
         """Returns when the engine has admitted the request; raises what it refused it with."""
         def admit(engine: Engine) -> None:
-            name = engine.add(prompt, params or SamplingParams(), speculation=speculation, request_id=request_id)
+            name = engine.add(prompt, params or SamplingParams(), speculation=speculation, request_id=request_id,
+                              adapter=adapter)
             listener.meet(engine.record(name))
             self._listeners[name] = listener
 

@@ -32,6 +32,9 @@ Device = Annotated[str, _engine("auto, cpu or cuda.")]
 Dtype = Annotated[str, _engine("auto, float32, bfloat16 or float16.")]
 Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
 KernelChoice = Annotated[str, _engine("auto, native, eager, reference or triton.", "--kernels")]
+Lora = Annotated[
+    list[str] | None, _engine("NAME=FOLDER of a PEFT adapter that requests may name; repeatable.", "--lora")
+]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
     str | None, _engine('A method\'s name, or JSON such as {"method": "oracle", "tokens": [5, 6]}.', "--speculation")
@@ -66,6 +69,19 @@ Trace = Annotated[Path | None, _output("Write what `paceline replay` needs to th
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE, or to stdout with '-'.")
 ]
+
+
+def adapters(given: list[str] | None) -> dict[str, str] | None:
+    """What `--lora` stands for: folders by name."""
+    found: dict[str, str] = {}
+    for text in given or []:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            raise ConfigError(f"--lora {text!r} names no adapter: write NAME=FOLDER.")
+        if name in found:
+            raise ConfigError(f"--lora names {name!r} twice: choose another name for one of them.")
+        found[name] = folder
+    return found or None
 
 
 def speculation(text: str | None) -> Any:

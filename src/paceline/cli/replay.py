@@ -18,15 +18,17 @@ DIFFERENT = 1
 def replay(
     trace: Annotated[Path, typer.Argument(help="A file written by `paceline generate --trace FILE`.")],
     model: options.Model = None,
+    lora: options.Lora = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Reproduce a recorded request. Exit code 0: the same tokens; 1: different."""
     from paceline.engine import replay as engine_replay
 
     with loading_bars() as progress:
-        report = engine_replay.replay(trace, model=model, progress=progress)
+        report = engine_replay.replay(trace, model=model, adapters=options.adapters(lora), progress=progress)
     if not report.same_model:
-        console(stderr=True).print("this is not the model that was recorded (--model names another)", style="yellow")
+        console(stderr=True).print("this is not the model that was recorded (--model or --lora names another)",
+                                   style="yellow")
     if as_json:
         print(json.dumps(plain(report), indent=2))
     elif report.equal:

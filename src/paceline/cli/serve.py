@@ -56,6 +56,7 @@ def serve(
     capture: Annotated[bool, options._engine("On a card: capture steps of every size before the first request.",
                                              "--capture/--no-capture")] = True,
     speculation: options.SpeculationText = "auto",
+    lora: options.Lora = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
     try:
@@ -74,13 +75,14 @@ def serve(
         max_output_tokens=max_output_tokens, max_samples=max_samples,
         timeout_s=timeout, drain_s=drain, page=page, tool_parser=tool_parser, log_format=log_format)
     wish = options.speculation(speculation)
+    adapters = options.adapters(lora)
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks}
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
                        kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
-                       capture_at_start=capture, **sizes)
+                       capture_at_start=capture, adapters=adapters, **sizes)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

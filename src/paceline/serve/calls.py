@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM, Listener
 from paceline.engine.deltas import Delta
-from paceline.errors import EmptySupportError, RequestError
+from paceline.errors import ConfigError, EmptySupportError, RequestError
 from paceline.request import RequestOutput, SamplingParams
 from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
@@ -34,11 +34,24 @@ class Service:
 
     def __post_init__(self) -> None:
         self.names = TokenNames(self.llm.engine.tokenizer)
+        if self.options.model_name in self.llm.engine.adapters.names:
+            raise ConfigError(f"The model and an adapter are both called {self.options.model_name!r}: clients choose "
+                              "by name, so call one of them otherwise.")
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.options.model_name:
-            raise ApiError(404, f"The model {name!r} does not exist here; this server has {self.options.model_name!r}.",
-                           param="model", code="model_not_found")
+    @property
+    def models(self) -> list[str]:
+        """What clients may name: the model, and each adapter as a model of its own."""
+        return [self.options.model_name, *self.llm.engine.adapters.names]
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter that a model's name stands for; None: the model as it is."""
+        if name is None or name == self.options.model_name:
+            return None
+        if name not in self.models:
+            known = ", ".join(repr(own) for own in self.models)
+            raise ApiError(404, f"The model {name!r} does not exist here; this server has {known}.", param="model",
+                           code="model_not_found")
+        return name
 
     def check_open(self) -> None:
         if self.draining:
@@ -59,6 +72,8 @@ class Call:
     prompts: list[list[int]]
     params: SamplingParams
     speculation: Any
+    adapter: str | None = None
+    """None: the model as it is."""
     include_usage: bool = False
     provenance: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -76,7 +91,8 @@ class Call:
         return wish is not None
 
     def envelope(self) -> dict[str, Any]:
-        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.service.options.model_name,
+        model = self.adapter or self.service.options.model_name
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": model,
                 "system_fingerprint": fingerprint(self.service)}
 
     async def complete(self) -> list[RequestOutput]:
@@ -84,7 +100,8 @@ class Call:
         self.service.check_open()
         llm = self.service.llm
         outputs = await _all([
-            llm.complete(prompt, self.params, speculation=self.speculation, request_id=self._name(place))
+            llm.complete(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
+                         adapter=self.adapter)
             for place, prompt in enumerate(self.prompts)])
         for output in outputs:
             self.close(output)
@@ -95,7 +112,8 @@ class Call:
         self.service.check_open()
         llm = self.service.llm
         return await _all([
-            llm.stream(prompt, self.params, speculation=self.speculation, request_id=self._name(place))
+            llm.stream(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
+                       adapter=self.adapter)
             for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
     def close(self, output: RequestOutput) -> None:

@@ -39,12 +39,12 @@ router = APIRouter()
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    service.check_model(body.model)
+    adapter = service.adapter(body.model)
     params = chat_params(body, service.options, forced_structure(body))
     engine = service.llm.engine
     prompt = await asyncio.to_thread(lambda: engine.render(**render_arguments(body, engine.chat)))
     call = Call(service, f"chatcmpl-{request.state.request_id}", "chat.completion", [prompt], params, speculation(body),
-                include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
                 provenance=bool(body.provenance))
     if body.stream:
         call.kind = "chat.completion.chunk"

@@ -25,11 +25,11 @@ router = APIRouter()
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue a text, a list of texts, or token ids."""
     service = service_of(request)
-    service.check_model(body.model)
+    adapter = service.adapter(body.model)
     params = completion_params(body, service.options)
     prompts, texts = await asyncio.to_thread(_encode, service, body)
     call = Call(service, f"cmpl-{request.state.request_id}", "text_completion", prompts, params, speculation(body),
-                include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
                 provenance=bool(body.provenance))
     if body.stream:
         if body.echo and body.logprobs is not None:

@@ -45,18 +45,20 @@ async def version(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_card(request)]})
+    return JSONResponse({"object": "list", "data": [_card(request, name) for name in service_of(request).models]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    service_of(request).check_model(name)
-    return JSONResponse(_card(request))
+    service_of(request).adapter(name)
+    return JSONResponse(_card(request, name))
 
 
-def _card(request: Request) -> dict[str, Any]:
+def _card(request: Request, name: str) -> dict[str, Any]:
+    """An adapter's has the model it belongs to as its parent."""
     service = service_of(request)
-    return {"id": service.options.model_name, "object": "model", "created": request.app.state.started,
+    parent = None if service.adapter(name) is None else service.options.model_name
+    return {"id": name, "parent": parent, "object": "model", "created": request.app.state.started,
             "owned_by": "paceline", "max_model_len": service.llm.engine.config.max_model_len}
 
 
@@ -64,7 +66,7 @@ def _card(request: Request) -> dict[str, Any]:
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The ids of a text, or of a conversation as the model will see it."""
     service = service_of(request)
-    service.check_model(body.model)
+    service.adapter(body.model)
     return await asyncio.to_thread(_tokenized, service, body)
 
 
@@ -89,7 +91,7 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     service = service_of(request)
-    service.check_model(body.model)
+    service.adapter(body.model)
     return await asyncio.to_thread(_detokenized, _tokenizer(service), body.tokens)
 
 
