@@ -15,7 +15,7 @@ from paceline.models.interface import CausalLM
 from paceline.quantize.sites import Site, sites
 
 WINDOW = 512
-SAMPLES = 512
+SAMPLES = 256
 """Rows of an input that are kept, evenly spread over the text."""
 
 

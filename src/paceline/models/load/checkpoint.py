@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from paceline.models.load.quantised.codes import Outliers
 
 
 class Checkpoint(ABC):
@@ -22,6 +25,8 @@ class Checkpoint(ABC):
     """Keys of a Hugging Face config.json; `rope_theta` and `rope_scaling` are always flat keys (see flatten_rope)."""
     rounded: bool = False
     """Whether the layers' matrices are stored in 8 bits or fewer, whatever `packed` can make of them."""
+    has_outliers: bool = False
+    """Whether some matrices keep columns in floats beside the rounded ones (see outliers)."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -46,6 +51,10 @@ class Checkpoint(ABC):
     def packed(self, name: str) -> tuple[str, npt.NDArray[np.uint8]] | None:
         """A matrix as the file stores it: (type name, read-only uint8 [rows, bytes per row]), rows in the same
         order as `tensor` gives them. None where the format has no packed matrices or the tensor is no matrix."""
+        return None
+
+    def outliers(self, name: str) -> Outliers | None:
+        """Columns of a matrix that the file keeps in floats; `tensor` has them in their places."""
         return None
 
     def let_go(self) -> None:

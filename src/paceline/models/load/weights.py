@@ -8,6 +8,7 @@ import torch
 
 from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.quantised.codes import Outliers
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -44,6 +45,10 @@ class Weights:
             return None
         self._taken.add(name)
         return packed
+
+    def outliers(self, name: str) -> Outliers | None:
+        """Columns of a matrix that the file keeps in floats."""
+        return self.checkpoint.outliers(name)
 
     def let_go(self) -> None:
         """Whoever took tensors has copied them: the file's pages need not stay in memory."""

@@ -17,6 +17,7 @@ class AWQ:
     """Scheme: qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out]."""
 
     parts = ("qweight", "qzeros", "scales")
+    stored_as = "Q4_1"
 
     def __init__(self, settings: Settings) -> None:
         settings.one_of("bits", (4,), settings.get("w_bit"))

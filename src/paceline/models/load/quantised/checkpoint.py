@@ -16,7 +16,7 @@ from paceline.models.load.quantised.codes import Codes, Outliers
 from paceline.models.load.quantised.compressed import CompressedTensors
 from paceline.models.load.quantised.gptq import GPTQ
 from paceline.models.load.quantised.parts import Parts
-from paceline.models.load.quantised.rows import BitsAndBytes, OutlierColumns
+from paceline.models.load.quantised.rows import OUTLIER_COLUMNS, BitsAndBytes, OutlierColumns
 from paceline.models.load.quantised.settings import Settings
 from paceline.models.load.safetensors_folder import SafetensorsFolder
 
@@ -26,6 +26,11 @@ class Scheme(Protocol):
 
     @property
     def parts(self) -> tuple[str, ...]: ...
+
+    @property
+    def stored_as(self) -> str:
+        """The block type of GGUF that comes nearest."""
+        ...
 
     def shape(self, parts: Parts, module: str) -> tuple[int, int]:
         """(outputs, inputs), from the shapes of the parts alone."""
@@ -62,11 +67,11 @@ class QuantisedFolder(Checkpoint):
         method = raw.get("quant_method")
         if method not in SCHEMES:
             raise settings.refusal(f"quant_method {method!r}")
-        self._method = str(method)
-        self._scheme = SCHEMES[self._method](settings)
+        self._scheme = SCHEMES[str(method)](settings)
         marker = "." + self._scheme.parts[0]
         self._modules = {name.removesuffix(marker) + ".weight": name.removesuffix(marker)
                          for name in folder.names() if name.endswith(marker)}
+        self.has_outliers = any(self._parts.has(module, OUTLIER_COLUMNS) for module in self._modules.values())
         hidden = {f"{module}.{part}" for module in self._modules.values() for part in self._scheme.parts}
         self._names = list(dict.fromkeys(
             name.removesuffix(marker) + ".weight" if name.endswith(marker) else name
@@ -83,7 +88,8 @@ class QuantisedFolder(Checkpoint):
         return self._folder.shape(name) if module is None else self._scheme.shape(self._parts, module)
 
     def stored_type(self, name: str) -> str:
-        return self._folder.stored_type(name) if name not in self._modules else self._method
+        """Of a quantised module the block type of GGUF that comes nearest."""
+        return self._folder.stored_type(name) if name not in self._modules else self._scheme.stored_as
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         module = self._modules.get(name)
@@ -94,7 +100,6 @@ class QuantisedFolder(Checkpoint):
         return None if module is None else self._codes(module).blocks()
 
     def outliers(self, name: str) -> Outliers | None:
-        """Columns of a matrix that the file keeps in floats."""
         module = self._modules.get(name)
         return None if module is None else self._codes(module).outliers
 

@@ -35,6 +35,10 @@ class CompressedTensors:
             raise settings.refusal(f"sparsity format {settings.get('sparsity_config').get('format')!r}")
         self._bits = next(iter(kinds))[0]
 
+    @property
+    def stored_as(self) -> str:
+        return "Q4_1" if self._bits == 4 else "Q8_0"
+
     def shape(self, parts: Parts, module: str) -> tuple[int, int]:
         if not parts.has(module, "weight_packed"):
             rows, columns = parts.shape(module, "weight")

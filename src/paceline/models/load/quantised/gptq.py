@@ -28,6 +28,10 @@ class GPTQ:
         self._stored_less_one = form == "gptq"
         """The first version of the format stores zero points less one, modulo the number of codes."""
 
+    @property
+    def stored_as(self) -> str:
+        return "Q4_1" if self._bits == 4 else "Q8_0"
+
     def shape(self, parts: Parts, module: str) -> tuple[int, int]:
         words, outputs = parts.shape(module, "qweight")
         return outputs, words * 32 // self._bits

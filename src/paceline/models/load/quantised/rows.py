@@ -9,12 +9,15 @@ from paceline.models.load.quantised.codes import Codes, Outliers
 from paceline.models.load.quantised.parts import Parts
 from paceline.models.load.quantised.settings import Settings
 
+OUTLIER_COLUMNS = "outlier_columns"
+
 
 class BitsAndBytes:
     """Scheme: `weight` int8 [out, in] and SCB float32 [out], the row's largest absolute value: code 127 stands for
     it. Which columns are outliers is decided by what is multiplied, so the file does not say."""
 
     parts = ("SCB", "weight", "weight_format")
+    stored_as = "Q8_0"
 
     def __init__(self, settings: Settings) -> None:
         if not settings.get("load_in_8bit") or settings.get("load_in_4bit"):
@@ -37,7 +40,8 @@ class OutlierColumns:
     """Scheme: `weight` int8 [out, in] and weight_scale [out, 1]; the columns outlier_columns [n] are kept in
     outlier_weight [out, n] instead (LLM.int8's decomposition, with columns chosen beforehand)."""
 
-    parts = ("weight_scale", "weight", "outlier_columns", "outlier_weight")
+    parts = ("weight_scale", "weight", OUTLIER_COLUMNS, "outlier_weight")
+    stored_as = "Q8_0"
 
     def __init__(self, settings: Settings) -> None:
         settings.one_of("bits", (8,))
@@ -50,10 +54,10 @@ class OutlierColumns:
         rows, columns = self.shape(parts, module)
         codes = parts.take(module, "weight", (rows, columns), ("I8",))
         scales = parts.take(module, "weight_scale", (rows, 1), ("F32", "F16", "BF16"))
-        if not parts.has(module, "outlier_columns"):
+        if not parts.has(module, OUTLIER_COLUMNS):
             return Codes(codes, scales)
-        count = parts.folder.shape(f"{module}.outlier_columns")
-        chosen = parts.take(module, "outlier_columns", count[:1], ("I64", "I32")).to(torch.int64)
+        count = parts.folder.shape(f"{module}.{OUTLIER_COLUMNS}")
+        chosen = parts.take(module, OUTLIER_COLUMNS, count[:1], ("I64", "I32")).to(torch.int64)
         if bool(((chosen < 0) | (chosen >= columns)).any()) or bool((chosen.diff() <= 0).any()):
             raise ModelFormatError(f"tensor '{module}.outlier_columns' in {parts.folder.path} names columns that are "
                                    f"not among the {columns}, or not in order: the file is broken.")
