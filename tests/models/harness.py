@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.cache.storage import KVStorage
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.forward import Forward
@@ -55,14 +56,11 @@ class Hand:
         self.free = [list(range(1, blocks)) for _ in model.cache_groups]
         for free in self.free:
             random.Random(seed).shuffle(free)
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-        for group in model.cache_groups:
-            for layer in group.layers:
-                for plane in (self.keys, self.values):
-                    cache = torch.full((blocks * block_size, group.kv_heads, group.head_dim), torch.nan)
-                    cache[:block_size] = 0
-                    plane[layer] = cache
+        groups = model.cache_groups
+        self.storage = KVStorage(groups, [blocks] * len(groups), block_size, torch.float32, torch.device("cpu"))
+        for planes in self.storage.planes:
+            for plane in planes:
+                plane[block_size:] = torch.nan
 
     def new(self) -> Sequence:
         return Sequence(tables=[[] for _ in self.model.cache_groups])
@@ -99,7 +97,8 @@ class Hand:
                       [rows.parents for rows in groups], size, views)
 
     def forward(self, groups: list[Rows], taps: frozenset[int] = frozenset()) -> Forward:
-        return Forward(self.kernels, self.layout(groups), self.keys, self.values, self.model.cache_groups, taps)
+        storage = self.storage
+        return Forward(self.kernels, self.layout(groups), storage.keys, storage.values, storage.groups, taps)
 
     @torch.inference_mode()
     def step(self, groups: list[Rows]) -> list[torch.Tensor]:
@@ -122,10 +121,9 @@ class Hand:
 
     def release(self, seq: Sequence) -> None:
         """Give the blocks back, poisoned."""
-        for index, (group, table) in enumerate(zip(self.model.cache_groups, seq.tables)):
+        for index, table in enumerate(seq.tables):
             for block in filter(None, table):
                 self.free[index].insert(0, block)
-                for layer in group.layers:
-                    for plane in (self.keys, self.values):
-                        plane[layer][block * self.block_size:(block + 1) * self.block_size] = torch.nan
+                for plane in self.storage.planes[index]:
+                    plane[block * self.block_size:(block + 1) * self.block_size] = torch.nan
         seq.tables = [[] for _ in seq.tables]

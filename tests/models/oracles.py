@@ -73,10 +73,37 @@ def _config(name: str) -> Any:
         return transformers.Qwen3Config(**shape)
     if name == "mixtral":
         return transformers.MixtralConfig(**shape, num_local_experts=5, num_experts_per_tok=2)
+    if name.startswith("deepseek"):
+        return _deepseek(name, shape)
     raise ValueError(name)
 
 
-ARCHITECTURES = ["llama", "llama-biased-tied", "mistral", "mixtral", "qwen2", "qwen3"]
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "moe_intermediate_size": 20,
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+    "num_key_value_heads": 6}
+
+
+def _deepseek(name: str, shape: dict[str, Any]) -> Any:
+    shape = {key: value for key, value in (shape | _LATENT).items() if key != "head_dim"}
+    if name == "deepseek_v2":  # as V2: a low-rank query, experts in groups
+        return transformers.DeepseekV2Config(**shape, q_lora_rank=20, n_shared_experts=2, attention_bias=True,
+                                             topk_method="group_limited_greedy", n_group=4, topk_group=2)
+    if name == "deepseek_v2-lite":  # whole queries, no groups, stretched positions
+        return transformers.DeepseekV2Config(
+            **shape, q_lora_rank=None, n_shared_experts=1, topk_method="greedy",
+            rope_parameters={"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "mscale": 0.707,
+                             "mscale_all_dim": 0.707, "original_max_position_embeddings": 64})
+    if name == "deepseek_v3":
+        return transformers.DeepseekV3Config(
+            **shape, q_lora_rank=20, n_shared_experts=1, n_group=4, topk_group=2, num_mtp_layers=0,
+            rope_parameters={"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "mscale": 1.0,
+                             "mscale_all_dim": 0.8, "original_max_position_embeddings": 64})
+    raise ValueError(name)
+
+
+ARCHITECTURES = ["deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "llama", "llama-biased-tied", "mistral", "mixtral",
+                 "qwen2", "qwen3"]
 
 
 @cache
@@ -86,6 +113,9 @@ def oracle(name: str, max_model_len: int = MAX_LEN) -> Oracle:
     for key, parameter in theirs.named_parameters():
         if key.endswith("bias") or "norm" in key:  # transformers starts these at 0 and 1, which would hide mistakes
             torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.3)
+    for key, buffer in theirs.named_buffers():
+        if key.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         with open_checkpoint(folder) as checkpoint:

@@ -33,7 +33,7 @@ def check(hand: Hand, prompt: list[int], parents: list[int], logits: torch.Tenso
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3"])
 @pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(13, 5)], ids=["binary", "comb", "star", "random"])
 def test_each_row_of_a_tree_equals_its_chain(name, parents, deterministic):
     """Blocks of 4, so every tree crosses block boundaries; qwen2's second group has a window of 11."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import ModelFormatError
+from paceline.models.deepseek_config import ExpertLayers, LatentConfig, expert_layers, latent_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class ModelConfig:
     num_experts: int = 0
     """Experts of a mixture; 0: dense."""
     experts_per_token: int = 0
+    latent: LatentConfig | None = None
+    """Latent attention: kv_heads is 1 then, and head_dim what is cached of a token."""
+    expert_layers: ExpertLayers | None = None
+    """Mixtures in some of the layers, with experts that all rows share."""
+    kv_sources: tuple[int, ...] = ()
+    """Of each layer the one whose keys and values it reads: itself, or an earlier layer. (): each its own."""
+
+    def kv_source(self, layer: int) -> int:
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
@@ -64,7 +74,13 @@ class ModelConfig:
         if experts and not 1 <= chosen <= experts:
             raise ModelFormatError(
                 f"config.json: num_experts_per_tok ({chosen}) must lie between 1 and num_local_experts ({experts}).")
+        latent, mixtures = latent_config(raw), expert_layers(raw)
+        if latent is not None:
+            kv_heads, head_dim = 1, latent.width
+        if mixtures is not None:
+            experts, chosen = mixtures.count, mixtures.rule.chosen
         positions = read.count("max_position_embeddings")
+        windows = _windows(read, model_type, layers)
         return cls(
             model_type=model_type,
             vocab_size=read.count("vocab_size"),
@@ -75,14 +91,17 @@ class ModelConfig:
             head_dim=head_dim,
             intermediate_size=read.count("intermediate_size"),
             norm_eps=read.number("rms_norm_eps", 1e-6),
-            rope=_rope(raw, head_dim),
+            rope=_rope(raw, head_dim if latent is None else latent.rope_dim),
             max_position_embeddings=positions,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            windows=_windows(read, model_type, layers),
+            windows=windows,
             attention_bias=bool(raw.get("attention_bias", False)),
             mlp_bias=bool(raw.get("mlp_bias", False)),
             num_experts=experts,
             experts_per_token=chosen,
+            latent=latent,
+            expert_layers=mixtures,
+            kv_sources=_kv_sources(read, windows),
         )
 
 
@@ -141,6 +160,23 @@ def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, .
         return (None,) * layers
     size = read.count("sliding_window")
     return tuple(size if inside else None for inside in windowed)
+
+
+def _kv_sources(read: _Reader, windows: tuple[int | None, ...]) -> tuple[int, ...]:
+    """The last num_kv_shared_layers layers read the keys and values of the last layer before them that has their
+    window."""
+    own = len(windows) - read.count("num_kv_shared_layers", 0)
+    if own < 1:
+        raise ModelFormatError(f"config.json: num_kv_shared_layers must leave one of the {len(windows)} layers keys of "
+                               "its own.")
+    sources = list(range(own))
+    for layer in range(own, len(windows)):
+        found = next((source for source in reversed(range(own)) if windows[source] == windows[layer]), None)
+        if found is None:
+            raise ModelFormatError(f"config.json: layer {layer} shares keys (num_kv_shared_layers), and no layer "
+                                   f"before {own} has its window.")
+        sources.append(found)
+    return tuple(sources)
 
 
 def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:

@@ -15,7 +15,7 @@ from paceline.kernels.packed import PackedWeight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, FeedForward, Linear, load_matrix
+from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 
@@ -23,7 +23,7 @@ from paceline.models.rope import Rope
 class Block:
     """x + attention(norm x), then + feed_forward(norm x)."""
 
-    def __init__(self, attention_norm: Norm, attention: Attention, mlp_norm: Norm, mlp: FeedForward) -> None:
+    def __init__(self, attention_norm: Norm, attention: AttentionLayer, mlp_norm: Norm, mlp: FeedForward) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
@@ -67,7 +67,7 @@ class Decoder(ABC):
         """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
 
     @abstractmethod
-    def attention(self, weights: WeightSource, layer: int) -> Attention:
+    def attention(self, weights: WeightSource, layer: int) -> AttentionLayer:
         """The attention of one layer, built from its tensors."""
 
     @abstractmethod
@@ -126,6 +126,10 @@ def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:
     windows = sorted(set(config.windows), key=lambda window: window or 0)
     return tuple(
         CacheGroup(name="full" if window is None else f"window-{window}",
-                   layers=tuple(layer for layer, own in enumerate(config.windows) if own == window),
-                   kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=window)
+                   layers=tuple(layer for layer, own in enumerate(config.windows)
+                                if own == window and config.kv_source(layer) == layer),
+                   kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=window,
+                   latent=None if config.latent is None else config.latent.rank,
+                   readers=tuple((layer, config.kv_source(layer)) for layer, own in enumerate(config.windows)
+                                 if own == window and config.kv_source(layer) != layer))
         for window in windows)

@@ -83,6 +83,13 @@ class Attention:
         return [self.qkv, self.out]
 
 
+class AttentionLayer(Protocol):
+    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
+                 rows: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, h] -> x + attention(norm x), of these rows only where some are named; x may be overwritten."""
+        ...
+
+
 class FeedForward(Protocol):
     def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
         """[N, h] -> x + feed_forward(norm x); x may be overwritten."""
@@ -93,9 +100,11 @@ class GatedMLP:
     """down(silu(gate x) * up x)."""
 
     def __init__(self, config: ModelConfig, weights: WeightSource, prefix: str, *, bias: bool = False,
-                 names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> None:
+                 names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+                 inner: int | None = None) -> None:
+        """`inner`: features between the projections, where they are not config.intermediate_size."""
         gate, up, down = (f"{prefix}.{name}" for name in names)
-        inner = config.intermediate_size
+        inner = inner or config.intermediate_size
         self.gate_up = load_linear(weights, [gate, up], [inner, inner], config.hidden_size, bias)
         self.down = load_linear(weights, [down], [config.hidden_size], inner, bias)
 
@@ -111,19 +120,40 @@ class GatedMLP:
         return [self.gate_up, self.down]
 
 
-class MixtureOfExperts:
-    """Each row goes to its best experts; their outputs are added in order of the expert's index."""
+class Router(Protocol):
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, h] -> of each row the weights [N, chosen] float32 and ids [N, chosen] int64 of its experts."""
+        ...
 
-    def __init__(self, router: Linear, experts: list[GatedMLP], chosen: int, *, renormalise: bool) -> None:
-        self.router = router
-        self.experts = experts
+
+class SoftmaxRouter:
+    """The `chosen` experts of the highest scores, weighed by their softmax (Kernels.route)."""
+
+    def __init__(self, scores: Linear, chosen: int, *, renormalise: bool) -> None:
+        self.scores = scores
         self.chosen = chosen
         self.renormalise = renormalise
 
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
+        return kernels.route(self.scores(x, kernels), self.chosen, self.renormalise)
+
+
+class MixtureOfExperts:
+    """Each row goes to its best experts; their outputs are added in order of the expert's index, to that of `shared`,
+    which every row goes through where there is one."""
+
+    def __init__(self, router: Router, experts: list[GatedMLP], shared: GatedMLP | None = None) -> None:
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+
     def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
         normed = kernels.rms_norm(x, norm.weight, norm.eps)
-        weights, ids = kernels.route(self.router(normed, kernels), self.chosen, self.renormalise)
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        weights, ids = self.router(normed, kernels)
+        if self.shared is None:
+            out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        else:
+            out = self.shared.alone(normed, kernels).float()
         # One expert after the other, each row at most once in each: every row sums in the same order, with no
         # atomics, whoever shares its experts.
         for index, expert in enumerate(self.experts):

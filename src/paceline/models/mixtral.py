@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.errors import ModelFormatError
 from paceline.models.decoder import Decoder
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts
+from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter
 
 
 class Mixtral(Decoder):
@@ -21,4 +21,4 @@ class Mixtral(Decoder):
         router = Linear(weights.take(f"{prefix}.gate.weight", (config.num_experts, config.hidden_size)))
         experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", names=("w1", "w3", "w2"))
                    for expert in range(config.num_experts)]
-        return MixtureOfExperts(router, experts, config.experts_per_token, renormalise=True)
+        return MixtureOfExperts(SoftmaxRouter(router, config.experts_per_token, renormalise=True), experts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.deepseek import DeepSeek
 from paceline.models.interface import CausalLM, WeightSource
 from paceline.models.llama import Llama
 from paceline.models.mistral import Mistral
@@ -13,6 +14,8 @@ from paceline.models.qwen2 import Qwen2
 from paceline.models.qwen3 import Qwen3
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
     "llama": Llama,
     "mistral": Mistral,
     "mixtral": Mixtral,
