@@ -1,8 +1,8 @@
 """A world without a model: an oracle names each next token, and a pretended KV memory proves what every row would read.
 
 The runner is replaced by `World.run`, which carries out a step's moves, copies and row writes on a dictionary per
-cache group. A slot holds (position, fingerprint of the salt and all tokens up to there), so a row that would attend
-to anything but its own history is noticed at once.
+cache group, and on further ones for the host's memory. A slot holds (position, fingerprint of the salt and all tokens
+up to there), so a row that would attend to anything but its own history is noticed at once, wherever it has been.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import random
 import zlib
 
 from paceline.cache.manager import CacheManager
+from paceline.cache.transfers import BlockCopy, Route, SlotMove
+from paceline.engine.preemption import Preemption
 from paceline.engine.scheduler import Scheduler, SchedulerConfig
 from paceline.engine.sequence import PENDING, Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
@@ -20,6 +22,8 @@ from paceline.speculation.tree import DraftTree
 
 VOCABULARY = 7
 STOP = 6
+Memory = dict[int, tuple[int, int]]
+"""Of one cache group: slot -> what was written to it."""
 
 
 def group(name: str, *, window: int | None = None, lookahead: int = 0) -> CacheGroup:
@@ -43,11 +47,13 @@ def fingerprints(salt: str, tokens: list[int]) -> list[int]:
 class World:
     """Scheduler, cache and pretended memory, with the truth about every sequence kept beside them."""
 
-    def __init__(self, cache: CacheManager, config: SchedulerConfig) -> None:
+    def __init__(self, cache: CacheManager, config: SchedulerConfig, preemption: str = "recompute") -> None:
         self.now = 0.0
         self.cache = cache
-        self.scheduler = Scheduler(config, cache, lambda: self.now)
-        self.memory: list[dict[int, tuple[int, int]]] = [{} for _ in cache.groups]
+        self.scheduler = Scheduler(config, cache, lambda: self.now, Preemption(preemption))
+        self.memory: list[Memory] = [{} for _ in cache.groups]
+        self.swapped: list[Memory] = [{} for _ in cache.groups]
+        self.cold: list[Memory] = [{} for _ in cache.groups]
         self.truth: dict[Sequence, list[int]] = {}
         self.over: set[Sequence] = set()
         """Sequences whose end was reported in a result (which may not be committed yet)."""
@@ -86,7 +92,7 @@ class World:
         for rows in step.groups:
             self.scheduler.cancel(rows.seq.request.id)
         self.scheduler.fail(step)
-        for memory in self.memory:
+        for memory in (*self.memory, *self.swapped, *self.cold):
             memory.clear()
         self.flight.clear()
         for seq in self.everyone:
@@ -115,7 +121,9 @@ class World:
     def check(self) -> None:
         """Nothing leaks, and every count is right, at any moment."""
         running = self.scheduler.running
-        self.cache.check([seq.allocation for seq in running])
+        swapped = [seq for seq in self.everyone if seq.swapped is not None]
+        assert all(seq.status is Status.WAITING for seq in swapped)
+        self.cache.check([seq.allocation for seq in running], [seq.swapped for seq in swapped])
         assert [seq.rank for seq in running] == sorted(seq.rank for seq in running)
         assert all((seq.allocation is None) == (seq.status is not Status.RUNNING) for seq in self.everyone)
 
@@ -134,31 +142,60 @@ class World:
             else:
                 assert seq.finish_reason in ("cancelled", "timeout")
             assert STOP not in seq.tokens[seq.prompt_len:-1]
-        assert self.cache.usage().used == 0
+        assert self.cache.usage().used == self.cache.usage().swap_used == 0
+
+    def draft_in_place(self, seq: Sequence, rows: int) -> None:
+        """A drafter on the target's own cache reads what is there and writes after it, before the next step."""
+        self.transfer(*self.scheduler.take_transfers())
+        start = seq.computed
+        rows = min(rows, self.cache.max_blocks_per_seq * self.cache.block_size - start)
+        marks = fingerprints(seq.cache_salt, seq.tokens)
+        for g, kind in enumerate(self.cache.groups):
+            if not kind.lookahead:
+                first = 0 if kind.window is None else max(0, start - kind.window + 1)
+                for key in range(first, start):
+                    assert self.memory[g].get(self._slot(seq, g, key)) == (key, marks[key])
+        copies = self.cache.reserve(seq.allocation, start, start + rows)
+        if copies is None:
+            return
+        self.transfer([], copies)
+        for g, kind in enumerate(self.cache.groups):
+            for position in range(start, start + rows if not kind.lookahead else start):
+                self._write(seq, g, position, (-1, -1))
+        self.check()
+
+    def transfer(self, moves: list[SlotMove], copies: list[BlockCopy]) -> None:
+        """Moves all at once, then copies one by one: what KVStorage.apply does to tensors."""
+        read = [self.memory[move.group].get(move.source) for move in moves]
+        for move, content in zip(moves, read):
+            self._put(self.memory, move.group, move.target, content)
+        assert len({(move.group, move.target) for move in moves}) == len(moves), "a slot is moved to twice"
+        size = self.cache.block_size
+        ways = {Route.WITHIN: (self.memory, self.memory), Route.SWAP_OUT: (self.memory, self.swapped),
+                Route.SWAP_IN: (self.swapped, self.memory), Route.OFFLOAD: (self.memory, self.cold),
+                Route.FETCH: (self.cold, self.memory)}
+        for copy in copies:
+            source, target = ways[copy.route]
+            for offset in range(size):
+                self._put(target, copy.group, copy.target * size + offset,
+                          source[copy.group].get(copy.source * size + offset))
 
     def run(self, step: Step) -> list[GroupResult]:
         self.steps += 1
         self.rows += step.rows
         assert step.rows <= self.scheduler.config.max_batch_tokens
         assert len({group.seq for group in step.groups}) == len(step.groups)
-        read = [self.memory[move.group].get(move.source) for move in step.moves]
-        for move, content in zip(step.moves, read):
-            self._put(move.group, move.target, content)
-        size = self.cache.block_size
-        assert len({(move.group, move.target) for move in step.moves}) == len(step.moves), "a slot is moved to twice"
-        assert len({(copy.group, copy.target) for copy in step.copies}) == len(step.copies), "a block is filled twice"
-        for copy in step.copies:
-            for offset in range(size):
-                self._put(copy.group, copy.target * size + offset,
-                          self.memory[copy.group].get(copy.source * size + offset))
+        self.transfer(step.moves, step.copies)
         return [self._run_group(group) for group in step.groups]
 
-    def _put(self, group: int, slot: int, content: tuple[int, int] | None) -> None:
+    def _put(self, memory: list[Memory], group: int, slot: int, content: tuple[int, int] | None) -> None:
         assert slot >= self.cache.block_size, "the null block was written"
         if content is None:
-            self.memory[group].pop(slot, None)
+            memory[group].pop(slot, None)
         else:
-            self.memory[group][slot] = content
+            memory[group][slot] = content
+        limits = {id(self.swapped): self.cache.swap.most_blocks, id(self.cold): self.cache.cold.most_blocks}
+        assert slot // self.cache.block_size <= limits.get(id(memory), slot), "the host keeps more than it may"
 
     def _slot(self, seq: Sequence, group: int, position: int) -> int:
         size = self.cache.block_size
@@ -171,7 +208,7 @@ class World:
         pool, block = self.cache.pools[group], slot // self.cache.block_size
         assert pool.refs[block] == 1, "a row is written into a block that others hold too"
         assert not pool.cached[block], "a row is written into a block of the prefix cache"
-        self._put(group, slot, content)
+        self._put(self.memory, group, slot, content)
 
     def _run_group(self, rows: RowGroup) -> GroupResult:
         seq, start = rows.seq, rows.start
@@ -187,7 +224,7 @@ class World:
         paths: list[list[int]] = []
         for row, parent in enumerate(parents):
             paths.append(([] if parent < 0 else paths[parent]) + [row])
-        salt = seq.request.params.cache_salt
+        salt = seq.cache_salt
         for row, path in enumerate(paths):
             line = text[:start] + [tokens[i] for i in path]
             marks = fingerprints(salt, line)
@@ -209,7 +246,7 @@ class World:
         """A drafter's own cache: entry i is written once the `lookahead` tokens after it are known."""
         seq, start = rows.seq, rows.start
         text = self.truth[seq][:start] + [tokens[row] for row in kept]
-        marks = fingerprints(seq.request.params.cache_salt, text)
+        marks = fingerprints(seq.cache_salt, text)
         for g, kind in enumerate(self.cache.groups):
             ahead = kind.lookahead
             if not ahead:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulation import STOP, World, group, propose
 
+from paceline.cache.host import HostLimits
 from paceline.cache.manager import CacheManager
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.errors import RequestError
@@ -30,13 +31,17 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(groups=GROUPS, block_size=st.integers(1, 4), slack=st.integers(0, 12), seats=st.integers(1, 5),
                 budget=st.sampled_from([1, 2, 5, 16]), chunk=st.sampled_from([None, 1, 3]), caching=st.booleans(),
-                watermark=st.sampled_from([0.0, 0.25]), collide=st.booleans())
-    def build(self, groups, block_size, slack, seats, budget, chunk, caching, watermark, collide) -> None:
+                watermark=st.sampled_from([0.0, 0.25]), collide=st.booleans(),
+                preemption=st.sampled_from(["recompute", "swap", "swap"]), swap=st.sampled_from([0, 5, 50]),
+                cold=st.sampled_from([0, 3, 8, 60]))
+    def build(self, groups, block_size, slack, seats, budget, chunk, caching, watermark, collide, preemption, swap,
+              cold) -> None:
         longest = -(-24 // block_size)
         extra = {"hash_function": lambda *_: 0} if collide else {}
+        extra["host"] = HostLimits(swap, cold)
         cache = CacheManager(groups, [longest // 2 + 4 + slack] * len(groups), block_size, seats, longest + 2, caching,
                              **extra)
-        self.world = World(cache, SchedulerConfig(budget, seats, 24, watermark=watermark, max_chunk=chunk))
+        self.world = World(cache, SchedulerConfig(budget, seats, 24, watermark=watermark, max_chunk=chunk), preemption)
 
     @rule(stem=st.sampled_from(STEMS), shared=st.integers(0, 20), own=st.lists(st.integers(0, STOP), max_size=8),
           max_tokens=st.integers(1, 10), n=st.sampled_from([1, 1, 2, 3]), priority=st.integers(0, 2),
@@ -76,6 +81,13 @@ class Serving(RuleBasedStateMachine):
         running = self.world.scheduler.running
         self.world.scheduler.preempt(running[which % len(running)])
         self.world.check()
+
+    @rule(which=st.integers(0, 1000), rows=st.integers(1, 4))
+    def draft_in_place(self, which, rows) -> None:
+        ready = [seq for seq in self.world.scheduler.running
+                 if not seq.in_flight and seq.prompt_len <= seq.computed == len(seq.tokens) - 1]
+        if ready:
+            self.world.draft_in_place(ready[which % len(ready)], rows)
 
     @rule(seconds=st.integers(0, 4))
     def time_passes(self, seconds) -> None:

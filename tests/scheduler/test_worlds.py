@@ -7,6 +7,7 @@ import random
 import pytest
 from simulation import STOP, VOCABULARY, World, group, propose
 
+from paceline.cache.host import HostLimits
 from paceline.cache.manager import CacheManager
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.errors import RequestError
@@ -28,12 +29,13 @@ def random_world(chance: random.Random) -> World:
     longest = -(-max_len // block_size)
     blocks = [chance.randint(longest // 2 + 3, 4 * longest) for _ in groups]
     extra = {"hash_function": lambda *_: 7} if chance.random() < 0.2 else {}
+    host = HostLimits(chance.choice([0, 12, 200, 200]), chance.choice([0, 4, 200, 200]))
     cache = CacheManager(groups, blocks, block_size, chance.randint(1, 6), longest + chance.randint(0, 3),
-                         chance.random() < 0.9, **extra)
+                         chance.random() < 0.9, host=host, **extra)
     config = SchedulerConfig(max_batch_tokens=chance.choice([1, 3, 8, 32]), max_num_seqs=chance.randint(1, 6),
                              max_model_len=max_len, watermark=chance.choice([0, 0.1, 0.3]),
                              max_chunk=chance.choice([None, 1, 4]))
-    return World(cache, config)
+    return World(cache, config, chance.choice(["recompute", "swap", "swap", "swap"]))
 
 
 def add_at_random(world: World, chance: random.Random, stems: list[list[int]]) -> None:
@@ -69,6 +71,8 @@ def live(world: World, chance: random.Random, events: int = 60) -> None:
         elif event < 0.35:
             world.now += chance.randint(0, 5)
             world.scheduler.expire()
+        elif event < 0.38 and world.scheduler.running:
+            world.scheduler.preempt(chance.choice(world.scheduler.running))
         elif event < 0.7:
             draft_at_random(world, chance, 0.5)
             world.launch()
@@ -88,7 +92,7 @@ def live(world: World, chance: random.Random, events: int = 60) -> None:
 
 @pytest.mark.parametrize("batch", range(6))
 def test_every_output_is_the_oracles_and_no_block_leaks(batch: int) -> None:
-    steps = preemptions = hits = evictions = drafted = 0
+    steps = preemptions = hits = evictions = drafted = swapped = fetched = 0
     for number in range(12):
         chance = random.Random(1000 * batch + number)
         world = random_world(chance)
@@ -98,7 +102,10 @@ def test_every_output_is_the_oracles_and_no_block_leaks(batch: int) -> None:
         hits += world.cache.hits
         evictions += world.cache.usage().evictions
         drafted += world.accepted
+        swapped += world.cache.swap.blocks_in
+        fetched += world.cache.cold.blocks_in
     assert steps > 500 and preemptions and hits and evictions and drafted, "these worlds were too quiet to prove it"
+    assert swapped and fetched, "the host was too quiet to prove it"
 
 
 @pytest.mark.full

@@ -165,7 +165,8 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     kv_dtype = cache_dtype(model, options, dtype)
     facts = Facts(device=device.type, context=model.config.max_position_embeddings,
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
-                  free_memory=_free_memory(device), cores=os.cpu_count() or 1)
+                  free_memory=_free_memory(device), cores=os.cpu_count() or 1,
+                  host_memory=configs.available_memory())
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)

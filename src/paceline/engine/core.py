@@ -22,6 +22,7 @@ from paceline.engine.decide import Decider, Decision
 from paceline.engine.device import DeviceSteps, captured_steps, free_running
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
+from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
@@ -74,15 +75,17 @@ class Engine:
         self.metrics = EngineMetrics()
         self.observers = Observers()
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
+        storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
+        host = HostMemory(storage, config)
+        self.preemption = host.preemption
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
-                                  enable_prefix_caching=config.enable_prefix_caching)
+                                  enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
         self.scheduler = Scheduler(
             SchedulerConfig(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
-            self.cache, clock)
-        storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
+            self.cache, clock, self.preemption)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
         self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
         if self._device_steps is not None:
@@ -180,7 +183,7 @@ class Engine:
             "cache_blocks": usage.total, "cache_blocks_used": usage.used, "cache_blocks_cached": usage.cached,
             "cache_use": usage.used / usage.total, "cache_evictions": usage.evictions,
             "cache_hit_tokens": usage.hits, "cache_looked_up_tokens": usage.queries,
-            "cache_hit_rate": usage.hits / usage.queries if usage.queries else None}
+            "cache_hit_rate": usage.hits / usage.queries if usage.queries else None} | host_report(self.cache)
 
     @property
     def has_work(self) -> bool:
@@ -227,6 +230,7 @@ class Engine:
         times = StepTimes(planned - begun - draft + ahead, ran - planned, decided - ran - ahead,
                           self.clock() - decided, draft)
         self.metrics.account(batch.layout.rows, step.prompt_rows, tokens, times)
+        self.preemption.observe_prompt(batch.layout.rows, step.prompt_rows, sum(times))
         self._drafting.account(step, decisions, batch.layout.rows, step.prompt_rows, times)
         self.observers.stepped(step, decisions, begun, times)
         return self._clear(touched)
@@ -266,6 +270,7 @@ class Engine:
             return True
         times = StepTimes(planned - begun, ran - planned, decided - ran, self.clock() - decided, 0.0)
         self.metrics.account(step.rows, step.prompt_rows, tokens, times)
+        self.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
         self.observers.stepped(step, decisions, begun, times)
         return True
 

@@ -169,8 +169,9 @@ class TargetCacheModel(CachedModel):
         self._scheduler = scheduler
 
     def open(self, sequences: Seq[DraftedSequence]) -> list[int]:
-        # An accepted path may still wait to be moved into place: we are about to read it.
-        self._runner.storage.apply(self._scheduler.take_moves(), ())
+        # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
+        # to may still wait to be copied to the host.
+        self._runner.storage.apply(*self._scheduler.take_transfers())
         depths: list[int] = []
         for sequence in sequences:
             seq, path = base_of(sequence)

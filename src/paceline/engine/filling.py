@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from paceline.cache.allocation import Allocation
 from paceline.cache.manager import CacheManager
-from paceline.cache.transfers import BlockCopy
+from paceline.cache.transfers import BlockCopy, Route
+from paceline.engine.preemption import Preemption
 from paceline.engine.queue import WaitingQueue
 from paceline.engine.sequence import PENDING, Sequence, Status
 from paceline.engine.step import RowGroup
@@ -47,10 +48,12 @@ class SchedulerConfig:
 class StepFiller:
     """Owns who runs and who waits, and the step being built; the rules of order are told at Scheduler."""
 
-    def __init__(self, config: SchedulerConfig, cache: CacheManager, clock: Callable[[], float]) -> None:
+    def __init__(self, config: SchedulerConfig, cache: CacheManager, clock: Callable[[], float],
+                 preemption: Preemption) -> None:
         self.config = config
         self.cache = cache
         self.clock = clock
+        self.preemption = preemption
         self.running: list[Sequence] = []
         """Sorted by rank."""
         self.waiting = WaitingQueue()
@@ -59,6 +62,7 @@ class StepFiller:
         self._watermarks = [int(config.watermark * (pool.num_blocks - 1)) for pool in cache.pools]
         self._groups: list[RowGroup] = []
         self._copies: list[BlockCopy] = []
+        """For the next step, in order. Some outlive those they were made for: what they write is written again."""
         self._preempted: list[Sequence] = []
         self._spare = 0
         """The step being built may have so many groups: the budget less all rows beyond each group's first."""
@@ -68,7 +72,6 @@ class StepFiller:
     def fill(self) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
         """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run."""
         groups = self._groups = []
-        self._copies = []
         self._spare = self.config.max_batch_tokens
         running = self.running
         draft_rows = self._spare - len(running)
@@ -108,11 +111,20 @@ class StepFiller:
                 self._add_chunk(seq)
         if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit()
-        copies, preempted = self._copies, self._preempted
-        self._groups, self._copies = [], []
-        if groups:  # otherwise whom this preempted is told with the next step
-            self._preempted = []
-        return groups, copies, preempted
+        return groups, *self._filled()
+
+    def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
+        """What travels with the groups of the step just built; without any it waits for the next step."""
+        groups, self._groups = self._groups, []
+        if not groups:
+            return [], []
+        preempted, self._preempted = self._preempted, []
+        return self.take_copies(), preempted
+
+    def take_copies(self) -> list[BlockCopy]:
+        """The copies that would travel with the next step."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def can_repeat(self) -> bool:
         """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
@@ -127,7 +139,6 @@ class StepFiller:
         """Like fill() for a step that is repeated, up to `repeat` times; the last of the results says how often. Only
         when can_repeat()."""
         groups = self._groups = []
-        self._copies = []
         for seq in self.running[:self.config.max_batch_tokens]:
             start = seq.computed
             if start + 1 >= seq.limit:  # what is in flight ends it
@@ -141,14 +152,10 @@ class StepFiller:
                 seq.in_flight += 1
         for group in groups:
             group.seq.computed = group.start + repeat
-        copies, preempted = self._copies, self._preempted
-        self._groups, self._copies = [], []
-        if groups:
-            self._preempted = []
-        return groups, copies, preempted, repeat
+        return groups, *self._filled(), repeat
 
     def abandon(self) -> None:
-        """Forget the step being built, if fill() was broken off."""
+        """Forget the step being built, if fill() was broken off, and the copies for it."""
         self._groups, self._copies = [], []
 
     def join(self, seq: Sequence, allocation: Allocation, computed: int) -> None:
@@ -243,15 +250,19 @@ class StepFiller:
                 return True
         return False
 
-    def preempt(self, victim: Sequence) -> None:
-        """Take a sequence's seat and blocks, and its rows in the step being built; it will be computed again."""
+    def preempt(self, victim: Sequence, swap: bool = True) -> None:
+        """Take a sequence's seat and blocks, and its rows in the step being built. It will be computed again, unless
+        swapping it to the host is possible, cheaper, and not ruled out by the caller."""
         for index, group in enumerate(self._groups):
             if group.seq is victim:
                 del self._groups[index]
                 self._spare += len(group.tokens) - 1
+                victim.computed = group.start
                 victim.in_flight -= 1
                 victim.in_flight_draft = False
                 break
+        if swap:
+            self._swap_out(victim)
         self.running.remove(victim)
         self.cache.close(victim.allocation)
         self._drop_copies()
@@ -266,9 +277,40 @@ class StepFiller:
         self.preemptions += 1
 
     def _drop_copies(self) -> None:
-        """Forget this step's copies into blocks that have just been given back."""
+        """Forget copies on write into blocks that have just been given back, unless they go on to the host."""
         pools = self.cache.pools
-        self._copies = [copy for copy in self._copies if pools[copy.group].refs[copy.target]]
+        sent = {(copy.group, copy.source) for copy in self._copies if copy.route is Route.SWAP_OUT}
+        self._copies = [copy for copy in self._copies if copy.route is not Route.WITHIN
+                        or pools[copy.group].refs[copy.target] or (copy.group, copy.target) in sent]
+
+    def forget_swapped(self, seq: Sequence) -> None:
+        """What the host keeps of a sequence is not needed, or not to be trusted."""
+        if seq.swapped is not None:
+            self.cache.swap.drop(seq.swapped)
+            seq.swapped = None
+
+    def _swap_out(self, victim: Sequence) -> None:
+        """Send the KV of a sequence to the host if that pays. Steps in flight write theirs before it is copied; of a
+        draft in flight only the token it starts from counts, its moves are never made."""
+        length, preemption = victim.computed, self.preemption
+        if not length or not preemption.may_swap or not self.cache.swap.ready:
+            return
+        allocation: Allocation = victim.allocation
+        blocks = [len(own) - passed for own, passed in zip(allocation.blocks, allocation.passed)]
+        if not preemption.swaps(length - self._shared(allocation), blocks):
+            return
+        out = self.cache.swap_out(allocation, length)
+        if out is not None:
+            victim.swapped, copies = out
+            self._copies += copies
+
+    def _shared(self, allocation: Allocation) -> int:
+        """Leading tokens that would be found again in the prefix cache: others hold their blocks as well."""
+        refs, blocks = self.cache.pools[0].refs, allocation.blocks[0]
+        count = 0
+        while count < min(allocation.registered[0], len(blocks)) and refs[blocks[count]] > 1:
+            count += 1
+        return count * self.cache.block_size
 
     def _admit(self) -> None:
         """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
@@ -312,7 +354,14 @@ class StepFiller:
         if seq.admitted is None:
             seq.cached_tokens = allocation.cached
             seq.cache_miss = allocation.miss
-        self.join(seq, allocation, allocation.cached)
+        self._copies += self.cache.fetch(allocation)
+        computed = allocation.cached
+        if seq.swapped is not None:
+            computed, copies = self.cache.swap_in(allocation, seq.swapped)
+            computed = min(computed, len(seq.tokens) - 1)  # as ever, the last token is computed
+            self._copies += copies
+            seq.swapped = None
+        self.join(seq, allocation, computed)
         return True
 
     def _fits(self, seq: Sequence, allocation: Allocation) -> bool:

@@ -10,8 +10,9 @@ from heapq import heappop, heappush
 
 from paceline.cache.allocation import Allocation
 from paceline.cache.manager import CacheManager
-from paceline.cache.transfers import SlotMove
+from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.filling import SchedulerConfig, StepFiller
+from paceline.engine.preemption import Preemption
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
 from paceline.errors import QueueFullError, RequestError
@@ -30,18 +31,21 @@ class Scheduler:
     Order: a higher `priority` is served first; inside a priority, first come, first served. Running sequences come
     before waiting ones, decodes before prompt chunks. When blocks run out, drafts of the step are dropped first, then
     the lowest-priority, last-come running sequence is preempted: its blocks are freed, its tokens are kept, and it
-    queues at its old place to be computed again. A sequence that is itself the last waits for the others. A waiting
-    sequence preempts running ones of strictly lower priority only.
+    queues at its old place to be computed again, or to have its KV copied back from the host where that is cheaper.
+    A sequence that is itself the last waits for the others. A waiting sequence preempts running ones of strictly lower
+    priority only.
 
     schedule() may be called once more before the previous step is committed; steps are committed in order.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheManager, clock: Callable[[], float]) -> None:
+    def __init__(self, config: SchedulerConfig, cache: CacheManager, clock: Callable[[], float],
+                 preemption: Preemption | None = None) -> None:
+        """`preemption`: who is swapped to the host; None: nobody."""
         self.config = config
         self.cache = cache
         self.clock = clock
         self._capacity = cache.capacity()
-        self._filler = StepFiller(config, cache, clock)
+        self._filler = StepFiller(config, cache, clock, preemption or Preemption())
         self._running = self._filler.running
         self._waiting = self._filler.waiting
         self._requests: dict[str, list[Sequence]] = {}
@@ -182,10 +186,11 @@ class Scheduler:
         self._flight.append(step)
         return step
 
-    def take_moves(self) -> list[SlotMove]:
-        """The moves that would travel with the next step, for whoever reads the cache before it: carry them out now."""
+    def take_transfers(self) -> tuple[list[SlotMove], list[BlockCopy]]:
+        """The moves and copies that would travel with the next step, for whoever uses the cache before it: carry them
+        out now."""
         moves, self._moves = self._moves, []
-        return moves
+        return moves, self._filler.take_copies()
 
     def commit(self, step: Step, results: Results[GroupResult]) -> None:
         """Take back what the oldest uncommitted step yielded, one result a group.
@@ -227,7 +232,7 @@ class Scheduler:
         """The oldest uncommitted step broke. It and those scheduled after it are dropped and must not be committed.
 
         Moves, copies and rows may or may not have run, so nothing in the cache can be trusted: the prefix cache is
-        emptied and everyone still running is preempted, to be computed again.
+        emptied and everyone who ran or was swapped out is computed again.
         """
         if not self._flight or self._flight[0] is not step:
             raise ValueError("only the oldest uncommitted step can fail; those after it fail with it")
@@ -241,9 +246,10 @@ class Scheduler:
             for seq in sequences:
                 seq.in_flight = 0
                 seq.in_flight_draft = False
+                self._filler.forget_swapped(seq)
         self._moves = []
         while self._running:
-            self._filler.preempt(self._running[-1])
+            self._filler.preempt(self._running[-1], swap=False)
         self.cache.forget()
 
     def shrink(self) -> bool:
@@ -307,6 +313,7 @@ class Scheduler:
             seq.allocation = None
         else:
             self._waiting.discard(seq)
+            self._filler.forget_swapped(seq)
         seq.status = FINISHED
         seq.finish_reason = reason
         seq.draft = None

@@ -25,9 +25,9 @@ class Sequence:
     """
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
-                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order", "preemptions",
-                 "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state", "status",
-                 "tokens", "wait_for_commit")
+                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order",
+                 "preemptions", "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state",
+                 "status", "swapped", "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -48,6 +48,8 @@ class Sequence:
         """DraftTree to verify in the next step, set by the engine before schedule()."""
         self.allocation: Any = None
         """cache.Allocation while running."""
+        self.swapped: Any = None
+        """cache.Swapped while it waits with its KV on the host."""
         self.epoch = 0
         """Counts preemptions: a step scheduled in an older epoch must not touch the cache at commit."""
         self.preemptions = 0
