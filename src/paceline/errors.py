@@ -28,7 +28,16 @@ class RequestError(PacelineError, ValueError):
 
 
 class QueueFullError(RequestError):
-    """The waiting queue is at its limit; try again later."""
+    """The waiting queue is at its limit; try again later. `retry_after_s`: when there may be room, by the rate at which
+    places became free of late; None: nothing is known of it."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StepError(RequestError):
+    """The engine failed on a step of this request; nothing that it asked for is to blame."""
 
 
 class EmptySupportError(RequestError):

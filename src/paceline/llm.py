@@ -69,7 +69,7 @@ class LLM:
                 try:
                     if isinstance(prompt, PacelineError):
                         raise prompt
-                    while places and self.engine.scheduler.queue_full:
+                    while places and not self.engine.scheduler.has_room(_samples(own)):
                         self._advance(places, outputs)
                     places[self.engine.add(prompt, own, speculation=wish, adapter=name)] = place
                 except PacelineError as problem:
@@ -159,6 +159,11 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts: give one, or one for each.", name)
     return value
+
+
+def _samples(params: Any) -> int:
+    """How many places in the queue it takes; what are no SamplingParams will be refused anyway."""
+    return params.n if isinstance(params, SamplingParams) else 1
 
 
 def _refused(prompt: Prompt | PacelineError, problem: PacelineError, place: int) -> RequestOutput:

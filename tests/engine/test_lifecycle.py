@@ -12,7 +12,7 @@ import pytest
 from engine.tiny import tiny_engine, tiny_llm
 from paceline import SamplingParams
 from paceline.engine.core import Engine
-from paceline.errors import EmptySupportError, QueueFullError, RequestError
+from paceline.errors import EmptySupportError, QueueFullError, StepError
 from paceline.speculation.drafter import DraftedSequence, Needs, Observation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
@@ -104,7 +104,8 @@ def test_a_step_that_breaks_fails_its_requests_and_no_others(caplog: pytest.LogC
     engine.model.forward = healthy  # type: ignore[method-assign]
     drain(engine)
     failed = engine.take(doomed).snapshot()
-    assert isinstance(failed.error, RequestError) and "no room" in str(failed.error)
+    assert isinstance(failed.error, StepError) and "no room" in str(failed.error)
+    assert [record.request_ids for record in caplog.records if record.exc_info] == [[doomed]]
     assert failed.outputs[0].finish_reason == "error"
     assert engine.take(later).snapshot().outputs[0].finish_reason == "length"
     assert_clean(engine)
@@ -148,6 +149,28 @@ def test_more_prompts_than_the_queue_holds_are_fed_as_it_drains() -> None:
     assert [out.error for out in outs] == [None] * 11
     assert [out.prompt_token_ids[0] for out in outs] == list(range(1, 12))
     assert_clean(llm.engine)
+
+
+def test_prompts_with_more_samples_than_the_queue_holds_are_fed_as_it_drains() -> None:
+    llm = tiny_llm(max_queue=3, max_num_seqs=2)
+    outs = llm.generate([[1 + i, 2] for i in range(5)], SamplingParams(max_tokens=4, n=5))
+    assert [out.error for out in outs] == [None] * 5
+    assert_clean(llm.engine)
+
+
+def test_prompt_tokens_are_counted_whether_computed_or_found_and_once() -> None:
+    llm = tiny_llm(kv_blocks=8, block_size=8, max_num_seqs=4)
+    prompts = [[1 + i] * 20 for i in range(4)]
+    for _ in range(2):
+        llm.generate(prompts, SamplingParams(max_tokens=24))
+    report = llm.metrics()
+    assert report["preemptions"] > 0, "rows are computed twice"
+    assert report["prompt_tokens"] == 8 * 20
+    fresh = tiny_llm()
+    outs = [fresh.generate([7] * 20, SamplingParams(max_tokens=2))[0] for _ in range(2)]
+    assert fresh.metrics()["prompt_tokens"] == 40
+    assert fresh.metrics()["cached_tokens"] == outs[1].metrics.cached_tokens == 16
+    assert fresh.metrics()["prefill_tokens"] == 40 - 16
 
 
 def test_parameters_of_another_kind_fail_their_request_alone() -> None:

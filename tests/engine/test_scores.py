@@ -12,7 +12,7 @@ import torch
 from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.engine.replay import replay, replay_on
-from paceline.errors import RequestError
+from paceline.errors import RequestError, StepError
 from paceline.sampling.trace import Trace
 
 PROMPT = [(i * 11 + 2) % VOCAB for i in range(40)]
@@ -88,7 +88,7 @@ def test_nan_logits_fail_their_request_alone(more: dict[str, Any]) -> None:
     greedy = SamplingParams(max_tokens=3, temperature=0.0)
     sick = SamplingParams(max_tokens=3, temperature=0.0, **more)
     outs = llm.generate([PROMPT, PROMPT[::-1]], [sick, greedy])
-    assert isinstance(outs[0].error, RequestError) and "NaN" in str(outs[0].error)
+    assert isinstance(outs[0].error, StepError) and "NaN" in str(outs[0].error)
     assert {c.finish_reason for c in outs[0].outputs} == {"error"}
     assert outs[1].error is None
     assert outs[1].outputs[0].token_ids == tiny_llm().generate([PROMPT[::-1]], greedy)[0].outputs[0].token_ids

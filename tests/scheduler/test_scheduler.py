@@ -401,7 +401,7 @@ def test_samples_share_the_prompt_s_blocks_and_copy_on_write() -> None:
     world = make()
     leader = talker(world, 6, n=3)
     samples = [leader, *leader.siblings]
-    assert world.scheduler.queue_length == 1
+    assert world.scheduler.queue_length == 3
     step = world.turn()
     assert step is not None and list(step.groups[0].siblings) == samples[1:]
     assert world.scheduler.running == samples and all(seq.computed == 6 for seq in samples)
@@ -461,6 +461,26 @@ def test_a_full_queue_refuses_with_a_sentence() -> None:
         talker(world, 3)
     world.turn()
     talker(world, 3)
+
+
+def test_every_sample_takes_a_place_in_the_queue() -> None:
+    world = make(max_queue=4, seats=2)
+    talker(world, 3, n=3)
+    with pytest.raises(QueueFullError, match="3 samples are waiting, 2 more"):
+        talker(world, 3, n=2)
+    talker(world, 3)
+    assert world.scheduler.queue_length == 4 and world.scheduler.queue_full
+    world.turn()
+    assert world.scheduler.queue_length == 2, "two hold seats"
+    talker(world, 3, n=2)
+
+
+def test_a_request_of_more_samples_than_places_is_let_into_an_empty_queue() -> None:
+    world = make(max_queue=2)
+    talker(world, 3, n=5)
+    assert world.scheduler.queue_length == 5
+    with pytest.raises(QueueFullError):
+        talker(world, 3)
 
 
 @pytest.mark.parametrize(("prompt", "sentence"), [([], "empty"), ([1] * 64, "shorten the prompt"),

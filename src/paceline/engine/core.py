@@ -32,7 +32,7 @@ from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import Step
 from paceline.engine.structures import Structures
 from paceline.engine.warming import capture_steps
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.interface import CausalLM
@@ -309,6 +309,8 @@ class Engine:
                 metrics.first_scheduled = now
                 metrics.cached_tokens = seq.cached_tokens
                 metrics.cache_miss = seq.cache_miss
+                self.metrics.prompt_tokens += seq.prompt_len
+                self.metrics.cached_tokens += min(seq.cached_tokens, seq.prompt_len)
 
     def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> int:
         """Book what was decided; how many tokens that was."""
@@ -372,10 +374,11 @@ class Engine:
     def _fail(self, step: Step | None, problem: BaseException, touched: list[Record]) -> None:
         """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
         broke while it was put together, and nobody can say on whose account; all requests end."""
+        records = list(self._records.values()) if step is None else [group.seq.record for group in step.groups]
         if isinstance(problem, Exception):
-            log.error("a step failed; its requests end with an error", exc_info=problem)
-        records = self._records.values() if step is None else [group.seq.record for group in step.groups]
-        error = problem if isinstance(problem, PacelineError) else RequestError(
+            names = list(dict.fromkeys(record.request.id for record in records if record.open))
+            log.error("a step failed; its requests end with an error", exc_info=problem, extra={"request_ids": names})
+        error = problem if isinstance(problem, PacelineError) else StepError(
             f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
             "alone if it persists.")
         for record in records:

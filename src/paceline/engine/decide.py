@@ -13,7 +13,7 @@ from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import StepLogits
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError, RequestError, StepError
 from paceline.request import TokenLogprob
 from paceline.sampling.logprobs import prompt_logprobs, token_logprobs
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
@@ -218,8 +218,8 @@ def _emit_drawn(seq: Sequence, tokens: list[int]) -> Decision:
     error: PacelineError | None = None
     if min(tokens) < 0:
         tokens = tokens[:next(at for at, token in enumerate(tokens) if token < 0)]
-        error = RequestError(f"The model produced NaN logits at position {len(seq.tokens) + len(tokens)}; check the "
-                             "weights and the data type it runs in.")
+        error = StepError(f"The model produced NaN logits at position {len(seq.tokens) + len(tokens)}; check the "
+                          "weights and the data type it runs in.")
     try:
         taken, finish = seq.emitter.push_all(tokens)
     except PacelineError as problem:

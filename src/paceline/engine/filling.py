@@ -29,7 +29,7 @@ class SchedulerConfig:
     watermark: float = 0.01
     """Fraction of every group's blocks that an admission must leave free while others run."""
     max_queue: int | None = None
-    """Sequences that may wait; adding a request beyond raises QueueFullError. None: no limit."""
+    """Samples that may wait; adding a request beyond raises QueueFullError, unless nobody waits. None: no limit."""
     max_chunk: int | None = None
     """Prompt tokens of one sequence in one step, at most. None: what the budget leaves."""
 
@@ -56,7 +56,7 @@ class StepFiller:
         self.preemption = preemption
         self.running: list[Sequence] = []
         """Sorted by rank."""
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(clock)
         self.preemptions = 0
         self.max_seqs = min(config.max_num_seqs, cache.max_seats)
         self._watermarks = [int(config.watermark * (pool.num_blocks - 1)) for pool in cache.pools]

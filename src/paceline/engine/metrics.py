@@ -62,12 +62,16 @@ class RequestMetrics:
     def decode_rate(self) -> float | None:
         return 1.0 / self.tpot if self.tpot else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
+        """All but the list that has an entry a token."""
         return {"queue_time_s": self.queue_time, "ttft_s": self.ttft, "tpot_s": self.tpot,
                 "prefill_tokens_per_s": self.prefill_rate, "decode_tokens_per_s": self.decode_rate,
                 "prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens,
                 "cached_tokens": self.cached_tokens, "cache_miss": self.cache_miss,
-                "preemptions": self.preemptions, "steps": self.steps, "inter_token_s": self.inter_token}
+                "preemptions": self.preemptions, "steps": self.steps}
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.figures() | {"inter_token_s": self.inter_token}
 
 
 class StepTimes(NamedTuple):
@@ -86,7 +90,12 @@ class EngineMetrics:
 
     steps: int = 0
     rows: int = 0
+    prompt_tokens: int = 0
+    """Of the prompts that were begun, whether computed or found in the cache."""
+    cached_tokens: int = 0
+    """Those found in the cache."""
     prefill_tokens: int = 0
+    """Prompt rows computed: again after a preemption, and not where the cache had them."""
     decode_tokens: int = 0
     """Tokens that came out of steps without prompt rows."""
     output_tokens: int = 0

@@ -72,13 +72,18 @@ class Scheduler:
 
     @property
     def queue_length(self) -> int:
-        """Sequences that wait, those held back counted."""
-        return len(self._waiting) + len(self._held)
+        """Samples that wait, those held back and those whose prompt waits counted."""
+        return self._waiting.samples + sum(1 + len(seq.siblings) for seq in self._held.values())
 
     @property
     def queue_full(self) -> bool:
-        """Whether add() would raise QueueFullError now."""
-        return self.config.max_queue is not None and self.queue_length >= self.config.max_queue
+        """Whether add() would raise QueueFullError now, for one sample."""
+        return not self.has_room(1)
+
+    def has_room(self, samples: int) -> bool:
+        """For a request of so many. One that takes more places than there are is let into an empty queue."""
+        most = self.config.max_queue
+        return most is None or not self.queue_length or self.queue_length + samples <= most
 
     @property
     def preemptions(self) -> int:
@@ -114,9 +119,11 @@ class Scheduler:
         if prompt_len > self._capacity:
             raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
                                "prompt or give the engine more kv_blocks.", "prompt")
-        if self.queue_full:
-            raise QueueFullError(f"{self.queue_length} sequences are waiting and the limit is {config.max_queue}: try "
-                                 "again later or raise max_queue.")
+        if not self.has_room(len(seeds)):
+            missing = self.queue_length + len(seeds) - (config.max_queue or 0)
+            raise QueueFullError(f"{self.queue_length} samples are waiting, {len(seeds)} more were to, and the limit "
+                                 f"is {config.max_queue}: try again later or raise max_queue.",
+                                 self._waiting.seconds_until_free(min(missing, self.queue_length)))
         sequences = []
         for sample, seed in enumerate(seeds):
             seq = Sequence(request, sample, seed, self._next_order)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import RequestError
+from paceline.errors import StepError
 from paceline.request import TokenLogprob
 from paceline.sampling.dense import Doubles, Floats, Ints, exp_sums, row_max, take
 from paceline.sampling.processed import Processed
@@ -51,7 +51,7 @@ def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
     rows = x.shape[0]
     best = row_max(x)
     if np.isnan(best).any():
-        raise RequestError("The model produced NaN logits; check the weights and the data type it runs in.")
+        raise StepError("The model produced NaN logits; check the weights and the data type it runs in.")
     best = np.clip(best, np.finfo(np.float32).min, np.finfo(np.float32).max)
     norm = best.astype(np.float64) + np.log(exp_sums(x, np.ones(rows, dtype=np.float32), best))
     at = torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None]

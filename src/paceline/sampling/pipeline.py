@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import EmptySupportError, RequestError
+from paceline.errors import EmptySupportError, StepError
 from paceline.sampling.choice import choose
 from paceline.sampling.dense import Ints, row_argmax, row_max, scaled_flat, take
 from paceline.sampling.native import NativeRows
@@ -202,7 +202,7 @@ def _refuse(processed: Processed, row: int, top: float) -> None:
     """Record why a row whose largest logit is NaN or -inf has no distribution."""
     state, position = processed.rows[row].state, processed.rows[row].position
     if math.isnan(top):
-        processed.errors[row] = RequestError(
+        processed.errors[row] = StepError(
             f"The model produced NaN logits at position {position}; check the weights and the data type it runs in.")
     elif state.params.on_empty_support == "stop":
         processed.stopped.add(row)

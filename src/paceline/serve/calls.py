@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM, Listener
 from paceline.engine.deltas import Delta
-from paceline.errors import ConfigError, EmptySupportError, RequestError
+from paceline.errors import ConfigError, RequestError
 from paceline.request import RequestOutput, SamplingParams
 from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
@@ -119,12 +119,8 @@ class Call:
     def close(self, output: RequestOutput) -> None:
         """A request has ended: count it, and raise what went wrong with it."""
         self.service.metrics.finished(output)
-        error = output.error
-        if isinstance(error, RequestError) and error.param is None and not isinstance(error, EmptySupportError):
-            # It was admitted, and no field of it is to blame.
-            raise ApiError(500, str(error), code="engine_error")
-        if error is not None:
-            raise api_error(error)
+        if output.error is not None:
+            raise api_error(output.error)
         if any(completion.finish_reason == "cancelled" for completion in output.outputs):
             raise ApiError(503, "The server is shutting down and ended this request early.", code="draining")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -14,13 +15,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from paceline.errors import NotYetError, PacelineError, QueueFullError, RequestError
+from paceline.errors import NotYetError, PacelineError, QueueFullError, RequestError, StepError
 
 log = logging.getLogger("paceline.serve")
 
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
          503: "server_error"}
+
+LONGEST_WAIT_S = 300
+"""No refused client is told to stay away for longer: a queue that stands still may move again at once."""
 
 _UNION = re.compile(r"(str|int|float|bool|(list|dict|literal|function-\w+)\[.*|[A-Z]\w*)")
 """How pydantic names the member of a union in a path."""
@@ -49,7 +53,9 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
     if isinstance(problem, ApiError):
         return problem
     if isinstance(problem, QueueFullError):
-        return ApiError(429, str(problem), code="queue_full", headers={"retry-after": "1"})
+        return ApiError(429, str(problem), code="queue_full", headers={"retry-after": retry_after(problem)})
+    if isinstance(problem, StepError):
+        return ApiError(500, str(problem), code="engine_error")
     if isinstance(problem, RequestError):
         return ApiError(400, str(problem), param=problem.param)
     if isinstance(problem, NotYetError):
@@ -61,6 +67,11 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
     log.error("a request failed inside the server", exc_info=problem,
               extra={} if request_id is None else {"request_id": request_id})
     return ApiError(500, "The server failed on this request; its log says why.", code="internal_error")
+
+
+def retry_after(problem: QueueFullError) -> str:
+    """Whole seconds, as the header has them."""
+    return str(min(max(math.ceil(problem.retry_after_s or 0.0), 1), LONGEST_WAIT_S))
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:

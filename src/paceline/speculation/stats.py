@@ -74,6 +74,11 @@ class SpeculationStats:
         return self.plain_s / self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
 
     @property
+    def won_s(self) -> float | None:
+        """Seconds saved against plain decoding, by the same estimate; below 0 where speculation lost."""
+        return self.plain_s - self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
+
+    @property
     def acceptance_by_position(self) -> list[float]:
         """Of the cycles whose draft reached depth 1, 2, ...: the share in which it was accepted there."""
         return [hits / tries for hits, tries in zip(self.by_depth, self.tried_by_depth)]
@@ -114,7 +119,7 @@ class SpeculationStats:
                 "acceptance_by_position": self.acceptance_by_position, "accepted_by_depth": list(self.by_depth),
                 "spent_s": self.spent_s, "plain_s": self.plain_s,
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
-                "net_speed": self.net_speed, "failure": self.failure}
+                "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure}
 
 
 def _add_up(ours: list[int], theirs: Sequence[int]) -> None:
