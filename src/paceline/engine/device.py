@@ -119,9 +119,8 @@ class DeviceSteps:
 
 def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                    device: torch.device) -> DeviceSteps | None:
-    """For engines on Triton's kernels; other backends do not lay out their steps on the device. Experts are chosen on
-    the host, so of mixtures nothing can be captured."""
-    if not kernels.name.startswith("triton") or model.config.num_experts:
+    """For engines on Triton's kernels; other backends do not lay out their steps on the device."""
+    if not kernels.name.startswith("triton") or not capturable(model):
         return None
     from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.graphs import DeviceDecoder, Graphs
@@ -141,13 +140,19 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
 def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                    device: torch.device) -> DraftGraphs | None:
     """Likewise the steps of a model that drafts: what it draws is the host's, so only its forwards are captured."""
-    if not kernels.name.startswith("triton") or model.config.num_experts:
+    if not kernels.name.startswith("triton") or not capturable(model):
         return None
     from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.graphs import Graphs
     from paceline.kernels.triton.backend import TritonKernels
 
     return DraftGraphs(model, kernels, storage, tables, Graphs(device)) if isinstance(kernels, TritonKernels) else None
+
+
+def capturable(model: CausalLM) -> bool:
+    """Experts are chosen on the host, and attention over latent caches is planned there: nothing of either can be
+    captured."""
+    return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)
 
 
 def free_running(seq: Sequence) -> bool:

@@ -56,6 +56,8 @@ class Composed:
                          slots: torch.Tensor) -> torch.Tensor:
         turning = heads.query + heads.keys
         qkv = qkv.contiguous().view(qkv.shape[0], turning + heads.keys, heads.dim)
+        if not heads.keys:
+            return self.rotate(qkv if heads.query_norm is None else self._norm_heads(qkv, heads.query_norm), cos, sin)
         if heads.query_norm is None or heads.key_norm is None:
             turned = self.rotate(qkv[:, :turning], cos, sin)
             q, k = turned[:, :heads.query], turned[:, heads.query:]

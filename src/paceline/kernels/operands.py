@@ -21,7 +21,8 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class Heads:
     """`query` heads share `keys` key (and value) heads of `dim` features. Optionally queries and keys are normed: each
-    head by itself where the norm's weight has `dim` elements, all of them together where it has as many as they."""
+    head by itself where the norm's weight has `dim` elements, all of them together where it has as many as they.
+    `keys` 0: the layer stores none and reads another's cache."""
 
     query: int
     keys: int

@@ -61,8 +61,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def turns_whole_heads(heads: Heads, cos: torch.Tensor) -> bool:
-    """Whether the fused kernels know this rotation: all features of a head, in two halves, normed head by head."""
-    return cos.shape[-1] == heads.dim and heads.normed_apart and (heads.query_norm is None) == (heads.key_norm is None)
+    """Whether the fused kernels know this rotation: all features of a head, in two halves, normed head by head;
+    and keys beside queries."""
+    alike = heads.normed_apart and (heads.query_norm is None) == (heads.key_norm is None)
+    return heads.keys > 0 and cos.shape[-1] == heads.dim and alike
 
 
 def rotate_and_store(qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
