@@ -15,15 +15,29 @@ constexpr int kTile = 64;    // keys of an attention tile; tiles begin at multip
 
 // kQ4: (value * scale + minimum) in 4 bits, kQ8: (value * scale) in 8, both per block of kBlock columns;
 // kI8: (value * scale) in 8 bits with one scale for the whole row.
-enum class Format : int { kQ4 = 0, kQ8 = 1, kI8 = 2 };
+// kQ4K: as kQ4, scale and minimum being whole numbers of 8 bits times an fp16 number for kSuper blocks of a row;
+// kQ8F: (value * scale + minimum) in 8 bits, in floats: a scale per half of a block and a minimum per block.
+enum class Format : int { kQ4 = 0, kQ8 = 1, kI8 = 2, kQ4K = 3, kQ8F = 4 };
 
-// Bytes of one block of kBlock columns x kLanes rows: the values, then the block's scales (and minima) as fp16.
+constexpr int kSuper = 8;
+
+// Bytes of one block of kBlock columns x kLanes rows: the values, then the block's scales (and minima): as fp16, as
+// bytes (kQ4K) or as floats (kQ8F).
 constexpr size_t block_bytes(Format format) {
-    return format == Format::kQ4 ? 128 + 32 : format == Format::kQ8 ? 256 + 16 : 256;
+    switch (format) {
+        case Format::kQ4: return 128 + 32;
+        case Format::kQ8: return 256 + 16;
+        case Format::kQ4K: return 128 + 16;
+        case Format::kQ8F: return 256 + 96;
+        default: return 256;
+    }
 }
 
-// Bytes of a group behind its blocks: the rows' scales as floats.
-constexpr size_t tail_bytes(Format format) { return format == Format::kI8 ? kLanes * sizeof(float) : 0; }
+// Bytes of a group behind its blocks: the rows' scales as floats; for kQ4K and each kSuper blocks what the scales are
+// multiples of, then the same for the minima, as fp16.
+constexpr size_t tail_bytes(Format format, int blocks) {
+    return format == Format::kI8 ? kLanes * sizeof(float) : format == Format::kQ4K ? size_t(blocks / kSuper) * 4 * kLanes : 0;
+}
 
 // A weight matrix [rows, cols]: groups of kLanes rows, block after block of columns, then the tail.
 struct Packed {
@@ -33,7 +47,8 @@ struct Packed {
     const uint8_t* data = nullptr;
 
     int groups() const { return rows / kLanes; }
-    size_t group_bytes() const { return size_t(cols / kBlock) * block_bytes(format) + tail_bytes(format); }
+    int blocks() const { return cols / kBlock; }
+    size_t group_bytes() const { return size_t(blocks()) * block_bytes(format) + tail_bytes(format, blocks()); }
 };
 
 constexpr int kTileRows = 4;  // rows of activations that are kept together

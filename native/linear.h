@@ -61,6 +61,10 @@ struct Eight {
         const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
         return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4)))};
     }
+    static Eight load_bytes(const uint8_t* p) {
+        const uint16x8_t wide = vmovl_u8(vld1_u8(p));
+        return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide)))};
+    }
     void store(float* p) const { vst1q_f32(p, a); vst1q_f32(p + 4, b); }
 };
 inline Eight operator+(Eight x, Eight y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
@@ -127,6 +131,26 @@ template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out
         out[m] = {vaddq_s32(out[m].a, second[m].a), vaddq_s32(out[m].b, second[m].b)};
 }
 
+// The same for half of a block: w and x begin at its first column.
+template <int M> inline void dot_half(const uint8_t* w, const int8_t* x, Dots* out) {
+    int8x16_t v[M];
+    for (int m = 0; m < M; m++) {
+        out[m] = Dots::zero();
+        v[m] = vld1q_s8(x + kBlock * m);
+    }
+#define PACELINE_COLUMNS(l)                                                                             \
+    {                                                                                                \
+        const int8x16_t p = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l);                   \
+        const int8x16_t r = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 32 * l + 16);              \
+        for (int m = 0; m < M; m++) {                                                                \
+            out[m].a = vdotq_laneq_s32(out[m].a, p, v[m], l);                                        \
+            out[m].b = vdotq_laneq_s32(out[m].b, r, v[m], l);                                        \
+        }                                                                                            \
+    }
+    PACELINE_COLUMNS(0) PACELINE_COLUMNS(1) PACELINE_COLUMNS(2) PACELINE_COLUMNS(3)
+#undef PACELINE_COLUMNS
+}
+
 inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 
 #elif PACELINE_AVX2
@@ -137,6 +161,9 @@ struct Eight {
     static Eight load(const float* p) { return {_mm256_loadu_ps(p)}; }
     static Eight load_half(const uint8_t* p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    static Eight load_bytes(const uint8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
 };
@@ -171,10 +198,11 @@ template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out
     }
 }
 
-template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
+// Of `quads` times four columns.
+template <int M, int quads> inline void dot_columns(const uint8_t* w, const int8_t* x, Dots* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int m = 0; m < M; m++) out[m] = Dots::zero();
-    for (int l = 0; l < 8; l++) {
+    for (int l = 0; l < quads; l++) {
         const __m256i p = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 * l));
         const __m256i size = _mm256_abs_epi8(p);
         for (int m = 0; m < M; m++) {
@@ -184,6 +212,9 @@ template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out
         }
     }
 }
+
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) { dot_columns<M, 8>(w, x, out); }
+template <int M> inline void dot_half(const uint8_t* w, const int8_t* x, Dots* out) { dot_columns<M, 4>(w, x, out); }
 
 inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA); }
 
@@ -197,6 +228,7 @@ struct Eight {
     static Eight load_half(const uint8_t* p) {
         return each([&](int i) { uint16_t h; std::memcpy(&h, p + 2 * i, 2); return half_to_float(h); });
     }
+    static Eight load_bytes(const uint8_t* p) { return each([&](int i) { return float(p[i]); }); }
     void store(float* p) const { std::memcpy(p, v, 32); }
 };
 inline Eight operator+(Eight x, Eight y) { return Eight::each([&](int i) { return x.v[i] + y.v[i]; }); }
@@ -221,15 +253,19 @@ template <int M> inline void dot_q4(const uint8_t* w, const int8_t* x, Dots* out
         }
 }
 
-template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) {
+// Of `quads` times four columns.
+template <int M, int quads> inline void dot_columns(const uint8_t* w, const int8_t* x, Dots* out) {
     for (int m = 0; m < M; m++)
         for (int r = 0; r < 8; r++) {
             int32_t sum = 0;
-            for (int l = 0; l < 8; l++)
+            for (int l = 0; l < quads; l++)
                 for (int k = 0; k < 4; k++) sum += int8_t(w[32 * l + 4 * r + k]) * x[kBlock * m + 4 * l + k];
             out[m].v[r] = sum;
         }
 }
+
+template <int M> inline void dot_q8(const uint8_t* w, const int8_t* x, Dots* out) { dot_columns<M, 8>(w, x, out); }
+template <int M> inline void dot_half(const uint8_t* w, const int8_t* x, Dots* out) { dot_columns<M, 4>(w, x, out); }
 
 inline void prefetch(const uint8_t*) {}
 
@@ -244,6 +280,7 @@ template <Format format, int M>
 inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
     Eight sum[M];
     for (int m = 0; m < M; m++) sum[m] = Eight::zero();
+    [[maybe_unused]] const uint8_t* supers = w + size_t(blocks) * block_bytes(format);
     for (int b = 0; b < blocks; b++, w += block_bytes(format), x += kTileBlock) {
         const int8_t* values = reinterpret_cast<const int8_t*>(x);
         const float* scales = reinterpret_cast<const float*>(x + kTileRows * kBlock);
@@ -255,11 +292,32 @@ inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out
             prefetch(w + 768 + 128);
             if constexpr (format == Format::kI8) prefetch(w + 768 + 192);
         }
-        if constexpr (format == Format::kQ4) {
+        if constexpr (format == Format::kQ4 || format == Format::kQ4K) {
             dot_q4<M>(w, values, dots);
-            const Eight scale = Eight::load_half(w + 128), minimum = Eight::load_half(w + 144);
+            Eight scale, minimum;
+            if constexpr (format == Format::kQ4) {
+                scale = Eight::load_half(w + 128);
+                minimum = Eight::load_half(w + 144);
+            } else {
+                // Products of an fp16 number and one of 6 bits: exact.
+                const uint8_t* units = supers + size_t(b / kSuper) * 4 * kLanes;
+                scale = Eight::load_half(units) * Eight::load_bytes(w + 128);
+                minimum = Eight::load_half(units + 2 * kLanes) * Eight::load_bytes(w + 128 + kLanes);
+            }
             for (int m = 0; m < M; m++) {
                 sum[m] = fma(dots[m].floats() * scale, scales[m], sum[m]);
+                sum[m] = fma(minimum, scales[kTileRows + m], sum[m]);
+            }
+        } else if constexpr (format == Format::kQ8F) {
+            Dots upper[M];
+            dot_half<M>(w, values, dots);
+            dot_half<M>(w + 128, values + 16, upper);
+            const float* floats = reinterpret_cast<const float*>(w + 256);
+            const Eight first = Eight::load(floats), second = Eight::load(floats + kLanes);
+            const Eight minimum = Eight::load(floats + 2 * kLanes);
+            for (int m = 0; m < M; m++) {
+                sum[m] = fma(dots[m].floats() * first, scales[m], sum[m]);
+                sum[m] = fma(upper[m].floats() * second, scales[m], sum[m]);
                 sum[m] = fma(minimum, scales[kTileRows + m], sum[m]);
             }
         } else {
@@ -282,7 +340,8 @@ inline void multiply(const uint8_t* w, const uint8_t* x, int blocks, float (*out
 #if PACELINE_NEON
 template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
     if constexpr (format == Format::kI8) tile_4_int8(w, x, w, blocks, out[0]);
-    else tile_4<format>(w, x, blocks, out[0]);
+    else if constexpr (format == Format::kQ4 || format == Format::kQ8) tile_4<format>(w, x, blocks, out[0]);
+    else multiply<format, kTileRows>(w, x, blocks, out);
 }
 #else
 template <Format format> inline void multiply_tile(const uint8_t* w, const uint8_t* x, int blocks, float (*out)[kLanes]) {
@@ -317,6 +376,23 @@ inline int multiply_int8(const uint8_t* w, size_t group_bytes, const Quantised& 
 }
 
 // Rows [from, to) but for the last few; returns the first that is left.
+template <Format format>
+inline int multiply_eights(const uint8_t* w, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
+    alignas(16) float lower[8][4], upper[8][4];
+    int row = from;
+    for (; row + 8 <= to; row += 8) {
+        tile_8<format>(w, x.at(row, 0), x.at(row + 4, 0), x.blocks, lower[0], 0);
+        tile_8<format>(w + 16, x.at(row, 0), x.at(row + 4, 0), x.blocks, upper[0], 1);
+        for (int k = 0; k < 8; k++) {
+            float* at = y + size_t(row + k) * size_t(ldy);
+            const Eight value = {vld1q_f32(lower[k]), vld1q_f32(upper[k])};
+            (add ? Eight::load(at) + value : value).store(at);
+        }
+    }
+    return row;
+}
+
+// Rows [from, to) but for the last few; returns the first that is left.
 inline int multiply_panel(const uint8_t* w, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
     alignas(64) uint8_t panel[kPanelBlocks * kPanelBlock];
     alignas(16) float out[kTileRows][kLanes];
@@ -346,16 +422,8 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
             if (format == Format::kQ4 && to - from >= kPanelRows && blocks <= kPanelBlocks)
                 row = multiply_panel(data, x, from, to, target, ldy, add);
             if (format == Format::kI8) row = multiply_int8(data, w.group_bytes(), x, from, to, target, ldy, add);
-            for (; row + 8 <= to; row += 8) {
-                alignas(16) float lower[8][4], upper[8][4];
-                tile_8<format>(data, x.at(row, 0), x.at(row + 4, 0), blocks, lower[0], 0);
-                tile_8<format>(data + 16, x.at(row, 0), x.at(row + 4, 0), blocks, upper[0], 1);
-                for (int k = 0; k < 8; k++) {
-                    float* at = target + size_t(row + k) * size_t(ldy);
-                    const Eight value = {vld1q_f32(lower[k]), vld1q_f32(upper[k])};
-                    (add ? Eight::load(at) + value : value).store(at);
-                }
-            }
+            if constexpr (format == Format::kQ4 || format == Format::kQ8)
+                row = multiply_eights<format>(data, x, row, to, target, ldy, add);
 #endif
             for (; row < to; row += kTileRows) {
                 const int rows = to - row < kTileRows ? to - row : kTileRows;
@@ -374,6 +442,8 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
 void gemm(const Packed& w, const Quantised& x, int m, int first, int last, float* y, int ldy, bool add) {
     if (w.format == Format::kQ4) multiply_groups<Format::kQ4>(w, x, m, first, last, y, ldy, add);
     else if (w.format == Format::kQ8) multiply_groups<Format::kQ8>(w, x, m, first, last, y, ldy, add);
+    else if (w.format == Format::kQ4K) multiply_groups<Format::kQ4K>(w, x, m, first, last, y, ldy, add);
+    else if (w.format == Format::kQ8F) multiply_groups<Format::kQ8F>(w, x, m, first, last, y, ldy, add);
     else multiply_groups<Format::kI8>(w, x, m, first, last, y, ldy, add);
 }
 

@@ -35,6 +35,8 @@ Format format_named(const std::string& name) {
     if (name == "q4") return Format::kQ4;
     if (name == "q8") return Format::kQ8;
     if (name == "i8") return Format::kI8;
+    if (name == "q4k") return Format::kQ4K;
+    if (name == "q8f") return Format::kQ8F;
     throw std::invalid_argument("unknown format " + name + ": use q4, q8 or i8");
 }
 

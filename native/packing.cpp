@@ -7,37 +7,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "halves.h"
+
 namespace paceline {
 
 namespace {
 
 constexpr size_t kReadAhead = 4096;  // kernels ask for weights ahead of their use, also at the very end
-
-float half_to_float(uint16_t h) {
-    const float sign = h & 0x8000 ? -1.0f : 1.0f;
-    const int exponent = h >> 10 & 31, mantissa = h & 1023;
-    if (exponent == 0) return sign * std::ldexp(float(mantissa), -24);
-    if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
-    return sign * std::ldexp(float(mantissa + 1024), exponent - 25);
-}
-
-uint16_t float_to_half(float f) {
-    const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
-    const float a = std::fabs(f);
-    if (std::isnan(f)) return 0x7e00;
-    if (a >= 65520.0f) return uint16_t(sign | 0x7c00);
-    if (a < 6.103515625e-05f) return uint16_t(sign | uint16_t(std::nearbyint(std::ldexp(a, 24))));
-    int exponent;
-    const float mantissa = std::frexp(a, &exponent);  // a = mantissa * 2^exponent, mantissa in [0.5, 1)
-    const int rounded = int(std::nearbyint(std::ldexp(mantissa, 11)));  // 1024 .. 2048
-    return uint16_t(sign | (((exponent + 14) << 10) + (rounded - 1024)));
-}
-
-uint16_t half_at(const uint8_t* p) {
-    uint16_t half;
-    std::memcpy(&half, p, 2);
-    return half;
-}
 
 float largest(const float* x, int count) {
     float found = 0.0f;
@@ -58,20 +34,6 @@ void round_block(const float* in, float factor, uint8_t* out) {
     for (int l = 0; l < kBlock / 4; l++) std::memcpy(out + 32 * l, rounded + 4 * l, 4);
 }
 
-void floats_of_block(const uint8_t* in, const std::string& kind, float* out) {
-    const float scale = half_to_float(half_at(in));
-    if (kind == "Q8_0") {
-        for (int k = 0; k < kBlock; k++) out[k] = float(int8_t(in[2 + k])) * scale;
-        return;
-    }
-    const float minimum = kind == "Q4_1" ? half_to_float(half_at(in + 2)) : -8.0f * scale;
-    const uint8_t* nibbles = in + (kind == "Q4_1" ? 4 : 2);
-    for (int k = 0; k < 16; k++) {
-        out[k] = float(nibbles[k] & 15) * scale + minimum;
-        out[k + 16] = float(nibbles[k] >> 4) * scale + minimum;
-    }
-}
-
 }  // namespace
 
 void Matrix::Free::operator()(uint8_t* p) const { std::free(p); }
@@ -80,6 +42,8 @@ Matrix::Matrix(Format format, int rows, int cols) {
     if (rows <= 0 || cols <= 0 || rows % kLanes || cols % kBlock)
         throw std::invalid_argument("a packed matrix needs rows in eights and columns in blocks of 32, got " +
                                     std::to_string(rows) + " x " + std::to_string(cols));
+    if (format == Format::kQ4K && cols % (kSuper * kBlock))
+        throw std::invalid_argument("blocks of 256 columns do not fill rows of " + std::to_string(cols));
     view_ = Packed{format, rows, cols, nullptr};
     size_ = size_t(view_.groups()) * view_.group_bytes();
     const size_t whole = (size_ + kReadAhead + 63) / 64 * 64;
@@ -94,7 +58,11 @@ uint8_t* Matrix::block(int group, int b) const {
 }
 
 float* Matrix::row_scale(int row) const {
-    return reinterpret_cast<float*>(block(row / kLanes, view_.cols / kBlock)) + row % kLanes;
+    return reinterpret_cast<float*>(block(row / kLanes, view_.blocks())) + row % kLanes;
+}
+
+uint8_t* Matrix::super(int group, int index) const {
+    return block(group, view_.blocks()) + size_t(index) * 4 * kLanes;
 }
 
 void Matrix::check_rows(int first, int count) const {
@@ -102,47 +70,93 @@ void Matrix::check_rows(int first, int count) const {
         throw std::invalid_argument("rows to pack must come in eights and lie inside the matrix");
 }
 
-void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* type, int first, int count) {
-    const std::string kind = type;
-    const bool four = kind == "Q4_0" || kind == "Q4_1";
-    if (!four && kind != "Q8_0") throw std::invalid_argument("blocks of type " + kind + " cannot be packed");
-    if (view_.format != Format::kI8 && four != (view_.format == Format::kQ4))
-        throw std::invalid_argument("blocks of type " + kind + " do not fit a matrix of the other width");
+void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name, int first, int count) {
+    const BlockType* type = block_type(name);
+    const std::string kind = name;
+    if (type == nullptr) throw std::invalid_argument("blocks of type " + kind + " cannot be packed");
+    const Format format = view_.format;
+    if ((format == Format::kQ4 && kind != "Q4_0" && kind != "Q4_1") || (format == Format::kQ4K && kind != "Q4_K") ||
+        (format == Format::kQ8F && !type->one_offset))
+        throw std::invalid_argument("blocks of type " + kind + " do not fit a matrix of this form");
     check_rows(first, count);
-    const size_t block_size = kind == "Q4_0" ? 18 : kind == "Q4_1" ? 20 : 34;
-    const int blocks = view_.cols / kBlock;
-    if (stride < blocks * block_size) throw std::invalid_argument("a source row is too short for its blocks");
-    if (view_.format == Format::kI8) {
-        std::vector<float> whole(static_cast<size_t>(view_.cols));
-        for (int r = 0; r < count; r++) {
-            const uint8_t* in = source + size_t(r) * stride;
-            for (int b = 0; b < blocks; b++, in += block_size) floats_of_block(in, kind, whole.data() + b * kBlock);
-            take_row_whole(whole.data(), first + r);
-        }
-        return;
-    }
-    for (int r = 0; r < count; r++) {
-        const int group = (first + r) / kLanes, lane = (first + r) % kLanes;
-        const uint8_t* in = source + size_t(r) * stride;
-        for (int b = 0; b < blocks; b++, in += block_size) {
-            uint8_t* out = block(group, b);
-            if (four) {
-                // A source byte k holds columns k (low) and k + 16 (high): exactly the halves the kernel wants.
-                const uint8_t* nibbles = in + (kind == "Q4_0" ? 2 : 4);
-                for (int l = 0; l < 4; l++) std::memcpy(out + 32 * l + 4 * lane, nibbles + 4 * l, 4);
-                const uint16_t minimum = kind == "Q4_1" ? half_at(in + 2) : float_to_half(-8.0f * half_to_float(half_at(in)));
-                std::memcpy(out + 128 + 2 * lane, in, 2);
-                std::memcpy(out + 144 + 2 * lane, &minimum, 2);
-            } else {
-                for (int l = 0; l < 8; l++) std::memcpy(out + 32 * l + 4 * lane, in + 2 + 4 * l, 4);
-                std::memcpy(out + 256 + 2 * lane, in, 2);
+    if (view_.cols % type->weights) throw std::invalid_argument("blocks of type " + kind + " do not fill a row");
+    if (stride < size_t(view_.cols / type->weights) * type->bytes)
+        throw std::invalid_argument("a source row is too short for its blocks");
+    const bool rounds = format == Format::kI8 || (format == Format::kQ8 && !type->one_half);
+    const int many = type->weights / kBlock;
+    std::vector<float> whole(rounds ? size_t(view_.cols) : 0);
+    Codes codes[kSuper];
+    for (int row = first; row < first + count; row++, source += stride) {
+        if (format == Format::kQ4) take_q4(source, kind == "Q4_1", row);
+        else if (format == Format::kQ4K) take_q4k(source, row);
+        else {
+            const uint8_t* in = source;
+            for (int b = 0; b < view_.blocks(); b += many, in += type->bytes) {
+                type->read(in, codes);
+                for (int i = 0; i < many; i++)
+                    if (rounds) codes[i].floats(whole.data() + (b + i) * kBlock);
+                    else take_codes(codes[i], b + i, row);
             }
+            if (format == Format::kI8) take_row_whole(whole.data(), row);
+            else if (rounds) take_row_in_blocks(whole.data(), row);
         }
     }
 }
 
+// A source byte k holds columns k (low) and k + 16 (high): exactly the halves the kernel wants.
+void Matrix::take_q4(const uint8_t* in, bool minima, int row) {
+    const int group = row / kLanes, lane = row % kLanes;
+    for (int b = 0; b < view_.blocks(); b++, in += minima ? 20 : 18) {
+        uint8_t* out = block(group, b);
+        const uint8_t* nibbles = in + (minima ? 4 : 2);
+        for (int l = 0; l < 4; l++) std::memcpy(out + 32 * l + 4 * lane, nibbles + 4 * l, 4);
+        const uint16_t minimum = minima ? half_at(in + 2) : half_of_float(-8.0f * float_of_half(half_at(in)));
+        std::memcpy(out + 128 + 2 * lane, in, 2);
+        std::memcpy(out + 144 + 2 * lane, &minimum, 2);
+    }
+}
+
+// 32 source bytes hold a block in their low halves and the next one in their high halves.
+void Matrix::take_q4k(const uint8_t* in, int row) {
+    const int group = row / kLanes, lane = row % kLanes;
+    for (int b = 0; b < view_.blocks(); b += kSuper, in += 144) {
+        uint8_t scales[kSuper], offsets[kSuper];
+        six_bit_scales(in + 4, scales, offsets);
+        for (int i = 0; i < kSuper; i++) {
+            uint8_t* out = block(group, b + i);
+            const uint8_t* codes = in + 16 + 32 * (i / 2);
+            const int shift = 4 * (i % 2);
+            for (int k = 0; k < kHalf; k++)
+                out[32 * (k / 4) + 4 * lane + k % 4] =
+                    uint8_t((codes[k] >> shift & 15) | (codes[k + kHalf] >> shift & 15) << 4);
+            out[128 + lane] = scales[i];
+            out[128 + kLanes + lane] = offsets[i];
+        }
+        uint8_t* units = super(group, b / kSuper);
+        const uint16_t negative = half_at(in + 2) ^ 0x8000;  // offsets are taken away, minima added
+        std::memcpy(units + 2 * lane, in, 2);
+        std::memcpy(units + 2 * kLanes + 2 * lane, &negative, 2);
+    }
+}
+
+void Matrix::take_codes(const Codes& codes, int b, int row) {
+    const int lane = row % kLanes;
+    uint8_t* out = block(row / kLanes, b);
+    for (int l = 0; l < 8; l++) std::memcpy(out + 32 * l + 4 * lane, codes.value + 4 * l, 4);
+    if (view_.format == Format::kQ8) {
+        const uint16_t scale = half_of_float(codes.scale[0]);
+        std::memcpy(out + 256 + 2 * lane, &scale, 2);
+    } else {
+        float* floats = reinterpret_cast<float*>(out + 256) + lane;
+        floats[0] = codes.scale[0];
+        floats[kLanes] = codes.scale[1];
+        floats[2 * kLanes] = codes.offset[0];
+    }
+}
+
 void Matrix::take_floats(const float* source, int first, int count) {
-    if (view_.format == Format::kQ4) throw std::invalid_argument("floats are packed into 8-bit matrices only");
+    if (view_.format != Format::kI8 && view_.format != Format::kQ8)
+        throw std::invalid_argument("floats are packed into matrices of the forms i8 and q8 only");
     check_rows(first, count);
     for (int r = 0; r < count; r++) {
         const float* in = source + size_t(r) * size_t(view_.cols);
@@ -153,10 +167,10 @@ void Matrix::take_floats(const float* source, int first, int count) {
 
 void Matrix::take_row_in_blocks(const float* in, int row) {
     const int group = row / kLanes, lane = row % kLanes;
-    for (int b = 0; b < view_.cols / kBlock; b++, in += kBlock) {
-        const uint16_t half = float_to_half(largest(in, kBlock) / 127.0f);
+    for (int b = 0; b < view_.blocks(); b++, in += kBlock) {
+        const uint16_t half = half_of_float(largest(in, kBlock) / 127.0f);
         uint8_t* out = block(group, b);
-        round_block(in, inverse(half_to_float(half)), out + 4 * lane);
+        round_block(in, inverse(float_of_half(half)), out + 4 * lane);
         std::memcpy(out + 256 + 2 * lane, &half, 2);
     }
 }
@@ -164,25 +178,33 @@ void Matrix::take_row_in_blocks(const float* in, int row) {
 void Matrix::take_row_whole(const float* in, int row) {
     const int group = row / kLanes, lane = row % kLanes;
     const float scale = largest(in, view_.cols) / 127.0f, factor = inverse(scale);
-    for (int b = 0; b < view_.cols / kBlock; b++) round_block(in + b * kBlock, factor, block(group, b) + 4 * lane);
+    for (int b = 0; b < view_.blocks(); b++) round_block(in + b * kBlock, factor, block(group, b) + 4 * lane);
     *row_scale(row) = scale;
 }
 
 void Matrix::row(int index, float* out) const {
     const int group = index / kLanes, lane = index % kLanes;
-    for (int b = 0; b < view_.cols / kBlock; b++, out += kBlock) {
+    for (int b = 0; b < view_.blocks(); b++, out += kBlock) {
         const uint8_t* in = block(group, b);
-        if (view_.format == Format::kQ4) {
-            const float scale = half_to_float(half_at(in + 128 + 2 * lane));
-            const float minimum = half_to_float(half_at(in + 144 + 2 * lane));
+        if (view_.format == Format::kQ4 || view_.format == Format::kQ4K) {
+            const bool fp16 = view_.format == Format::kQ4;
+            const uint8_t* units = fp16 ? nullptr : super(group, b / kSuper) + 2 * lane;
+            const float scale = fp16 ? float_of_half(half_at(in + 128 + 2 * lane))
+                                     : float_of_half(half_at(units)) * float(in[128 + lane]);
+            const float minimum = fp16 ? float_of_half(half_at(in + 144 + 2 * lane))
+                                       : float_of_half(half_at(units + 2 * kLanes)) * float(in[128 + kLanes + lane]);
             for (int k = 0; k < 16; k++) {
                 const int byte = in[32 * (k / 4) + 4 * lane + k % 4];
                 out[k] = float(byte & 15) * scale + minimum;
                 out[k + 16] = float(byte >> 4) * scale + minimum;
             }
+        } else if (view_.format == Format::kQ8F) {
+            const float* floats = reinterpret_cast<const float*>(in + 256) + lane;
+            for (int k = 0; k < kBlock; k++)
+                out[k] = float(int8_t(in[32 * (k / 4) + 4 * lane + k % 4])) * floats[k < kHalf ? 0 : kLanes] + floats[2 * kLanes];
         } else {
             const bool whole = view_.format == Format::kI8;
-            const float scale = whole ? *row_scale(index) : half_to_float(half_at(in + 256 + 2 * lane));
+            const float scale = whole ? *row_scale(index) : float_of_half(half_at(in + 256 + 2 * lane));
             for (int k = 0; k < kBlock; k++) out[k] = float(int8_t(in[32 * (k / 4) + 4 * lane + k % 4])) * scale;
         }
     }

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels.h"
+#include "blocks.h"
 
 namespace paceline {
 
@@ -17,9 +17,10 @@ class Matrix {
     const Packed& view() const { return view_; }
     size_t bytes() const { return size_; }
 
-    // Rows [first, first + count) from a file's rows of blocks: "Q4_0", "Q4_1" or "Q8_0". They stay as they are in a
-    // matrix of blocks of that width, and are rounded again in one with a scale a row. `stride` is the length of a
-    // source row in bytes. first and count are multiples of kLanes.
+    // Rows [first, first + count) from a file's rows of blocks (see blocks.h). Weights keep their values in kQ4 (Q4_0 and
+    // Q4_1 only), in kQ4K (Q4_K only), in kQ8 those that have one fp16 scale a block, and in kQ8F all types but Q2_K;
+    // other types in kQ8, and all of them in kI8, are rounded again. `stride` is the length of a source row in bytes.
+    // first and count are multiples of kLanes.
     void take_blocks(const uint8_t* source, size_t stride, const char* type, int first, int count);
 
     // Rows [first, first + count) from floats, rounded to 8 bits with a scale a block or a row.
@@ -32,7 +33,11 @@ class Matrix {
     struct Free { void operator()(uint8_t* p) const; };
     uint8_t* block(int group, int b) const;
     float* row_scale(int row) const;
+    uint8_t* super(int group, int index) const;
     void check_rows(int first, int count) const;
+    void take_q4(const uint8_t* source, bool minima, int row);
+    void take_q4k(const uint8_t* source, int row);
+    void take_codes(const Codes& codes, int b, int row);
     void take_row_in_blocks(const float* source, int row);
     void take_row_whole(const float* source, int row);
 

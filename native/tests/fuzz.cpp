@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "../decoder.h"
@@ -34,25 +35,44 @@ void require(bool condition, const char* what) {
     std::exit(1);
 }
 
+// Rows of blocks of any bytes, but for the fp16 numbers, which stay small: a high byte of 0x24 is about 0.016.
+std::vector<uint8_t> blocks_of(const BlockType& type, int rows, int cols) {
+    std::vector<uint8_t> raw(size_t(rows) * size_t(cols / type.weights) * type.bytes);
+    for (uint8_t& byte : raw) byte = uint8_t(pick(0, 255));
+    const std::string name = type.name;
+    const size_t end = type.bytes - 1;
+    std::vector<size_t> highs = {1};
+    if (name == "Q4_1" || name == "Q5_1" || name == "Q4_K" || name == "Q5_K") highs = {1, 3};
+    if (name == "Q2_K") highs = {end - 2, end};
+    if (name == "Q3_K" || name == "Q6_K") highs = {end};
+    for (size_t at = 0; at < raw.size(); at += type.bytes)
+        for (size_t high : highs) raw[at + high] = pick(0, 1) ? 0x24 : 0xa4;
+    return raw;
+}
+
+const char* type_for(Format format, int cols) {
+    static const char* names[] = {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL",
+                                  "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q2_K"};
+    if (format == Format::kQ4) return names[pick(1, 2)];
+    if (format == Format::kQ4K) return "Q4_K";
+    const int wide = format == Format::kQ8F ? 10 : 11;
+    return names[pick(0, cols % 256 ? 5 : wide)];
+}
+
 std::shared_ptr<Matrix> matrix(int rows, int cols) {
-    const Format format = Format(pick(0, 2));
+    Format format = Format(pick(0, 4));
+    if (format == Format::kQ4K && cols % 256) format = Format::kQ8F;
     auto out = std::make_shared<Matrix>(format, rows, cols);
-    if (format == Format::kQ4 || (format == Format::kI8 && pick(0, 1))) {
-        const char* type = pick(0, 1) ? "Q4_0" : "Q4_1";
-        const size_t size = size_t(cols / kBlock) * (type[3] == '0' ? 18 : 20);
-        std::vector<uint8_t> raw(size_t(rows) * size);
-        for (size_t i = 0; i < raw.size(); i++) raw[i] = uint8_t(pick(0, 255));
-        for (int r = 0; r < rows; r++)  // finite scales and minima: a half of 0x2c.. is about 0.07
-            for (int b = 0; b < cols / kBlock; b++) {
-                uint8_t* block = raw.data() + size_t(r) * size + size_t(b) * (type[3] == '0' ? 18 : 20);
-                block[1] = 0x24;
-                if (type[3] == '1') block[3] = 0xa8;
-            }
-        out->take_blocks(raw.data(), size, type, 0, rows);
-    } else {
+    if ((format == Format::kQ8 || format == Format::kI8) && pick(0, 1)) {
         const auto values = floats(size_t(rows) * size_t(cols), 0.1f);
         out->take_floats(values.data(), 0, rows);
+    } else {
+        const BlockType& type = *block_type(type_for(format, cols));
+        const auto raw = blocks_of(type, rows, cols);
+        out->take_blocks(raw.data(), raw.size() / size_t(rows), type.name, 0, rows);
     }
+    std::vector<float> row(static_cast<size_t>(cols));
+    for (int r = 0; r < rows; r++) out->row(r, row.data());
     return out;
 }
 
@@ -89,7 +109,7 @@ double int8_error(const float* query, int low, int high, const KeyTile& tile, in
 
 void kernels(const Kernels& table) {
     for (int round = 0; round < 60; round++) {
-        const int rows = pick(0, 3) ? pick(1, 21) : pick(30, 70), groups = pick(1, 4), cols = kBlock * pick(1, 5), d = 16 * pick(1, 5);
+        const int rows = pick(0, 3) ? pick(1, 21) : pick(30, 70), groups = pick(1, 4), cols = kBlock * (pick(0, 2) ? pick(1, 5) : 8 * pick(1, 2)), d = 16 * pick(1, 5);
         const auto weights = matrix(groups * kLanes, cols);
         const auto x = floats(size_t(rows * cols));
         const int blocks = cols / kBlock;

@@ -24,7 +24,7 @@ def write_gguf(path: Path, architecture: str = "llama", metadata: Mapping[str, A
                tensors: Mapping[str, tuple[np.ndarray, str]] | None = None) -> Path:
     """`metadata`: keys with a dot-free first part that equals the architecture may leave it out ("block_count");
     keys under "general." and "tokenizer." are taken as they are; None leaves a key out. `tensors`: name -> (float32
-    array in torch order, type name)."""
+    array in torch order, type name); an array of uint8 holds finished blocks, a row of bytes for a row."""
     writer = GGUFWriter(path, architecture)
     for key, value in {**TINY_METADATA, **(metadata or {})}.items():
         if value is None:
@@ -44,7 +44,9 @@ def write_gguf(path: Path, architecture: str = "llama", metadata: Mapping[str, A
         tensors = {"token_embd.weight": (np.ones((8, 32), np.float32), "F32")}
     for name, (array, kind) in tensors.items():
         quantized = GGMLQuantizationType[kind]
-        writer.add_tensor(name, gguf.quants.quantize(array.astype(np.float32), quantized), raw_dtype=quantized)
+        finished = array.dtype == np.uint8
+        packed = array if finished else gguf.quants.quantize(array.astype(np.float32), quantized)
+        writer.add_tensor(name, packed, raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -34,7 +34,7 @@ from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import NativeDecoder, unsupported
-from paceline.models.packing import EIGHT_BITS, FOUR_BITS, PackingWeights
+from paceline.models.packing import BLOCKS, PackingWeights, bits_in_blocks
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import parse as parse_speculation
@@ -223,7 +223,7 @@ def wants_native(options: EngineOptions, checkpoint: Checkpoint, device: torch.d
         return False
     if not checkpoint.rounded:
         probe = next((checkpoint.packed(name) for name in PROBES if checkpoint.has(name)), None)
-        if probe is None or probe[0] not in FOUR_BITS | EIGHT_BITS:
+        if probe is None or probe[0] not in BLOCKS:
             return False
     if native_library() is None:
         log.warning("running in torch: the native CPU kernels are not built (%s)", HOW_TO_BUILD)
@@ -237,11 +237,17 @@ def keeps_blocks(options: EngineOptions, checkpoint: Checkpoint) -> bool:
     if options.quantization is not None:
         return options.quantization == "blocks"
     needed = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-    if needed <= configs.available_memory() // 2:
+    if needed <= configs.available_memory() // 2 or _block_bytes(checkpoint) >= needed:
         return False
     log.info("the weights stay in the file's blocks: %.1f GiB in 8 bits would be more than half of the free memory",
              needed / configs.GIB)
     return True
+
+
+def _block_bytes(checkpoint: Checkpoint) -> float:
+    """What the weights take in the native code where the file's blocks are kept."""
+    return sum(math.prod(checkpoint.shape(name)) * bits_in_blocks(checkpoint.stored_type(name)) / 8
+               for name in checkpoint.names())
 
 
 def choose_device(wish: str) -> torch.device:
