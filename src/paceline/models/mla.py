@@ -89,17 +89,21 @@ class LatentAttention:
         """What is cached of each row: [N, 1, d_c + d_r]."""
         down, rank = self.key_down(normed, kernels)[:, None], self.shape.rank
         latent = kernels.rms_norm(down[..., :rank], self.key_norm.weight, self.key_norm.eps)
-        return torch.cat((latent, self._turned(down[..., rank:], kernels, cos, sin)), dim=-1)
+        return torch.cat((latent, self.turned(down[..., rank:], kernels, cos, sin)), dim=-1)
 
     def queries(self, normed: torch.Tensor, kernels: Kernels, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """[N, H, d_c + d_r]: of each head what is compared with latents, then with rotated keys."""
+        q, still = self.queries_by_head(normed, kernels), self.shape.nope_dim
+        latent = kernels.linear_by_head(q[..., :still], self.into_latent)
+        return torch.cat((latent, self.turned(q[..., still:], kernels, cos, sin)), dim=-1)
+
+    def queries_by_head(self, normed: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """[N, H, d_nope + d_r], as the checkpoint has them: outside the latent space, not rotated."""
         if self.query_down is not None and self.query_norm is not None:
             normed = kernels.rms_norm(self.query_down(normed, kernels), self.query_norm.weight, self.query_norm.eps)
-        q = self.query(normed, kernels).reshape(normed.shape[0], self.heads, -1)
-        latent = kernels.linear_by_head(q[..., :self.shape.nope_dim], self.into_latent)
-        return torch.cat((latent, self._turned(q[..., self.shape.nope_dim:], kernels, cos, sin)), dim=-1)
+        return self.query(normed, kernels).reshape(normed.shape[0], self.heads, -1)
 
-    def _turned(self, x: torch.Tensor, kernels: Kernels, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def turned(self, x: torch.Tensor, kernels: Kernels, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """[N, H, d_r] rotated, pairs in halves. Checkpoints have the features of a pair side by side; queries and keys
         are reordered alike, which their products do not see. The weights stay as they are stored."""
         if self.shape.interleaved:
