@@ -31,7 +31,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 UNTRUNCATED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
 FAST_MODELS = ("llama", "qwen2", "mixtral")
-OTHER_MODELS = ("mistral", "qwen3")
+SAMPLED_MODELS = ("gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe")
+SAMPLED_CELLS = ("batch 8", "chunks of 7", "oracle-tree", "preempted in a batch, ahead")
+"""What every run tries of them."""
+OTHER_MODELS = ("mistral", "qwen3", *SAMPLED_MODELS)
 """Run the same cells under `make test-full`."""
 
 
@@ -180,6 +183,13 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
 @pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
 def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
     run_cell(model(name), style, cell, reference(model(name), style))
+
+
+@pytest.mark.parametrize("name", SAMPLED_MODELS)
+@pytest.mark.parametrize("cell", [cell for cell in fast_cells() if cell.name in SAMPLED_CELLS],
+                         ids=lambda cell: cell.name)
+def test_some_cells_of_more_models(name: str, cell: Cell) -> None:
+    run_cell(model(name), "seeded", cell, reference(model(name), "seeded"))
 
 
 @pytest.mark.parametrize("sampler", ["numpy", "native"])

@@ -27,6 +27,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {"model_type": "gemma2", "head_dim": 16, "sliding_window": 14, "query_pre_attn_scalar": 12,
+               "attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0},
+    "gemma3": {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 15, "sliding_window_pattern": 3,
+               "query_pre_attn_scalar": 12, "rope_theta": 50000.0, "rope_local_base_freq": 1000.0},
+    "gpt2": {"model_type": "gpt2", "num_key_value_heads": 4},
+    "gpt_neox": {"model_type": "gpt_neox", "head_dim": 16, "num_key_value_heads": 4},
+    "olmo2": {"model_type": "olmo2"},
+    "phi3": {"model_type": "phi3", "head_dim": 16, "sliding_window": 40, "partial_rotary_factor": 0.75},
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 24, "mlp_only_layers": [1]},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -75,9 +76,49 @@ def _config(name: str) -> Any:
         return transformers.MixtralConfig(**shape, num_local_experts=5, num_experts_per_tok=2)
     if name.startswith("deepseek"):
         return _deepseek(name, shape)
-    raise ValueError(name)
+    return _OTHERS[name](shape)
 
 
+def _gpt2(shape: dict[str, Any]) -> Any:
+    return transformers.GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=3, n_positions=MAX_LEN,
+                                   initializer_range=0.2)
+
+
+def _neox(shape: dict[str, Any], **changes: Any) -> Any:
+    others = ("rms_norm_eps", "head_dim", "num_key_value_heads")
+    dense = {key: value for key, value in shape.items() if key not in others}
+    return transformers.GPTNeoXConfig(**dense, layer_norm_eps=1e-5, rotary_pct=0.25, **changes)
+
+
+def _phi3(shape: dict[str, Any], **changes: Any) -> Any:
+    wide = shape | {"hidden_size": 96, "head_dim": 16, "original_max_position_embeddings": 128}
+    return transformers.Phi3Config(**wide, pad_token_id=0, **changes)
+
+
+_LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 7 for i in range(6)],
+         "long_factor": [2.0 + i for i in range(6)], "partial_rotary_factor": 0.75}
+_GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 11, "tie_word_embeddings": True, "sliding_window": 12}
+_OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "gemma2": lambda shape: transformers.Gemma2Config(
+        **(shape | _GEMMA), attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
+    "gemma3": lambda shape: transformers.Gemma3TextConfig(
+        **(shape | _GEMMA), sliding_window_pattern=3,
+        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}),
+    "gpt2": _gpt2,
+    "gpt_neox": _neox,
+    "gpt_neox-sequential": lambda shape: _neox(shape, use_parallel_residual=False),
+    "olmo2": lambda shape: transformers.Olmo2Config(
+        **{key: value for key, value in shape.items() if key != "head_dim"}),
+    "phi3": _phi3,
+    "phi3-long": lambda shape: _phi3(shape, rope_parameters=dict(_LONG)),
+    "phi3-window": lambda shape: _phi3(shape, sliding_window=14),
+    "qwen3_moe": lambda shape: transformers.Qwen3MoeConfig(
+        **shape, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True,
+        mlp_only_layers=[1]),
+    "qwen3_moe-plain": lambda shape: transformers.Qwen3MoeConfig(
+        **shape, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=False),
+}
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "moe_intermediate_size": 20,
     "n_routed_experts": 12, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
@@ -102,8 +143,8 @@ def _deepseek(name: str, shape: dict[str, Any]) -> Any:
     raise ValueError(name)
 
 
-ARCHITECTURES = ["deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "llama", "llama-biased-tied", "mistral", "mixtral",
-                 "qwen2", "qwen3"]
+ARCHITECTURES = ["deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "llama",
+                 "llama-biased-tied", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @cache
@@ -111,8 +152,10 @@ def oracle(name: str, max_model_len: int = MAX_LEN) -> Oracle:
     torch.manual_seed(sum(map(ord, name)))
     theirs = transformers.AutoModelForCausalLM.from_config(_config(name), attn_implementation="eager").eval()
     for key, parameter in theirs.named_parameters():
-        if key.endswith("bias") or "norm" in key:  # transformers starts these at 0 and 1, which would hide mistakes
-            torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.3)
+        # transformers starts these at 0 and 1, which would hide mistakes
+        norm = "norm" in key or ".ln_" in key
+        if key.endswith("bias") or norm:
+            torch.nn.init.normal_(parameter, mean=float(norm and not key.endswith("bias")), std=0.3)
     for key, buffer in theirs.named_buffers():
         if key.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, std=0.3)

@@ -27,9 +27,14 @@ def test_a_missing_key_is_named(key):
 @pytest.mark.parametrize(("change", "named"), [
     ({"num_hidden_layers": 0}, "num_hidden_layers"), ({"hidden_size": "big"}, "hidden_size"),
     ({"vocab_size": True}, "vocab_size"), ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
-    ({"hidden_act": "gelu"}, "hidden_act"), ({"head_dim": 5}, "even"),
+    ({"hidden_act": "mish"}, r"hidden_act 'mish'.*silu.*gelu"), ({"head_dim": 5}, "even"),
     ({"rope_theta": "x"}, "rope_theta"), ({"rope_scaling": 4}, "rope_scaling"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differs by layer type"),
+    ({"rope_parameters": {"chunked_attention": {"rope_theta": 1.0}}}, "differs by layer type.*chunked_attention"),
+    ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "full_attention"),
+    ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
+    ({"final_logit_softcapping": "30"}, "final_logit_softcapping must be a number"),
+    ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ({"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 1}, "mlp_only_layers"),
     ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),
     ({"num_local_experts": 4}, "num_experts_per_tok"), ({"num_local_experts": 4, "num_experts_per_tok": 5}, "between"),
     ({"layer_types": ["full_attention"]}, "layer_types"),
@@ -53,3 +58,52 @@ def test_a_contradiction_is_named(change, named):
 ])
 def test_which_layers_have_a_window(change, windows):
     assert ModelConfig.from_dict({**LEAST, **change}).windows == windows
+
+
+GEMMA3 = {"model_type": "gemma3_text", "hidden_size": 16, "num_hidden_layers": 7, "intermediate_size": 24,
+          "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 1024}
+
+
+def test_gemma_says_little_and_means_much():
+    """What the published files of the 4B model leave out."""
+    config = ModelConfig.from_dict(GEMMA3)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.windows == (1024,) * 5 + (None, 1024)
+    assert config.tie_word_embeddings and config.activation == "gelu_tanh" and config.attention_scale == 1 / 16
+    assert (config.rope.theta, config.rope.kind) == (1e6, "linear")
+    assert config.local_rope is not None and (config.local_rope.theta, config.local_rope.kind) == (1e4, "default")
+    assert (config.score_cap, config.logit_cap) == (0.0, 0.0)
+
+
+def test_the_text_part_of_a_model_that_also_sees():
+    both = ModelConfig.from_dict({"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {"hidden_size": 9}})
+    assert both == ModelConfig.from_dict(GEMMA3)
+
+
+def test_gemma2_caps_and_alternates():
+    config = ModelConfig.from_dict({**LEAST, "model_type": "gemma2", "num_attention_heads": 8, "hidden_act": "gelu",
+                                    "hidden_activation": "gelu_pytorch_tanh"})
+    assert config.windows == (4096, None, 4096)
+    assert (config.score_cap, config.logit_cap, config.activation) == (50.0, 30.0, "gelu_tanh")
+    assert ModelConfig.from_dict({**LEAST, "model_type": "gemma2", "num_attention_heads": 8,
+                                  "attn_logit_softcapping": None}).score_cap == 0.0
+
+
+def test_gpt2_and_gpt_neox_have_their_own_words():
+    gpt2 = ModelConfig.from_dict({"model_type": "gpt2", "vocab_size": 32, "n_embd": 16, "n_layer": 3, "n_head": 4,
+                                  "n_positions": 128, "n_inner": None, "layer_norm_epsilon": 1e-4})
+    assert (gpt2.hidden_size, gpt2.intermediate_size, gpt2.num_kv_heads, gpt2.norm_eps) == (16, 64, 4, 1e-4)
+    assert gpt2.learned_positions and gpt2.rope.rotary_dim == 0 and gpt2.tie_word_embeddings
+    neox = ModelConfig.from_dict({**LEAST, "model_type": "gpt_neox", "head_dim": 16, "rotary_pct": 0.5,
+                                  "rotary_emb_base": 500, "layer_norm_eps": 1e-4})
+    assert (neox.rope.rotary_dim, neox.rope.theta, neox.norm_eps) == (8, 500.0, 1e-4)
+    assert neox.parallel_residual and neox.activation == "gelu" and not neox.tie_word_embeddings
+
+
+def test_which_layers_of_qwen3_moe_are_mixtures():
+    experts = {**LEAST, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 4,
+               "moe_intermediate_size": 12}
+    config = ModelConfig.from_dict(
+        {**experts, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert (config.num_experts, config.expert_size, config.renormalise_experts) == (8, 12, False)
+    assert config.dense_layers == {0, 2, 3, 4}

@@ -106,6 +106,6 @@ def test_cached_decode_equals_recompute():
 
 
 def test_an_unsupported_model_type_is_named_with_the_supported():
-    config = ModelConfig.from_dict({**oracle("llama").raw, "model_type": "gpt2"})
-    with pytest.raises(ModelFormatError, match=r"'gpt2'.*llama, mistral, mixtral, qwen2, qwen3"):
+    config = ModelConfig.from_dict({**oracle("llama").raw, "model_type": "bloom"})
+    with pytest.raises(ModelFormatError, match=r"'bloom'.*gemma2.*gpt2.*llama, mistral, mixtral.*qwen2, qwen3"):
         build(config, DictWeights({}), 16)

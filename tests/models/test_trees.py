@@ -13,6 +13,8 @@ from paceline.kernels import select
 from paceline.kernels.paths import ancestry
 
 CPU = torch.device("cpu")
+FAMILIES = [name if name in ("gemma2", "gpt_neox") else pytest.param(name, marks=pytest.mark.full)
+            for name in ("gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe")]
 BINARY = [-1, 0, 0, 1, 1, 2, 2]
 COMB = [-1, 0, 1, 1, 2, 2, 4, 4, 6]
 STAR = [-1, 0, 0, 0, 0, 0]
@@ -33,7 +35,7 @@ def check(hand: Hand, prompt: list[int], parents: list[int], logits: torch.Tenso
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", *FAMILIES])
 @pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(13, 5)], ids=["binary", "comb", "star", "random"])
 def test_each_row_of_a_tree_equals_its_chain(name, parents, deterministic):
     """Blocks of 4, so every tree crosses block boundaries; qwen2's second group has a window of 11."""

@@ -8,11 +8,13 @@ from typing import Any
 
 from paceline.errors import ModelFormatError
 from paceline.models.deepseek_config import ExpertLayers, LatentConfig, expert_layers, latent_config
+from paceline.models.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: kind is default, linear, dynamic, llama3, yarn or factors; `settings` are the kind's own."""
+    """Rotary embedding: kind is default, linear, dynamic, llama3, yarn, longrope or factors, or none where nothing
+    turns (rotary_dim 0); `settings` are the kind's own."""
 
     theta: float
     rotary_dim: int
@@ -40,9 +42,29 @@ class ModelConfig:
     """Sliding window of each layer, None for full attention."""
     attention_bias: bool
     mlp_bias: bool
+    activation: str
+    """Of the feed-forward, one of kernels.interface.ACTIVATIONS."""
+    attention_scale: float
+    """What the products of queries and keys are multiplied by."""
+    score_cap: float = 0.0
+    """Attention scores become score_cap * tanh(score / score_cap); 0: as they are."""
+    logit_cap: float = 0.0
+    """The same of the logits."""
+    local_rope: RopeConfig | None = None
+    """Of the layers with a window, where it is another than `rope`."""
+    learned_positions: bool = False
+    """Positions are vectors of their own, added to the embedding."""
+    parallel_residual: bool = False
+    """Attention and feed-forward of a layer read the same stream, not one after the other."""
     num_experts: int = 0
     """Experts of a mixture; 0: dense."""
     experts_per_token: int = 0
+    expert_size: int = 0
+    """intermediate_size of an expert."""
+    renormalise_experts: bool = True
+    """Weights of the chosen experts are a softmax over them alone, not over all."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers of a mixture that have one feed-forward instead."""
     latent: LatentConfig | None = None
     """Latent attention: kv_heads is 1 then, and head_dim what is cached of a token."""
     expert_layers: ExpertLayers | None = None
@@ -56,11 +78,13 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """From a Hugging Face config.json; a ModelFormatError says which key is missing or contradicts another."""
+        raw = spelled(raw)
         read = _Reader(raw)
         model_type = read.text("model_type")
         activation = raw.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise ModelFormatError(f"config.json: hidden_act {activation!r} is not supported; only silu is.")
+        if activation not in _ACTIVATIONS:
+            raise ModelFormatError(f"config.json: hidden_act {activation!r} is not supported; supported are "
+                                   f"{', '.join(_ACTIVATIONS)}.")
         layers = read.count("num_hidden_layers")
         heads = read.count("num_attention_heads")
         kv_heads = read.count("num_key_value_heads", heads)
@@ -80,6 +104,9 @@ class ModelConfig:
         if mixtures is not None:
             experts, chosen = mixtures.count, mixtures.rule.chosen
         positions = read.count("max_position_embeddings")
+        learned = raw.get("position_embedding_type") == "learned"
+        rope, local_rope = (RopeConfig(1.0, 0, "none"), None) if learned else _ropes(
+            raw, head_dim if latent is None else latent.rope_dim)
         windows = _windows(read, model_type, layers)
         return cls(
             model_type=model_type,
@@ -91,18 +118,34 @@ class ModelConfig:
             head_dim=head_dim,
             intermediate_size=read.count("intermediate_size"),
             norm_eps=read.number("rms_norm_eps", 1e-6),
-            rope=_rope(raw, head_dim if latent is None else latent.rope_dim),
+            rope=rope,
             max_position_embeddings=positions,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             windows=windows,
             attention_bias=bool(raw.get("attention_bias", False)),
             mlp_bias=bool(raw.get("mlp_bias", False)),
+            activation=_ACTIVATIONS[activation],
+            attention_scale=read.positive("query_pre_attn_scalar", head_dim) ** -0.5,
+            score_cap=read.positive("attn_logit_softcapping", 0.0),
+            logit_cap=read.positive("final_logit_softcapping", 0.0),
+            local_rope=local_rope,
+            learned_positions=learned,
+            parallel_residual=bool(raw.get("use_parallel_residual", False)),
             num_experts=experts,
             experts_per_token=chosen,
+            expert_size=read.count("moe_intermediate_size", read.count("intermediate_size")) if experts else 0,
+            renormalise_experts=bool(raw.get("norm_topk_prob", model_type == "mixtral")),
+            dense_layers=_dense_layers(read, layers) if experts else frozenset(),
             latent=latent,
             expert_layers=mixtures,
             kv_sources=_kv_sources(read, windows),
         )
+
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+                "gelu_pytorch_tanh": "gelu_tanh"}
+_WINDOWED = ("mistral", "mixtral", "phi3")
+"""Have a window in every layer where the config names one."""
 
 
 class _Reader:
@@ -136,6 +179,12 @@ class _Reader:
             raise ModelFormatError(f"config.json: {key} must be a number, got {value!r}.")
         return float(value)
 
+    def positive(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value < 0 or (value == 0 and default != 0):
+            raise ModelFormatError(f"config.json: {key} must be a positive number, got {value!r}.")
+        return value
+
 
 def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, ...]:
     window = read.get("sliding_window")
@@ -150,12 +199,17 @@ def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, .
         if "sliding_attention" in types and window is None:
             raise ModelFormatError("config.json: layer_types has sliding_attention but sliding_window is missing.")
         windowed = [kind == "sliding_attention" for kind in types]
+    elif (pattern := read.count("sliding_window_pattern", 0)) > 0:
+        # The last of so many layers sees everything.
+        windowed = [(layer + 1) % pattern > 0 for layer in range(layers)]
+    elif model_type == "qwen3_moe":
+        windowed = [bool(read.get("use_sliding_window"))] * layers
     elif model_type in ("qwen2", "qwen3"):
         # These name a window but use it only when told to, and only in the layers from max_window_layers on.
         first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
         windowed = [layer >= first for layer in range(layers)]
     else:
-        windowed = [model_type in ("mistral", "mixtral")] * layers
+        windowed = [model_type in _WINDOWED] * layers
     if not any(windowed) or window is None:
         return (None,) * layers
     size = read.count("sliding_window")
@@ -179,6 +233,33 @@ def _kv_sources(read: _Reader, windows: tuple[int | None, ...]) -> tuple[int, ..
     return tuple(sources)
 
 
+def _dense_layers(read: _Reader, layers: int) -> frozenset[int]:
+    """Those named, and those between the ones at every `decoder_sparse_step`."""
+    named = read.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
+        raise ModelFormatError(f"config.json: mlp_only_layers must be a list of layers, got {named!r}.")
+    step = read.count("decoder_sparse_step", 1)
+    return frozenset(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+
+
+def _ropes(raw: Mapping[str, Any], head_dim: int) -> tuple[RopeConfig, RopeConfig | None]:
+    """Of layers that see everything, and of those with a window where theirs is another. Both spellings: one of each
+    under rope_parameters, or a theta of its own for the windowed ones, which are then not scaled."""
+    parts = raw.get("rope_parameters")
+    if isinstance(parts, Mapping) and any(isinstance(value, Mapping) for value in parts.values()):
+        unknown = set(parts) - {"full_attention", "sliding_attention"}
+        if unknown or "full_attention" not in parts:
+            raise ModelFormatError(f"config.json: rope_parameters differs by layer type and names {sorted(parts)}; "
+                                   "full_attention, and sliding_attention beside it, are supported.")
+        bare = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
+        full, local = (_rope({**bare, "rope_parameters": parts.get(kind) or parts["full_attention"]}, head_dim)
+                       for kind in ("full_attention", "sliding_attention"))
+        return full, local if local != full else None
+    theta = raw.get("rope_local_base_freq")
+    local = _rope({**raw, "rope_parameters": None, "rope_scaling": None, "rope_theta": theta}, head_dim)
+    return _rope(raw, head_dim), local if theta is not None else None
+
+
 def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """Both spellings: rope_theta + rope_scaling, and rope_parameters that holds everything."""
     settings: dict[str, Any] = {}
@@ -188,11 +269,13 @@ def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
             continue
         if not isinstance(part, Mapping):
             raise ModelFormatError(f"config.json: {key} must be an object, got {part!r}.")
-        if any(isinstance(value, Mapping) for value in part.values()):
-            raise ModelFormatError(f"config.json: {key} differs by layer type, which is not supported.")
         settings.update(part)
     kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
+    if kind == "su":
+        kind = "longrope"  # what Phi-3 called it first
+    if kind == "longrope" and raw.get("original_max_position_embeddings") is not None:
+        settings.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
     theta = settings.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
     partial = settings.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
     for key, value in (("rope_theta", theta), ("partial_rotary_factor", partial)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,30 +22,41 @@ from paceline.models.rope import Rope
 
 
 class Block:
-    """x + attention(norm x), then + feed_forward(norm x)."""
+    """x + attention(norm x), then + feed_forward(norm x): of what came of the attention, or, where both are parallel,
+    of x as well. Either norm may be none."""
 
-    def __init__(self, attention_norm: Norm, attention: AttentionLayer, mlp_norm: Norm, mlp: FeedForward) -> None:
+    def __init__(self, attention_norm: Norm | None, attention: AttentionLayer, mlp_norm: Norm | None, mlp: FeedForward,
+                 *, parallel: bool = False) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.parallel = parallel
 
     def __call__(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
                  rows: torch.Tensor | None = None) -> torch.Tensor:
         """`rows`: those that are wanted, where not all are."""
+        if self.parallel:
+            # Normed first: attention may overwrite x.
+            normed = context.kernels.norm(x if rows is None else x.index_select(0, rows), self.mlp_norm)
+            attended = self.attention(x, self.attention_norm, context, cos, sin, rows)
+            return self.mlp(normed, None, context.kernels, attended)
         x = self.attention(x, self.attention_norm, context, cos, sin, rows)
         return self.mlp(x, self.mlp_norm, context.kernels)
 
     def reduced(self, x: torch.Tensor, context: Forward, cos: torch.Tensor, sin: torch.Tensor, attention: bool,
                 mlp: bool) -> torch.Tensor:
         """The same with a part, or both, left out."""
+        if attention and mlp:
+            return self(x, context, cos, sin)
         if attention:
             x = self.attention(x, self.attention_norm, context, cos, sin)
         return self.mlp(x, self.mlp_norm, context.kernels) if mlp else x
 
 
 class Decoder(ABC):
-    """Implements CausalLM. An architecture says what its attention and its feed-forward are made of."""
+    """Implements CausalLM. An architecture says what its attention and its feed-forward are made of and, where they are
+    not the usual ones, its norms, the shape of its blocks and how its checkpoints lay out their tensors."""
 
     def __init__(self, config: ModelConfig, weights: WeightSource, max_model_len: int) -> None:
         """Takes the tensors out of `weights`; positions up to max_model_len - 1 can be run."""
@@ -52,19 +64,46 @@ class Decoder(ABC):
             raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
         self.config = config
         self.cache_groups = cache_groups(config)
+        weights = self.translated(weights)
         size, width = config.vocab_size, config.hidden_size
         self.embedding = load_matrix(weights, ["model.embed_tokens.weight"], [size], width)
         factors = None
         if config.rope.kind == "factors":
             factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,), torch.float32)
-        self.rope = Rope(config, max_model_len, self.embedding.device, factors)
-        self.blocks = [self._block(weights, layer) for layer in range(config.num_layers)]
-        self.norm = Norm(weights.take("model.norm.weight", (config.hidden_size,)), config.norm_eps)
+        self.rope = self.local_rope = Rope(config, max_model_len, self.embedding.device, factors)
+        if config.local_rope is not None:
+            self.local_rope = Rope(replace(config, rope=config.local_rope), max_model_len, self.embedding.device)
+        self.positions = self._learned_positions(weights, max_model_len) if config.learned_positions else None
+        self.blocks = [self.block(weights, layer) for layer in range(config.num_layers)]
+        self.norm = self.load_norm(weights, "model.norm")
         tied = config.tie_word_embeddings
         self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
                            modules=[("lm_head", size)])
         self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
         """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
+        dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32
+        self.embedding_scale = torch.tensor(self.embedding_factor, dtype=dtype).item()
+        """Rounded to what the model computes in, as checkpoints were trained with."""
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by."""
+        return 1.0
+
+    def translated(self, weights: WeightSource) -> WeightSource:
+        """The checkpoint under Llama's names and in its layout."""
+        return weights
+
+    def load_norm(self, weights: WeightSource, name: str, size: int | None = None) -> Norm:
+        """The norm of this name, over the residual stream or `size` features: RMS norm unless overridden."""
+        return Norm(weights.take(f"{name}.weight", (size or self.config.hidden_size,)), self.config.norm_eps)
+
+    def block(self, weights: WeightSource, layer: int) -> Block:
+        """One layer: norms before attention and feed-forward unless overridden."""
+        prefix = f"model.layers.{layer}"
+        return Block(self.load_norm(weights, f"{prefix}.input_layernorm"), self.attention(weights, layer),
+                     self.load_norm(weights, f"{prefix}.post_attention_layernorm"), self.feed_forward(weights, layer),
+                     parallel=self.config.parallel_residual)
 
     @abstractmethod
     def attention(self, weights: WeightSource, layer: int) -> AttentionLayer:
@@ -80,27 +119,33 @@ class Decoder(ABC):
         parts = [part for block in self.blocks for part in (block.attention, block.mlp)]
         return [linear for part in parts for linear in getattr(part, "linears", list)()] + [self.head]
 
-    def _block(self, weights: WeightSource, layer: int) -> Block:
-        def norm(name: str) -> Norm:
-            weight = weights.take(f"model.layers.{layer}.{name}.weight", (self.config.hidden_size,))
-            return Norm(weight, self.config.norm_eps)
-
-        return Block(norm("input_layernorm"), self.attention(weights, layer),
-                     norm("post_attention_layernorm"), self.feed_forward(weights, layer))
+    def _learned_positions(self, weights: WeightSource, max_model_len: int) -> torch.Tensor:
+        known = self.config.max_position_embeddings
+        if max_model_len > known:
+            raise ModelFormatError(f"This model has learned {known} positions and no others: max_model_len must be at "
+                                   f"most {known}, got {max_model_len}.")
+        return weights.take("model.embed_positions.weight", (known, self.config.hidden_size))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if isinstance(self.embedding, PackedWeight):
-            return self.embedding.rows(token_ids)
-        return F.embedding(token_ids, self.embedding)
+            rows = self.embedding.rows(token_ids)
+        else:
+            rows = F.embedding(token_ids, self.embedding)
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
         end = len(self.blocks) if last is None else last
-        cos, sin = self.rope.at(context.layout.positions)
+        positions = context.layout.positions
+        if self.positions is not None and first == 0 < end:
+            hidden = hidden + F.embedding(positions, self.positions)
+        wide = self.rope.at(positions)
+        local = wide if self.local_rope is self.rope else self.local_rope.at(positions)
         taps = context.taps
         for index in range(first, end):
             if index in taps:
                 context.tapped[index] = hidden.clone()
             block = self.blocks[index]
+            cos, sin = wide if self.config.windows[index] is None else local
             if context.skip:
                 hidden = block.reduced(hidden, context, cos, sin, (index, "attn") not in context.skip,
                                        (index, "mlp") not in context.skip)
@@ -111,7 +156,8 @@ class Decoder(ABC):
         return hidden
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return kernels.head(hidden, self.norm, self.head.weight, self.head.bias)
+        logits = kernels.head(hidden, self.norm, self.head.weight, self.head.bias)
+        return kernels.softcap(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         return self.layers(self.embed(token_ids), context)

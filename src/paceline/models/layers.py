@@ -51,70 +51,105 @@ def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs:
 
 
 class Attention:
-    """Grouped-query attention with rotary positions; optionally a norm on each head's queries and keys."""
+    """Grouped-query attention with rotary positions (or none); optionally norms on queries, keys and the result."""
 
     def __init__(self, config: ModelConfig, weights: WeightSource, layer: int, *, qkv_bias: bool, out_bias: bool,
-                 qk_norm: bool = False) -> None:
+                 qk_norm: bool = False, query_norm: Norm | None = None, key_norm: Norm | None = None,
+                 fused: bool = False, after: Norm | None = None) -> None:
+        """qk_norm: each head has one, under its usual name; query_norm, key_norm: others. fused: the checkpoint holds
+        queries, keys and values as one matrix. after: norms what is added to the stream."""
         prefix = f"model.layers.{layer}.self_attn"
         self.layer = layer
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = dim ** -0.5
-        self.qkv = load_linear(weights, [f"{prefix}.{part}_proj" for part in "qkv"],
-                               [heads * dim, kv_heads * dim, kv_heads * dim], config.hidden_size, qkv_bias)
+        self.scale, self.softcap, self.after = config.attention_scale, config.score_cap, after
+        parts, sizes = [f"{prefix}.{part}_proj" for part in "qkv"], [heads * dim, kv_heads * dim, kv_heads * dim]
+        if fused:
+            parts, sizes = [f"{prefix}.qkv_proj"], [sum(sizes)]
+        self.qkv = load_linear(weights, parts, sizes, config.hidden_size, qkv_bias)
         self.out = load_linear(weights, [f"{prefix}.o_proj"], [config.hidden_size], heads * dim, out_bias)
+        if qk_norm:
+            query_norm, key_norm = (Norm(weights.take(f"{prefix}.{part}_norm.weight", (dim,)), config.norm_eps)
+                                    for part in "qk")
+        self.heads = Heads(heads, kv_heads, dim, query_norm, key_norm)
 
-        def norm(part: str) -> Norm | None:
-            return Norm(weights.take(f"{prefix}.{part}_norm.weight", (dim,)), config.norm_eps) if qk_norm else None
-
-        self.heads = Heads(heads, kv_heads, dim, norm("q"), norm("k"))
-
-    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
+    def __call__(self, x: torch.Tensor, norm: Norm | None, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
                  rows: torch.Tensor | None = None) -> torch.Tensor:
         """x + attention(norm x), of these rows only where some are named; x may be overwritten."""
         kernels, cache, view = context.kernels, context.cache(self.layer), context.view(self.layer)
         q = kernels.project(x, norm, self.qkv.weight, self.qkv.bias, self.heads, cos, sin, cache, view.slots)
-        mixed = kernels.attend(q, cache.keys, cache.values, context.layout, view, self.scale, cache.scales)
+        mixed = kernels.attend(q, cache.keys, cache.values, context.layout, view, self.scale, cache.scales,
+                               self.softcap)
         mixed = mixed.reshape(x.shape[0], -1)
         if rows is not None:
             mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
-        return kernels.linear_add(mixed, self.out.weight, self.out.bias, x)
+        return add(x, mixed, self.out, self.after, kernels)
 
     def linears(self) -> list[Linear]:
         return [self.qkv, self.out]
 
 
+def add(onto: torch.Tensor, x: torch.Tensor, linear: Linear, after: Norm | None, kernels: Kernels) -> torch.Tensor:
+    """onto + after(linear(x)): how a sublayer ends. `onto` may be overwritten."""
+    if after is None:
+        return kernels.linear_add(x, linear.weight, linear.bias, onto)
+    return onto + kernels.norm(linear(x, kernels).contiguous(), after)
+
+
 class AttentionLayer(Protocol):
-    def __call__(self, x: torch.Tensor, norm: Norm, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
+    def __call__(self, x: torch.Tensor, norm: Norm | None, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
                  rows: torch.Tensor | None = None) -> torch.Tensor:
         """[N, h] -> x + attention(norm x), of these rows only where some are named; x may be overwritten."""
         ...
 
 
 class FeedForward(Protocol):
-    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
-        """[N, h] -> x + feed_forward(norm x); x may be overwritten."""
+    def __call__(self, x: torch.Tensor, norm: Norm | None, kernels: Kernels,
+                 onto: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, h] -> onto + feed_forward(norm x), onto x itself where nothing else is named; what it is added onto may
+        be overwritten."""
         ...
 
 
+class MLP:
+    """down(activation(up x))."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, prefix: str, *, bias: bool) -> None:
+        self.activation = config.activation
+        self.up = load_linear(weights, [f"{prefix}.up_proj"], [config.intermediate_size], config.hidden_size, bias)
+        self.down = load_linear(weights, [f"{prefix}.down_proj"], [config.hidden_size], config.intermediate_size, bias)
+
+    def __call__(self, x: torch.Tensor, norm: Norm | None, kernels: Kernels,
+                 onto: torch.Tensor | None = None) -> torch.Tensor:
+        inner = kernels.activate(self.up(kernels.norm(x, norm), kernels), self.activation)
+        return add(x if onto is None else onto, inner, self.down, None, kernels)
+
+    def linears(self) -> list[Linear]:
+        return [self.up, self.down]
+
+
 class GatedMLP:
-    """down(silu(gate x) * up x)."""
+    """down(activation(gate x) * up x); optionally a norm on the result."""
 
     def __init__(self, config: ModelConfig, weights: WeightSource, prefix: str, *, bias: bool = False,
                  names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-                 inner: int | None = None) -> None:
-        """`inner`: features between the projections, where they are not config.intermediate_size."""
+                 inner: int | None = None, fused: bool = False, after: Norm | None = None) -> None:
+        """`inner`: features between the projections, where they are not config.intermediate_size. fused: the
+        checkpoint holds gate and up as one matrix. after: norms what is added to the stream."""
         gate, up, down = (f"{prefix}.{name}" for name in names)
         inner = inner or config.intermediate_size
-        self.gate_up = load_linear(weights, [gate, up], [inner, inner], config.hidden_size, bias)
+        self.activation, self.after = config.activation, after
+        parts, sizes = ([f"{prefix}.gate_up_proj"], [2 * inner]) if fused else ([gate, up], [inner, inner])
+        self.gate_up = load_linear(weights, parts, sizes, config.hidden_size, bias)
         self.down = load_linear(weights, [down], [config.hidden_size], inner, bias)
 
-    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
-        inner = kernels.gated(x, norm, self.gate_up.weight, self.gate_up.bias)
-        return kernels.linear_add(inner, self.down.weight, self.down.bias, x)
+    def __call__(self, x: torch.Tensor, norm: Norm | None, kernels: Kernels,
+                 onto: torch.Tensor | None = None) -> torch.Tensor:
+        inner = kernels.gated(x, norm, self.gate_up.weight, self.gate_up.bias, self.activation)
+        return add(x if onto is None else onto, inner, self.down, self.after, kernels)
 
     def alone(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         """Without norm and residual: an expert among others."""
-        return self.down(kernels.gated(x, None, self.gate_up.weight, self.gate_up.bias), kernels)
+        return self.down(kernels.gated(x, None, self.gate_up.weight, self.gate_up.bias, self.activation), kernels)
 
     def linears(self) -> list[Linear]:
         return [self.gate_up, self.down]
@@ -147,8 +182,9 @@ class MixtureOfExperts:
         self.experts = experts
         self.shared = shared
 
-    def __call__(self, x: torch.Tensor, norm: Norm, kernels: Kernels) -> torch.Tensor:
-        normed = kernels.rms_norm(x, norm.weight, norm.eps)
+    def __call__(self, x: torch.Tensor, norm: Norm | None, kernels: Kernels,
+                 onto: torch.Tensor | None = None) -> torch.Tensor:
+        normed = kernels.norm(x, norm)
         weights, ids = self.router(normed, kernels)
         if self.shared is None:
             out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -161,4 +197,4 @@ class MixtureOfExperts:
             if len(rows):
                 mixed = expert.alone(normed.index_select(0, rows), kernels) * weights[rows, place][:, None]
                 out.index_copy_(0, rows, out.index_select(0, rows) + mixed)
-        return x + out.to(x.dtype)
+        return (x if onto is None else onto) + out.to(x.dtype)

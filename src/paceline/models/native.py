@@ -31,6 +31,9 @@ def unsupported(config: ModelConfig) -> str | None:
     """Why the native decoder cannot run a model of this shape; None: it can."""
     if config.model_type not in FAMILIES or config.num_experts:
         return f"the architecture {config.model_type} runs in torch"
+    usual = (config.activation, config.attention_scale) == ("silu", config.head_dim ** -0.5)
+    if not usual or config.score_cap or config.logit_cap or config.local_rope is not None:
+        return "activations, scales, caps and rotations other than Llama's run in torch"
     if config.mlp_bias or (config.attention_bias and config.model_type != "qwen2"):
         return "biases on output projections run in torch"
     if config.rope.rotary_dim != config.head_dim or config.head_dim % 16:

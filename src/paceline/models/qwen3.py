@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.models.decoder import Decoder
 from paceline.models.interface import WeightSource
-from paceline.models.layers import Attention, GatedMLP
+from paceline.models.layers import Attention, FeedForward, GatedMLP
 
 
 class Qwen3(Decoder):
@@ -12,5 +12,5 @@ class Qwen3(Decoder):
         bias = self.config.attention_bias
         return Attention(self.config, weights, layer, qkv_bias=bias, out_bias=bias, qk_norm=True)
 
-    def feed_forward(self, weights: WeightSource, layer: int) -> GatedMLP:
+    def feed_forward(self, weights: WeightSource, layer: int) -> FeedForward:
         return GatedMLP(self.config, weights, f"model.layers.{layer}.mlp")

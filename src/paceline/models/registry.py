@@ -6,21 +6,33 @@ from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.deepseek import DeepSeek
+from paceline.models.gemma import Gemma2, Gemma3
+from paceline.models.gpt import GPT2, GPTNeoX
 from paceline.models.interface import CausalLM, WeightSource
 from paceline.models.llama import Llama
 from paceline.models.mistral import Mistral
 from paceline.models.mixtral import Mixtral
+from paceline.models.olmo2 import Olmo2
+from paceline.models.phi3 import Phi3
 from paceline.models.qwen2 import Qwen2
 from paceline.models.qwen3 import Qwen3
+from paceline.models.qwen3_moe import Qwen3Moe
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     "deepseek_v2": DeepSeek,
     "deepseek_v3": DeepSeek,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3,
+    "gpt2": GPT2,
+    "gpt_neox": GPTNeoX,
     "llama": Llama,
     "mistral": Mistral,
     "mixtral": Mixtral,
+    "olmo2": Olmo2,
+    "phi3": Phi3,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Moe,
 }
 
 

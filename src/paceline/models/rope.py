@@ -47,7 +47,8 @@ def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.
     rope = config.rope
     scale = _KINDS.get(rope.kind)
     if scale is None:
-        raise ModelFormatError(f"rope_type {rope.kind!r} is not supported; supported are {', '.join(sorted(_KINDS))}.")
+        raise ModelFormatError(f"rope_type {rope.kind!r} is not supported; supported are "
+                               f"{', '.join(sorted(set(_KINDS) - {'none'}))}.")
     return scale(config, max_model_len)
 
 
@@ -114,8 +115,24 @@ def _yarn_amplitude(settings: Any, factor: float) -> float:
     return amplitude(float(mscale)) / amplitude(float(over)) if mscale and over else amplitude(1.0)
 
 
+def _longrope(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """One list of divisors for texts within the original length, another for longer ones. As with "dynamic", what
+    decides is the engine's length, the same for every request."""
+    settings = config.rope.settings
+    original = _number(config, "original_max_position_embeddings")
+    key = "long_factor" if max_model_len > original else "short_factor"
+    divisors, pairs = settings.get(key), config.rope.rotary_dim // 2
+    if not isinstance(divisors, list) or len(divisors) != pairs:
+        raise ModelFormatError(f"rope scaling 'longrope' needs a list of {pairs} numbers for {key}, got {divisors!r}.")
+    factor = _number(config, "factor", config.max_position_embeddings / original)
+    amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return (1.0 / (torch.tensor(divisors, dtype=torch.float32) * _powers(config.rope)),
+            _number(config, "attention_factor", amplitude))
+
+
 _KINDS: dict[str, Callable[[ModelConfig, int], tuple[torch.Tensor, float]]] = {
-    "default": _default, "factors": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "none": _default, "factors": _default, "linear": _linear, "dynamic": _dynamic,
+    "llama3": _llama3, "yarn": _yarn, "longrope": _longrope,
 }
 
 

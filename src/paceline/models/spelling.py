@@ -1,0 +1,57 @@
+"""How other families spell Llama's config.json, and what they mean by a key they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """words: their key -> ours. assumed: our key -> what it is where a config does not have it."""
+
+    words: Mapping[str, str] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+
+
+_GEMMA_WORDS = {"hidden_activation": "hidden_act"}
+FAMILIES: dict[str, Family] = {
+    "gemma2": Family(_GEMMA_WORDS, {
+        "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma3_text": Family(_GEMMA_WORDS, {
+        "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262208,
+        "max_position_embeddings": 131072}),
+    "gpt2": Family({
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
+        "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"},
+        {"hidden_act": "gelu_new", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+         "position_embedding_type": "learned", "attention_bias": True, "mlp_bias": True}),
+    "gpt_neox": Family({
+        "layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        {"hidden_act": "gelu", "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "attention_bias": True,
+         "mlp_bias": True, "use_parallel_residual": True}),
+    "olmo2": Family(assumed={"rms_norm_eps": 1e-5}),
+    "phi3": Family(assumed={"rms_norm_eps": 1e-5}),
+    "qwen3_moe": Family({"num_experts": "num_local_experts"}, {"num_key_value_heads": 4}),
+}
+
+
+def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json in Llama's words, complete as its family understands it."""
+    if raw.get("model_type") == "gemma3" and isinstance(raw.get("text_config"), Mapping):
+        raw = {"tie_word_embeddings": True, **raw["text_config"], "model_type": "gemma3_text"}
+    family = FAMILIES.get(str(raw.get("model_type")), Family())
+    known = dict(raw)
+    for theirs, ours in family.words.items():
+        value = known.pop(theirs, None)
+        if value is not None:
+            known[ours] = value
+    if known.get("model_type") == "gpt2" and known.get("intermediate_size") is None and "hidden_size" in known:
+        known["intermediate_size"] = 4 * known["hidden_size"]
+    return {**family.assumed, **known}

@@ -1,0 +1,89 @@
+"""Checkpoints of other families under Llama's names and in its layout, so that one frame loads them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.models.interface import WeightSource
+from paceline.models.packing import PackingWeights
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor that is stored otherwise: the shape it then has, and the way back."""
+
+    stored: Callable[[Shape], Shape]
+    restore: Callable[[torch.Tensor], torch.Tensor]
+
+
+TRANSPOSED = Layout(lambda shape: shape[::-1], lambda tensor: tensor.t().contiguous())
+"""[inputs, outputs], as GPT-2's Conv1D has its weights."""
+
+
+def by_head(heads: int) -> Layout:
+    """Query, key and value of a head together, head after head; restored to all queries, all keys, all values."""
+
+    def restore(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
+
+    return Layout(lambda shape: shape, restore)
+
+
+class Translated:
+    """WeightSource around another one. A name is translated word by word; what the source has under Llama's own name
+    (a GGUF file, whose tensors are renamed when it is opened) is taken as it is."""
+
+    def __init__(self, weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,
+                 prefixes: tuple[str, ...] = ("",)) -> None:
+        """words: parts of Llama's names -> theirs, replaced in order. layouts: ends of their names -> how those tensors
+        are stored. prefixes: what all their names may begin with; the first that fits counts."""
+        self._weights = weights
+        self._words = words
+        self._layouts = layouts or {}
+        self._prefixes = prefixes
+
+    def take(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+        theirs, layout = self._find(name)
+        if layout is None:
+            return self._weights.take(theirs, shape, dtype)
+        return layout.restore(self._weights.take(theirs, layout.stored(shape), dtype))
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(self._find(name)[0])
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.uint8]] | None:
+        """A matrix as the file stores it in blocks, where it does and nothing is to be rearranged."""
+        theirs, layout = self._find(name)
+        source = getattr(self._weights, "blocks", None)
+        return None if source is None or layout is not None else source(theirs, shape)
+
+    def let_go(self) -> None:
+        source = getattr(self._weights, "let_go", None)
+        if source is not None:
+            source()
+
+    def _find(self, name: str) -> tuple[str, Layout | None]:
+        """Their name for it and its layout."""
+        if self._weights.has(name):
+            return name, None
+        theirs = name
+        for ours, word in self._words.items():
+            theirs = theirs.replace(ours, word)
+        layout = next((layout for end, layout in self._layouts.items() if theirs.endswith(end)), None)
+        found = next((prefix for prefix in self._prefixes if self._weights.has(prefix + theirs)), self._prefixes[0])
+        return found + theirs, layout
+
+
+def translate(weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,
+              prefixes: tuple[str, ...] = ("",)) -> WeightSource:
+    """Translated, with what packs matrices still outermost."""
+    if isinstance(weights, PackingWeights):
+        return weights.around(lambda source: Translated(source, words, layouts, prefixes))
+    return Translated(weights, words, layouts, prefixes)
