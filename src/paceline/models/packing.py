@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +14,38 @@ from paceline.kernels import cpu
 from paceline.kernels.packed import PackedWeight
 from paceline.models.interface import WeightSource
 
-FOUR_BITS, EIGHT_BITS = frozenset({"Q4_0", "Q4_1"}), frozenset({"Q8_0"})
+KEEPS = {
+    "q4": frozenset({"Q4_0", "Q4_1"}),
+    "q4k": frozenset({"Q4_K"}),
+    "q8": frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL"}),
+    "q8f": frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}),
+}
+"""Forms of packed matrices, smallest first, and the files' block types whose every weight they keep."""
+BITS = {"q4": 5.0, "q4k": 4.625, "q8": 8.5, "q8f": 11.0}
+"""What a weight takes in each form, its share of scales and minima included."""
+BLOCKS = KEEPS["q8f"] | {"Q2_K"}
+"""All block types that can be packed; the last one is rounded whatever the form."""
 COLUMNS = 32
 """Columns of a block: matrices of other widths stay tensors."""
 LANES = 8
 """Rows are packed together by this many."""
 
 
+def exact_form(kinds: Iterable[str]) -> str | None:
+    """The smallest form in which weights of all these block types keep their values; None: there is none."""
+    return next((form for form, kept in KEEPS.items() if kept.issuperset(kinds)), None)
+
+
+def bits_in_blocks(kind: str) -> float:
+    """What a weight takes that is stored as `kind`, where blocks are kept."""
+    return BITS[exact_form([kind]) or "q8"]
+
+
 class PackingWeights:
     """WeightSource around another one, for models that run with NativeKernels. The layers' matrices are rounded to 8
     bits with a scale a row; embedding and head to 8 bits with a scale per 32 values, because nothing after them evens
-    out an error. With `keep_blocks` what the checkpoint holds in blocks of 4 or 8 bits stays as it is, and the rest
-    gets a scale per 32 values. Tensors come in float32."""
+    out an error. With `keep_blocks` what the checkpoint holds in blocks keeps its values, in the smallest form that
+    can hold them, and the rest gets a scale per 32 values. Tensors come in float32."""
 
     def __init__(self, weights: WeightSource, keep_blocks: bool = False) -> None:
         self._native = cpu.require()
@@ -68,22 +89,18 @@ class PackingWeights:
         return weight
 
     def _packed(self, parts: Sequence[tuple[str, int]], cols: int) -> PackedWeight:
+        blocks = [self._blocks(name, count, cols) for name, count in parts]
+        kinds = {kind for kind, _ in blocks}
         rows = sum(count for _, count in parts)
-        packed = [self._blocks(name, count, cols) for name, count in parts]
-        kinds = {blocks[0] for blocks in packed if blocks is not None}
-        aligned = all(count % LANES == 0 for _, count in parts)
         by_row = not self._keep_blocks and parts[0][0].startswith("model.layers.")
-        known = kinds <= FOUR_BITS | EIGHT_BITS if by_row else (
-            kinds <= EIGHT_BITS or (self._keep_blocks and kinds <= FOUR_BITS))
-        if aligned and None not in packed and known:
-            bits = 4 if not by_row and kinds <= FOUR_BITS else 8
-            matrix = self._native.Matrix("i8" if by_row else f"q{bits}", rows, cols)
+        if kinds <= BLOCKS and all(count % LANES == 0 for _, count in parts[:-1]):
+            form = "i8" if by_row else (exact_form(kinds) if self._keep_blocks else None) or "q8"
+            matrix = self._native.Matrix(form, -(-rows // LANES) * LANES, cols)
             first = 0
-            for blocks, (_, count) in zip(packed, parts):
-                if blocks is not None:
-                    matrix.take_blocks(np.ascontiguousarray(blocks[1]), blocks[0], first)
+            for (kind, source), (_, count) in zip(blocks, parts):
+                _take(matrix, kind, source, first)
                 first += count
-            return PackedWeight(matrix, rows, bits)
+            return PackedWeight(matrix, rows, 4 if form in ("q4", "q4k") else 8)
         whole = np.zeros((-(-rows // LANES) * LANES, cols), dtype=np.float32)
         first = 0
         for name, count in parts:
@@ -93,7 +110,18 @@ class PackingWeights:
         matrix.take_floats(whole, 0)
         return PackedWeight(matrix, rows, 8)
 
-    def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]] | None:
+    def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]]:
         """As the file stores them; a source without blocks (weights made in memory) gives floats instead."""
         source = getattr(self._weights, "blocks", None)
-        return None if source is None else source(name, (rows, cols))
+        return (None if source is None else source(name, (rows, cols))) or ("", np.empty((0, 0), dtype=np.uint8))
+
+
+def _take(matrix: Any, kind: str, source: npt.NDArray[np.uint8], first: int) -> None:
+    """Rows of blocks into a native matrix from row `first` on; what is left of the last eight are zeros."""
+    whole = len(source) // LANES * LANES
+    if whole:
+        matrix.take_blocks(np.ascontiguousarray(source[:whole]), kind, first)
+    if whole < len(source):
+        last = np.zeros((LANES, source.shape[1]), dtype=np.uint8)
+        last[:len(source) - whole] = source[whole:]
+        matrix.take_blocks(last, kind, first + whole)
