@@ -170,7 +170,8 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     if foreign:
         raise ModelFormatError(f"{path} holds {_some(foreign)}, which are no low-rank factors of linear layers "
                                "(embeddings, whole modules, biases and magnitudes are not supported): train a plain "
-                               "LoRA, or merge the adapter into the model.")
+                               "LoRA, save it with save_embedding_layers=False if those are the model's own, or merge "
+                               "the adapter into the model.")
     if not found:
         raise ModelFormatError(f"{path} holds no tensors: there is nothing to apply.")
     return found

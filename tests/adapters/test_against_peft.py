@@ -1,0 +1,52 @@
+"""PEFT as the oracle: what it trained and saved, we read and apply as it does."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from oracles import oracle, text
+
+from engine.tiny import tiny_llm
+from paceline import SamplingParams
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "all-linear": {"r": 8, "lora_alpha": 12, "target_modules": "all-linear"},
+    "patterns": {"r": 4, "use_rslora": True, "target_modules": r".*\.(self_attn\.[kqo]|mlp\.(up|down))_proj",
+                 "rank_pattern": {"up_proj": 2, r"layers\.1\.self_attn\.k_proj": 7},
+                 "alpha_pattern": {"down_proj": 3}},
+    "some layers": {"r": 3, "target_modules": ["o_proj", "gate_proj"], "layers_to_transform": [0, 2],
+                    "exclude_modules": ["layers.2.mlp.gate_proj"]},
+    "head": {"r": 4, "target_modules": ["lm_head", "k_proj"]},
+}
+
+
+def trained(theirs: Any, folder: Path, **config: Any) -> Any:
+    """Their model with an adapter that does something, saved."""
+    torch.manual_seed(5)
+    made = peft.get_peft_model(copy.deepcopy(theirs), peft.LoraConfig(**config)).eval()
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    made.save_pretrained(folder, save_embedding_layers=False)
+    return made
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_scores_are_peft_s(case: str, tmp_path: Path) -> None:
+    subject, tokens = oracle("llama"), text(30)
+    made = trained(subject.theirs, tmp_path, **CONFIGS[case])
+    with torch.inference_mode():
+        want = made(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+    llm = tiny_llm(subject.ours, max_model_len=128)
+    llm.load_adapter("own", str(tmp_path))
+    score = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    plain, ours = (llm.generate([tokens], score, adapter=name)[0].prompt_logprobs for name in (None, "own"))
+    got = torch.tensor([entry.raw for entry in ours[1:]])
+    torch.testing.assert_close(got, want[torch.arange(29), tokens[1:]], atol=1e-4, rtol=1e-4)
+    assert (got - torch.tensor([entry.raw for entry in plain[1:]])).abs().max() > 0.1, "the adapter makes a difference"
