@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -41,6 +42,8 @@ class AsyncLLM:
         self._outbox: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
         self._wake = threading.Condition()
         self._closing = False
+        self.on_end: Callable[[Record], None] = lambda record: None
+        """Told, in the engine's thread, of every request that has ended: served, failed, or left by its client."""
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -127,8 +130,17 @@ class AsyncLLM:
         return not self._closing and self._thread.is_alive()
 
     def metrics(self) -> dict[str, Any]:
-        """What the engine has done since it started and how full it is now; see Engine.report."""
-        return self.engine.report()
+        """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it
+        waits for the step that runs. In a coroutine, `await llm.ask(Engine.report)` lets others go on meanwhile."""
+        if threading.current_thread() is self._thread:
+            return self.engine.report()
+        asked = _Enquiry(lambda engine: engine.report())
+        try:
+            self._post(asked)
+        except RequestError:  # closed: once the thread has ended nothing changes any more
+            self._thread.join()
+            return self.engine.report()
+        return asked.answer.result()
 
     def close(self) -> None:
         """Stop the thread; live requests end with finish_reason "cancelled"."""
@@ -158,7 +170,7 @@ class AsyncLLM:
         if name is not None and self._listeners.get(name) is listener:
             del self._listeners[name]
             self.engine.cancel(name)
-            self.engine.take(name)
+            self.on_end(self.engine.take(name))
 
     def _loop(self) -> None:
         try:
@@ -204,7 +216,7 @@ class AsyncLLM:
         done = record.open == 0
         if done:
             del self._listeners[record.request.id]
-            self.engine.take(record.request.id)
+            self.on_end(self.engine.take(record.request.id))
         news = listener.news(record)
         if news is not None:
             self._mail(listener, news, done)
@@ -321,6 +333,25 @@ def _bearable(problem: BaseException) -> Exception:
     if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
         return problem
     return PacelineError(f"The engine failed on this ({type(problem).__name__}: {problem}).")
+
+
+class _Enquiry(_Errand, Generic[Answer]):
+    """Something another thread wants to know from the engine's, and waits for."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, question: Callable[[Engine], Answer]) -> None:
+        super().__init__(question)
+        self.answer: Future[Answer] = Future()
+
+    def run(self, engine: Engine) -> None:
+        try:
+            self.answer.set_result(self._action(engine))
+        except BaseException as problem:
+            self.fail(_bearable(problem))
+
+    def fail(self, problem: Exception) -> None:
+        self.answer.set_exception(problem)
 
 
 class _Question(_Errand, Generic[Answer]):

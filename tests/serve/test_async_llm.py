@@ -94,6 +94,24 @@ def test_questions_are_put_between_steps_and_may_fail() -> None:
     in_time(scene())
 
 
+def test_metrics_may_be_read_from_any_thread_while_the_engine_runs() -> None:
+    async def scene() -> None:
+        llm = build()
+        where: list[threading.Thread] = []
+        report = llm.engine.report
+        llm.engine.report = lambda: where.append(threading.current_thread()) or report()  # type: ignore[method-assign]
+        listener = await llm.stream(PROMPT, SamplingParams(max_tokens=400))
+        told = await asyncio.gather(*(asyncio.to_thread(llm.metrics) for _ in range(8)))
+        told.append(llm.metrics())
+        assert [one["requests"] for one in told] == [1] * 9
+        assert {thread.name for thread in where} == {"paceline-engine"}, "between two steps, where the state is whole"
+        listener.close()
+        llm.close()
+        assert llm.metrics()["running"] == 0, "and when it is closed"
+
+    in_time(scene())
+
+
 def test_cancel_all_ends_every_request_and_tells() -> None:
     async def scene() -> None:
         llm = build()

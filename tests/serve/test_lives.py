@@ -39,6 +39,25 @@ def test_a_client_that_leaves_a_stream_frees_its_blocks(server: ServerProcess) -
     assert idle(server)
 
 
+def test_a_client_that_leaves_is_counted_as_far_as_it_got(tiny_folder: Path) -> None:
+    with served(LLM(str(tiny_folder), max_num_seqs=2).engine) as url:
+        with httpx.stream("POST", url + CHAT, json=LONG | {"stream": True, "n": 2}, timeout=WAIT) as answer:
+            chunks = events(answer)
+            next(chunks), next(chunks)
+            # This one never gets as far as a first step.
+            with httpx.stream("POST", url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as waiting:
+                assert waiting.status_code == 200
+        found = until(lambda: (told := metrics_of(url)).get('vllm:request_success_total{finished_reason="abort"}') == 3
+                      and told)
+        assert found["vllm:request_prompt_tokens_count"] == 2
+        for name in ("time_to_first_token", "request_queue_time", "request_prefill_time"):
+            assert found[f"vllm:{name}_seconds_count"] == 1, name
+        assert found["vllm:inter_token_latency_seconds_count"] > 0
+        for name in ("e2e_request_latency", "request_decode_time", "request_inference_time"):
+            assert found[f"vllm:{name}_seconds_count"] == 0, "it did not come to its end"
+        assert found["vllm:request_generation_tokens_count"] == 0
+
+
 def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerProcess) -> None:
     before = server.metrics().get('paceline_sequences_finished_total{reason="cancelled"}', 0.0)
     host, port = server.url.removeprefix("http://").split(":")

@@ -16,7 +16,8 @@ from paceline.serve.metrics import ServerMetrics
 
 VLLM = [
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
-    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total", "vllm:generation_tokens_total",
+    "vllm:num_preemptions_total",
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket",
     "vllm:request_time_per_output_token_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
@@ -42,7 +43,9 @@ def test_the_numbers_add_up() -> None:
     names = {re.sub(r"\{.*", "", name) for name in found}
     assert [name for name in VLLM if name not in names] == []
     assert found["vllm:generation_tokens_total"] == 24 + 48 + 3
-    assert found["vllm:prompt_tokens_total"] + found["vllm:prefix_cache_hits_total"] == 3 * len(prompt)
+    assert found["vllm:prompt_tokens_total"] == 3 * len(prompt)
+    assert found["vllm:prompt_tokens_cached_total"] == found["vllm:prefix_cache_hits_total"] == 2 * 24
+    assert found["paceline_prompt_rows_total"] == 3 * len(prompt) - 2 * 24
     assert found['vllm:request_success_total{finished_reason="length"}'] == 4
     assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:e2e_request_latency_seconds_count"] == 3
     assert found["vllm:request_generation_tokens_sum"] == 75
@@ -53,7 +56,9 @@ def test_the_numbers_add_up() -> None:
     accepted = [value for name, value in found.items() if name.startswith("vllm:spec_decode_num_accepted_tokens_per")
                 and "_created" not in name]
     assert sum(accepted) == found["vllm:spec_decode_num_accepted_tokens_total"]
-    assert found['paceline_speculation_plain_seconds_total{method="ngram"}'] > 0
+    plain, spent, won = (found[f'paceline_speculation_{name}{{method="ngram"}}'] for name in (
+        "plain_seconds_total", "spent_seconds_total", "won_seconds"))
+    assert plain > 0 and spent > 0 and abs(won - (plain - spent)) < 1e-6
     blocks = [found[f'paceline_cache_blocks{{state="{state}"}}'] for state in ("used", "cached", "free")]
     assert sum(blocks) == 400 and blocks[0] == 0 and blocks[1] > 0
     assert found['paceline_http_responses_total{status="200"}'] == 3

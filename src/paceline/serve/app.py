@@ -24,6 +24,7 @@ from paceline.serve.page import mount_page
 def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
     """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
     metrics = ServerMetrics(options.model_name)
+    llm.on_end = metrics.ended
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

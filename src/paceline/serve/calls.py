@@ -117,8 +117,7 @@ class Call:
             for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
     def close(self, output: RequestOutput) -> None:
-        """A request has ended: count it, and raise what went wrong with it."""
-        self.service.metrics.finished(output)
+        """A request has ended: raise what went wrong with it."""
         if output.error is not None:
             raise api_error(output.error)
         if any(completion.finish_reason == "cancelled" for completion in output.outputs):

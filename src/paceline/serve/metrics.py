@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from paceline.engine.core import Engine
-from paceline.request import RequestOutput
+from paceline.engine.metrics import RequestMetrics
+from paceline.engine.outputs import Record
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 GAPS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -18,6 +20,9 @@ GAPS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.0
 LAGS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 LABEL = "model_name"
+CANCELLED = "cancelled"
+VLLM_REASONS = {CANCELLED: "abort"}
+"""Where its name for a reason is another."""
 
 
 def engine_state(engine: Engine) -> dict[str, Any]:
@@ -47,10 +52,12 @@ class Gaps:
 
 
 class ServerMetrics:
-    """What finished requests tell, kept here; what the engine counts is read when somebody asks."""
+    """What requests that ended tell, kept here; what the engine counts is read when somebody asks."""
 
     def __init__(self, model_name: str) -> None:
         self._model = model_name
+        self._ended: deque[Record] = deque()
+        """Not counted yet."""
         self.registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -79,31 +86,48 @@ class ServerMetrics:
 
     def responded(self, status: int) -> None:
         self._responses.labels(self._model, str(status)).inc()
+        self._count_ended()
 
-    def finished(self, output: RequestOutput) -> None:
-        """A request that was admitted has ended."""
-        metrics = output.metrics
-        if output.error is not None:
+    def ended(self, record: Record) -> None:
+        """A request that was admitted has ended, however it did. In the engine's thread, which has better to do than
+        to count: that is done when a response ends, or somebody asks."""
+        self._ended.append(record)
+
+    def _count_ended(self) -> None:
+        while self._ended:
+            self._count(self._ended.popleft())
+
+    def _count(self, record: Record) -> None:
+        metrics = record.metrics
+        reasons = [emitter.finish_reason or "" for emitter in record.emitters]
+        if record.error is not None:
             self._failed.inc()
         else:
-            for completion in output.outputs:
-                self._success.labels(self._model, completion.finish_reason or "").inc()
+            for reason in reasons:
+                self._success.labels(self._model, VLLM_REASONS.get(reason, reason)).inc()
         self._prompt.observe(metrics.prompt_tokens)
-        self._generation.observe(metrics.output_tokens)
         _observe(self._queue, metrics.queue_time)
         _observe(self._ttft, metrics.ttft)
+        if metrics.first_token is not None and metrics.first_scheduled is not None:
+            self._prefill.observe(metrics.first_token - metrics.first_scheduled)
+        self._gaps.add(metrics.token_times)
+        if CANCELLED not in reasons:
+            self._count_whole(metrics)
+
+    def _count_whole(self, metrics: RequestMetrics) -> None:
+        """What one cannot say of a request that was broken off."""
+        self._generation.observe(metrics.output_tokens)
         _observe(self._tpot, metrics.tpot)
         if metrics.finished is not None:
             self._whole.observe(metrics.finished - metrics.arrival)
         if metrics.first_token is not None and metrics.first_scheduled is not None:
             last = metrics.token_times[-1]
-            self._prefill.observe(metrics.first_token - metrics.first_scheduled)
             self._decode.observe(last - metrics.first_token)
             self._inference.observe(last - metrics.first_scheduled)
-        self._gaps.add(metrics.token_times)
 
     def exposition(self, report: dict[str, Any]) -> bytes:
         """The text Prometheus reads. `report`: engine_state()."""
+        self._count_ended()
         return generate_latest(_Together(self.registry, self._engine(report)))
 
     def _engine(self, report: dict[str, Any]) -> Iterator[Metric]:
@@ -127,7 +151,10 @@ class ServerMetrics:
         yield gauge("vllm:num_requests_waiting", "Sequences in the queue.", report["waiting"])
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             yield gauge(name, "Share of cache blocks in use, 0 to 1.", report["cache_use"])
-        yield counter("vllm:prompt_tokens", "Prompt tokens computed.", report["prefill_tokens"])
+        yield counter("vllm:prompt_tokens", "Prompt tokens, computed or cached.", report["prompt_tokens"])
+        yield counter("vllm:prompt_tokens_cached", "Prompt tokens that the cache had.", report["cached_tokens"])
+        yield counter("paceline_prompt_rows", "Prompt rows computed, again after preemptions.",
+                      report["prefill_tokens"])
         yield counter("vllm:generation_tokens", "Tokens generated.", report["output_tokens"])
         yield counter("vllm:num_preemptions", "Sequences that lost their blocks.", report["preemptions"])
         yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", report["cache_looked_up_tokens"])
@@ -174,9 +201,12 @@ class ServerMetrics:
                 ("plain", "paceline_speculation_plain_tokens", "Tokens of steps without a draft, by method."),
                 ("spent_s", "paceline_speculation_spent_seconds", "Time of speculating requests' steps, by method."),
                 ("plain_s", "paceline_speculation_plain_seconds",
-                 "What plain decoding would have taken, estimated; the difference to spent is won.")):
+                 "What plain decoding would have taken, estimated, by method.")):
             yield several(CounterMetricFamily, name, text, "method",
                           {method: float(total[key]) for method, total in totals.items()})
+        yield several(GaugeMetricFamily, "paceline_speculation_won_seconds",
+                      "Seconds won against plain decoding, estimated, by method; below 0: lost.", "method",
+                      {method: total["won_s"] or 0.0 for method, total in totals.items()})
 
 
 def _observe(histogram: Any, value: float | None) -> None:
