@@ -49,6 +49,10 @@ class Cell:
     threads: int = 1
     preempt: bool = False
     crowded: bool = False
+    swapped: bool = False
+    """Whoever is preempted goes to host memory instead of being computed again."""
+    offloaded: bool = False
+    """Our prompt was seen, and its blocks had to make room for others': they come back from host memory."""
     draft: dict[str, Any] | None = None
 
 
@@ -75,6 +79,31 @@ def fast_cells() -> list[Cell]:
               Cell("wrong tree in a warm batch", batch=8, warm=True, draft=drafts()["wrong-tree"]),
               Cell("oracle chain, ahead", batch=5, options={"schedule_ahead": True}, draft=drafts()["oracle-chain"])]
     return cells
+
+
+def host_cells() -> list[Cell]:
+    """What is in the cache has been to host memory and back. Without a prefix cache everything comes from there."""
+    alone = {"enable_prefix_caching": False}
+    cells = [Cell("swapped", preempt=True, swapped=True, options=alone),
+             Cell("offloaded, oracle tree", offloaded=True, draft=drafts()["oracle-tree"]),
+             Cell("swapped in a crowded cache", batch=16, crowded=True, swapped=True, options={"host_cache": 0.01}),
+             Cell("swapped in a batch, ahead", batch=8, preempt=True, swapped=True,
+                  options={"schedule_ahead": True} | alone)]
+    cells += [Cell(f"swapped, {name}", batch=4, preempt=True, swapped=True, draft=draft, options=alone)
+              for name, draft in drafts().items()]
+    cells += [Cell("swapped in chunks, warm", batch=2, preempt=True, swapped=True, warm=True,
+                   options={"max_prefill_chunk": 7}),
+              Cell("crowded cache, swapped, oracle tree", batch=32, crowded=True, swapped=True,
+                   draft=drafts()["oracle-tree"]),
+              Cell("offloaded", offloaded=True), Cell("offloaded in a batch", batch=8, offloaded=True),
+              Cell("offloaded, ahead, preempted", batch=8, offloaded=True, preempt=True,
+                   options={"schedule_ahead": True}),
+              Cell("offloaded, swapped, wrong chain", batch=8, offloaded=True, preempt=True, swapped=True,
+                   draft=drafts()["wrong-chain"])]
+    return cells
+
+
+FEW_HOST_CELLS = host_cells()[:4]
 
 
 def all_cells() -> list[Cell]:
@@ -140,13 +169,18 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
     """Run `subject` (a model) under the cell's circumstances and compare with what it said alone."""
     tokens, logits = expected
     options = dict(cell.options)
-    if cell.crowded:
+    if cell.crowded or cell.offloaded:
         options |= {"kv_blocks": 16, "max_model_len": 120, "watermark": 0.0}
+    options |= {"preemption": "swap", "swap_space": 0.01} if cell.swapped else {"preemption": "recompute"}
+    if cell.offloaded:
+        options["host_cache"] = 0.01
     torch.set_num_threads(cell.threads)
     try:
         llm = tiny_llm(subject, **options)
-        if cell.warm:
+        if cell.warm or cell.offloaded:
             llm.generate([PROMPT + [3]], SamplingParams(max_tokens=2, temperature=0.0))
+            if cell.offloaded:
+                llm.generate([[VOCAB - 1 - token for token in PROMPT + PROMPT[:44]]], SamplingParams(max_tokens=1))
             llm.engine._ids = itertools.count()
         pipeline = record(llm)
         prompts, their_params = strangers(cell.batch - 1)
@@ -170,6 +204,12 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
         assert out.metrics.cached_tokens > 0
     if cell.crowded:
         assert llm.engine.metrics.preemptions > 0, "this cell is meant to run out of blocks"
+    cache = llm.engine.cache
+    if cell.swapped:
+        assert cache.swap.blocks_in > 0, "this cell is meant to bring blocks back from the host"
+    if cell.offloaded:
+        assert cache.cold.blocks_in > 0, "this cell is meant to find blocks on the host"
+    assert cache.swap.used == 0
     if cell.preempt:
         assert out.metrics.preemptions >= 2, "this cell is meant to preempt"
     if cell.draft is not None:
@@ -190,6 +230,20 @@ def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
                          ids=lambda cell: cell.name)
 def test_some_cells_of_more_models(name: str, cell: Cell) -> None:
     run_cell(model(name), "seeded", cell, reference(model(name), "seeded"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("cell", FEW_HOST_CELLS, ids=lambda cell: cell.name)
+def test_host_memory_and_back_changes_nothing(name: str, cell: Cell) -> None:
+    run_cell(model(name), "seeded", cell, reference(model(name), "seeded"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", FAST_MODELS + OTHER_MODELS)
+@pytest.mark.parametrize("cell", host_cells(), ids=lambda cell: cell.name)
+def test_host_memory_in_all_circumstances(name: str, style: str, cell: Cell) -> None:
+    run_cell(model(name), style, cell, reference(model(name), style))
 
 
 @pytest.mark.parametrize("sampler", ["numpy", "native"])

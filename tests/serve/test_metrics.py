@@ -11,13 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import WAIT, parse_metrics, served
 
 from engine.tiny import tiny_engine
+from paceline import SamplingParams
 from paceline.serve.logs import JsonLines, TextLines
-from paceline.serve.metrics import ServerMetrics
+from paceline.serve.metrics import ServerMetrics, engine_state
 
 VLLM = [
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
     "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total", "vllm:generation_tokens_total",
     "vllm:num_preemptions_total",
+    "vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc",
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket",
     "vllm:request_time_per_output_token_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
@@ -93,3 +95,23 @@ def test_logs_for_programs_and_for_people() -> None:
     assert "ValueError: broken" in json.loads(JsonLines().format(record))["exception"]
     assert "\n" not in JsonLines().format(record)
     assert "ValueError: broken" in TextLines().format(record)
+
+
+def test_what_went_to_the_host_is_counted_and_what_is_there_is_shown() -> None:
+    engine = tiny_engine(preemption="swap", enable_prefix_caching=False, swap_space=0.001)
+    engine.add([5, 6, 7, 8] * 8, SamplingParams(max_tokens=8, temperature=0.0), request_id="one")
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    metrics = ServerMetrics("tiny")
+    waiting = parse_metrics(metrics.exposition(engine_state(engine)).decode())
+    blocks = waiting['paceline_host_blocks{kind="swapped"}']
+    assert waiting["vllm:num_requests_swapped"] == waiting["vllm:num_requests_waiting"] == 1
+    assert waiting["vllm:cpu_cache_usage_perc"] == blocks / engine.report()["swap_blocks"] > 0
+    while engine.has_work:
+        engine.step()
+    after = parse_metrics(metrics.exposition(engine_state(engine)).decode())
+    assert after["vllm:num_requests_swapped"] == after["vllm:cpu_cache_usage_perc"] == 0
+    assert after['paceline_host_blocks_out_total{kind="swapped"}'] == blocks
+    assert after['paceline_host_blocks_in_total{kind="swapped"}'] == blocks
+    assert after['paceline_host_blocks_out_total{kind="prefix"}'] == 0

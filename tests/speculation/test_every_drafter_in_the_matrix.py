@@ -72,7 +72,8 @@ REQUEST = st.fixed_dictionaries({
     "k": st.integers(1, 8), "nodes": st.integers(8, 40), "adaptive": st.booleans()})
 CIRCUMSTANCES = st.fixed_dictionaries({
     "max_prefill_chunk": st.sampled_from([None, 1, 7, 32]), "schedule_ahead": st.booleans(),
-    "enable_prefix_caching": st.booleans(), "crowded": st.booleans()})
+    "enable_prefix_caching": st.booleans(), "crowded": st.booleans(),
+    "preemption": st.sampled_from(["recompute", "swap"]), "host_cache": st.sampled_from([0.0, 0.01])})
 
 
 def prompt_of(recipe: tuple[int, int, bool]) -> list[int]:
@@ -124,6 +125,8 @@ def check(kind: str, requests: list[dict[str, Any]], around: dict[str, Any], sto
     expected = [alone(kind, tuple(prompt), json.dumps(request["params"], sort_keys=True))
                 for prompt, request in zip(prompts, requests)]
     options = dict(around)
+    if not options["enable_prefix_caching"]:
+        options.pop("host_cache", None)
     if options.pop("crowded"):
         options |= {"kv_blocks": 24, "max_model_len": 96, "watermark": 0.0}
     llm = drafting_llm(kind, **options)

@@ -53,6 +53,11 @@ def serve(
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
     prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
                                                     "--prefix-caching/--no-prefix-caching")] = True,
+    preemption: Annotated[str, options._engine("Who loses their blocks is put back by auto (the cheaper), recompute or "
+                                               "swap.")] = "auto",
+    swap_space: Annotated[float | None, options._engine("GiB of host memory to swap to.")] = None,
+    host_cache: Annotated[float, options._engine("GiB of host memory for beginnings that the cache has no room "
+                                                 "for.")] = 0.0,
     capture: Annotated[bool, options._engine("On a card: capture steps of every size before the first request.",
                                              "--capture/--no-capture")] = True,
     speculation: options.SpeculationText = "auto",
@@ -79,10 +84,11 @@ def serve(
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks}
+    host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
                        kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
-                       capture_at_start=capture, adapters=adapters, **sizes)
+                       capture_at_start=capture, adapters=adapters, **sizes, **host_memory)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

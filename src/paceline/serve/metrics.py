@@ -23,6 +23,8 @@ LABEL = "model_name"
 CANCELLED = "cancelled"
 VLLM_REASONS = {CANCELLED: "abort"}
 """Where its name for a reason is another."""
+HOST_BLOCKS = {"swapped": "swap_blocks", "prefix": "host_cache_blocks"}
+"""What host blocks hold (a preempted sequence, or what the prefix cache had no room for), and its name in reports."""
 
 
 def engine_state(engine: Engine) -> dict[str, Any]:
@@ -149,6 +151,8 @@ class ServerMetrics:
 
         yield gauge("vllm:num_requests_running", "Sequences that hold cache.", report["running"])
         yield gauge("vllm:num_requests_waiting", "Sequences in the queue.", report["waiting"])
+        yield gauge("vllm:num_requests_swapped", "Of those, sequences whose cache is on the host.", report["swapped"])
+        yield gauge("vllm:cpu_cache_usage_perc", "Share of host blocks in use, 0 to 1.", report["host_use"])
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             yield gauge(name, "Share of cache blocks in use, 0 to 1.", report["cache_use"])
         yield counter("vllm:prompt_tokens", "Prompt tokens, computed or cached.", report["prompt_tokens"])
@@ -169,6 +173,12 @@ class ServerMetrics:
                       {"used": used, "cached": cached, "free": report["cache_blocks"] - used - cached})
         yield gauge("paceline_cache_blocks_shared", "Blocks in use that several hold.", report["cache_blocks_shared"])
         yield counter("paceline_cache_evictions", "Cached blocks given up for others.", report["cache_evictions"])
+        yield several(GaugeMetricFamily, "paceline_host_blocks", "Host blocks in use, by what they hold.", "kind",
+                      {kind: report[f"{key}_used"] for kind, key in HOST_BLOCKS.items()})
+        for way in ("out", "in"):
+            yield several(CounterMetricFamily, f"paceline_host_blocks_{way}",
+                          f"Blocks copied {'to' if way == 'out' else 'from'} the host, by what they hold.", "kind",
+                          {kind: report[f"{key}_{way}"] for kind, key in HOST_BLOCKS.items()})
         yield counter("paceline_requests", "Requests admitted.", report["requests"])
         yield several(CounterMetricFamily, "paceline_sequences_finished", "Finished sequences by reason.", "reason",
                       report["finished"])
