@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineOptions
+from paceline.engine.admission import check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import PacelineError, RequestError
@@ -107,6 +108,7 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
                adapter: str | None = None) -> Iterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop early cancels the request."""
+        check_streamed(params or SamplingParams())
         request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation, adapter=adapter)
         record = self.engine.record(request_id)
         seen = 0
@@ -163,7 +165,7 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
 
 def _samples(params: Any) -> int:
     """How many places in the queue it takes; what are no SamplingParams will be refused anyway."""
-    return params.n if isinstance(params, SamplingParams) else 1
+    return params.samples if isinstance(params, SamplingParams) else 1
 
 
 def _refused(prompt: Prompt | PacelineError, problem: PacelineError, place: int) -> RequestOutput:

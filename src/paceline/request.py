@@ -22,9 +22,13 @@ class SamplingParams:
     `logprobs=k` gives the chosen token and the k best, `prompt_logprobs=k` the same for the prompt.
     One of json_schema (an object, a boolean or their JSON text), regex (the whole text matches), grammar (Lark or GBNF)
     and choice (one of these texts) may say which texts are allowed; see docs/structured-output.md.
+    `best_of` draws so many samples and returns the n whose tokens are likeliest on average; `beam_width` above 1 is a
+    beam search that returns the n best texts it found, by length_penalty and early_stopping as in transformers; see
+    docs/search.md.
     """
 
     n: int = 1
+    best_of: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -45,6 +49,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     json_schema: Any = None
     regex: str | None = None
     grammar: str | None = None
@@ -66,6 +72,21 @@ class SamplingParams:
                     raise RequestError(f"{name} must be a list, got {value!r}.", name)
                 object.__setattr__(self, name, tuple(value))
         _validate(self)
+
+    @property
+    def samples(self) -> int:
+        """How many sequences run for a request: one for every sample or beam."""
+        return max(self.n, self.best_of or 1, self.beam_width)
+
+    @property
+    def searches(self) -> bool:
+        """Whether its sequences are the beams of one search."""
+        return self.beam_width > 1
+
+    @property
+    def chosen_at_end(self) -> bool:
+        """Whether what is returned is chosen among more when all have ended, so that nothing can be streamed."""
+        return self.searches or self.samples > self.n
 
     @property
     def structure(self) -> str | None:
@@ -117,7 +138,9 @@ def _validate(p: SamplingParams) -> None:
     _whole(p, "logprobs", 0, none=True)
     _whole(p, "prompt_logprobs", 0, none=True)
     _whole(p, "priority", -(1 << 31))
-    _whole(p, "beam_width", 1)
+    _whole(p, "best_of", 1, most=1024, none=True)
+    _whole(p, "beam_width", 1, most=1024)
+    _real(p, "length_penalty", -10.0, 10.0)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise RequestError(f"min_tokens ({p.min_tokens}) must not exceed max_tokens ({p.max_tokens}).", "min_tokens")
     if p.max_tokens == 0 and p.prompt_logprobs is None:
@@ -149,9 +172,9 @@ def _validate(p: SamplingParams) -> None:
             f"on_empty_support must be 'error', 'stop' or 'unmasked', got {p.on_empty_support!r}.", "on_empty_support")
     if p.interrupt is not None and not callable(p.interrupt):
         raise NotYetError("interrupt must be a callable (text, token_ids) -> bool; named policies come later.")
-    if p.beam_width != 1:
-        raise NotYetError("beam_width > 1 (beam search) is not in this version yet; use n samples instead.")
     _validate_structure(p)
+    _validate_best_of(p)
+    _validate_beams(p)
 
 
 def _validate_structure(p: SamplingParams) -> None:
@@ -172,6 +195,48 @@ def _validate_structure(p: SamplingParams) -> None:
         for text in p.choice:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"choice must hold non-empty texts, got {text!r}.", "choice")
+
+
+def _validate_best_of(p: SamplingParams) -> None:
+    if p.best_of is None:
+        return
+    if p.best_of < p.n:
+        raise RequestError(f"best_of ({p.best_of}) must be at least n ({p.n}): the n best of them are returned.",
+                           "best_of")
+    if p.best_of > p.n and p.trace:
+        raise RequestError("trace cannot be combined with best_of: a trace is of one sample; run it with the seed of "
+                           "the one that was chosen.", "trace")
+
+
+_NEUTRAL: dict[str, Any] = {
+    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "logit_bias": None, "bad_words": (), "no_repeat_ngram_size": 0,
+    "allowed_token_ids": None, "stop": (), "best_of": None, "interrupt": None, "trace": False,
+    **dict.fromkeys(STRUCTURES)}
+"""What a beam search leaves at its default: it ranks whole texts by the model's own probabilities."""
+
+
+def _validate_beams(p: SamplingParams) -> None:
+    if not isinstance(p.early_stopping, bool) and p.early_stopping != "never":
+        raise RequestError(f"early_stopping must be True, False or 'never', got {p.early_stopping!r}.",
+                           "early_stopping")
+    if not p.searches:
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(p, name) != neutral:
+                raise RequestError(f"{name} is for beam search: set beam_width to 2 or more, or leave it out.", name)
+        return
+    if p.n > p.beam_width:
+        raise RequestError(f"n ({p.n}) must not exceed beam_width ({p.beam_width}): a search finds as many texts as "
+                           "it has beams.", "n")
+    if p.max_tokens == 0:
+        raise RequestError("max_tokens is 0 and a beam search needs at least one token.", "max_tokens")
+    if p.temperature not in (0.0, 1.0):
+        raise RequestError(f"temperature ({p.temperature:g}) cannot be combined with beam_width: a beam search draws "
+                           "nothing; leave it out.", "temperature")
+    for name, neutral in _NEUTRAL.items():
+        if getattr(p, name) != neutral:
+            raise RequestError(f"{name} cannot be combined with beam_width: a beam search ranks whole texts by the "
+                               "model's own probabilities; leave it out.", name)
 
 
 @dataclass(slots=True, eq=False)
@@ -220,6 +285,10 @@ class Completion:
     """The stop string or stop token id that ended it, where one did."""
     logprobs: list[TokenLogprob] | None = None
     seed: int = 0
+    cumulative_logprob: float | None = None
+    """Sum of its tokens' raw log-probabilities, where the request chose among texts by it."""
+    score: float | None = None
+    """What it was chosen by: cumulative_logprob by token (best_of), or by length ** length_penalty (beams)."""
 
 
 @dataclass(slots=True)

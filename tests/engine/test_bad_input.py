@@ -34,7 +34,7 @@ def test_impossible_parameters_name_the_parameter(wish: dict[str, Any], param: s
     assert param in str(caught.value)
 
 
-@pytest.mark.parametrize("wish", [{"beam_width": 4}, {"interrupt": "policy"}])
+@pytest.mark.parametrize("wish", [{"interrupt": "policy"}])
 def test_what_comes_later_is_refused_by_name(wish: dict[str, Any]) -> None:
     with pytest.raises(NotYetError):
         SamplingParams(**wish)

@@ -15,6 +15,26 @@ def check_params(params: object) -> None:
                            "SamplingParams(max_tokens=...).", "params")
 
 
+def check_streamed(params: SamplingParams) -> None:
+    """What is told while it grows must be part of what is returned in the end."""
+    check_params(params)
+    if params.chosen_at_end:
+        name = "beam_width" if params.searches else "best_of"
+        raise RequestError(f"A request with {name} cannot be streamed: what it returns is chosen when all texts have "
+                           "ended; ask for the whole answer.", "stream")
+
+
+def check_search(params: SamplingParams, vocab_size: int, max_num_seqs: int, *, speculates: bool) -> None:
+    """What a beam search needs of the engine. The beams of one search run side by side."""
+    most = min(vocab_size, max_num_seqs)
+    if params.beam_width > most:
+        what = "tokens in the vocabulary" if vocab_size < max_num_seqs else "sequences side by side (max_num_seqs)"
+        raise RequestError(f"beam_width is {params.beam_width} and this engine has {most} {what}: ask for fewer beams.",
+                           "beam_width")
+    if speculates:
+        raise RequestError("Beam search does not speculate: leave speculation out or set it to None.", "speculation")
+
+
 def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int,
                  max_model_len: int) -> list[int]:
     """The prompt as token ids that fit the model and the context."""

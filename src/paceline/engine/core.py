@@ -17,7 +17,8 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
-from paceline.engine.admission import check_params, check_prompt
+from paceline.engine.admission import check_params, check_prompt, check_search
+from paceline.engine.beams import BeamSearch
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.device import DeviceSteps, captured_steps, free_running
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
@@ -127,6 +128,10 @@ class Engine:
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
         own = self.adapters.get(adapter)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
+        if params.searches:
+            check_search(params, self._vocab, self.config.max_num_seqs,
+                         speculates=speculation is not ... and wish is not None)
+            wish = None
         drafter = None if wish is None else speculations.build(wish, self._draft_context)
         compilation = self.structures.begin(params)
 
@@ -137,16 +142,18 @@ class Engine:
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own)
         bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
-        seeds = [sample_seed(seed, i) for i in range(params.n)]
+        seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
         sequences = self.scheduler.add(request, seeds, held=compilation is not None)
         for seq, state in zip(sequences, states):
             seq.state = state
+            seq.wait_for_commit = params.searches
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
             seq.free_running = drafter is None and free_running(seq)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
+        search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:
-            seq.record = record
+            seq.record, seq.search = record, search
         self._records[request_id] = record
         if compilation is not None:
             self.structures.hold(request_id, compilation)
@@ -318,12 +325,14 @@ class Engine:
         self.scheduler.commit(step, decisions)
         count = 0
         for group, decision, was_alive in zip(step.groups, decisions, alive):
-            if not was_alive or (not decision.tokens and decision.finish is None):
+            if not was_alive or not (decision.tokens or decision.finish or decision.branches):
                 continue
             count += self._settle(group.seq, decision, now)
             if decision.siblings:
                 count += sum(self._settle(sibling, further, now)
                              for sibling, further in zip(group.siblings, decision.siblings))
+            count += sum(self._settle(branch.seq, Decision(branch.tokens, finish=branch.finish), now)
+                         for branch in decision.branches)
             self._touch(group.seq.record, touched)
         return count
 

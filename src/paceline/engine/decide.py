@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.engine.beams import BeamSearch
 from paceline.engine.draws import KeyedDraws
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import StepLogits
@@ -61,8 +62,11 @@ class Decider:
             if early is not None:
                 draws.append(early)
                 continue
-            draws.append(len(rows))
             last = first + len(group.tokens) - group.logits_from - 1
+            if seq.search is not None:
+                draws.append(_search(group, out.logits[last]))
+                continue
+            draws.append(len(rows))
             if group.draft is None:
                 position = group.start + len(group.tokens)
                 rows.add(seq.state, position)
@@ -110,6 +114,16 @@ class Decider:
 def _ended(group: RowGroup, reason: str, error: PacelineError | None = None) -> Decision:
     """A group that ends without a token, its further samples with it."""
     return Decision([], finish=reason, error=error, siblings=[Decision([], finish=reason) for _ in group.siblings])
+
+
+def _search(group: RowGroup, logits: torch.Tensor) -> Decision:
+    """What a beam's logits decide, for it and its peers."""
+    search: BeamSearch = group.seq.search
+    try:
+        branches = search.offer(group.seq, logits)
+        return Decision([], waits=not branches, branches=branches)
+    except PacelineError as problem:
+        return Decision([], error=problem, branches=search.end("error"))
 
 
 def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Record) -> None:
@@ -285,8 +299,7 @@ class _Scribe:
                                 [token for _, _, token, *_ in self._notes], tops)
         for (seq, row, token, origin), score in zip(self._notes, scores):
             emitter: Emitter = seq.emitter
-            if emitter.logprobs is not None:
-                emitter.logprobs.append(score)
+            emitter.note(score)
             trace = seq.record.trace
             if trace is not None and seq.sample == 0:
                 self._trace(trace, row, token, score, origin)

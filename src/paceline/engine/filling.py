@@ -111,6 +111,8 @@ class StepFiller:
                 self._add_chunk(seq)
         if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit()
+        if not groups and self._unlock():
+            return self.fill()
         return groups, *self._filled()
 
     def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
@@ -125,6 +127,15 @@ class StepFiller:
         """The copies that would travel with the next step."""
         copies, self._copies = self._copies, []
         return copies
+
+    def _unlock(self) -> bool:
+        """Nobody can run. Someone who is parked may be in their way: one such gives its blocks up. False: nobody is."""
+        if any(seq.in_flight for seq in self.running):
+            return False
+        parked = next((seq for seq in reversed(self.running) if seq.parked), None)
+        if parked is not None:
+            self.preempt(parked)
+        return parked is not None
 
     def can_repeat(self) -> bool:
         """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
@@ -272,7 +283,8 @@ class StepFiller:
         victim.epoch += 1
         victim.preemptions += 1
         victim.status = WAITING
-        self.waiting.push(victim)
+        if not victim.parked:
+            self.waiting.push(victim)
         self._preempted.append(victim)
         self.preemptions += 1
 

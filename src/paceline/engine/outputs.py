@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Protocol
@@ -36,9 +37,11 @@ class Emitter:
         "_stream",
         "_unread",
         "closes",
+        "cumulative",
         "finish_reason",
         "index",
         "logprobs",
+        "score",
         "scored",
         "seed",
         "stop_reason",
@@ -51,8 +54,11 @@ class Emitter:
         self.seed = sequence.seed
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self.scored = params.logprobs is not None or params.trace
+        self.scored = params.logprobs is not None or params.trace or params.chosen_at_end
         """Whether anybody wants its tokens' log-probabilities."""
+        self.cumulative: float | None = 0.0 if self.scored else None
+        """Sum of the raw ones."""
+        self.score: float | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._pieces: list[str] = []
@@ -82,6 +88,12 @@ class Emitter:
             if reason is not None:
                 return count, reason
         return len(tokens), None
+
+    def note(self, score: TokenLogprob) -> None:
+        """The log-probability of a token that was or will be pushed; of one that is scored, each is noted in order."""
+        self.cumulative = (self.cumulative or 0.0) + score.raw
+        if self.logprobs is not None:
+            self.logprobs.append(score)
 
     def _read(self) -> None:
         tokens, self._unread = self._unread, []
@@ -147,7 +159,8 @@ class Emitter:
 
     def completion(self) -> Completion:
         return Completion(self.index, self.text, list(self.token_ids), self.finish_reason, self.stop_reason,
-                          None if self.logprobs is None else list(self.logprobs), self.seed)
+                          None if self.logprobs is None else list(self.logprobs), self.seed, self.cumulative,
+                          self.score)
 
     def _interrupted(self) -> bool:
         try:
@@ -199,6 +212,23 @@ class Record:
     def snapshot(self) -> RequestOutput:
         request = self.request
         return RequestOutput(
-            request.id, request.prompt_text, request.prompt, [e.completion() for e in self.emitters],
+            request.id, request.prompt_text, request.prompt, self._completions(),
             finished=self.open == 0, seed=request.seed, metrics=self.metrics, speculation=self.speculation,
             trace=self.trace if self.open == 0 else None, prompt_logprobs=self.prompt_logprobs, error=self.error)
+
+    def _completions(self) -> list[Completion]:
+        """One a sample; of a request that chooses among more the best n, best first, once all have ended."""
+        params = self.request.params
+        if not params.chosen_at_end:
+            return [emitter.completion() for emitter in self.emitters]
+        if self.open:
+            return []
+        emitters = self.emitters
+        if not params.searches:  # beams are in their order already
+            for emitter in emitters:
+                emitter.score = (emitter.cumulative or 0.0) / len(emitter.token_ids) if emitter.token_ids else -math.inf
+            emitters = sorted(emitters, key=lambda emitter: -(emitter.score or 0.0))
+        best = [emitter.completion() for emitter in emitters[:params.n]]
+        for index, completion in enumerate(best):
+            completion.index = index
+        return best

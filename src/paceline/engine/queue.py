@@ -49,7 +49,8 @@ class WaitingQueue:
         return None
 
     def discard(self, seq: Sequence) -> None:
-        """Take it out, wherever it stands. A discarded sequence may be pushed again only after peek() passed it."""
+        """Take it out, wherever it stands. If it is pushed again, the entry left behind stands where the new
+        one does: no harm."""
         places = self._members.pop(seq, 0)
         if places:
             self.samples -= places

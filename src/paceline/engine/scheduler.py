@@ -14,11 +14,11 @@ from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.filling import SchedulerConfig, StepFiller
 from paceline.engine.preemption import Preemption
 from paceline.engine.sequence import Sequence, Status
-from paceline.engine.step import GroupResult, RowGroup, Step
+from paceline.engine.step import Branch, GroupResult, RowGroup, Step
 from paceline.errors import QueueFullError, RequestError
 from paceline.request import Request
 
-FINISHED, RUNNING = Status.FINISHED, Status.RUNNING
+FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
 
 MAX_STEPS_IN_FLIGHT = 2
 LEAST_ROWS = 16
@@ -104,10 +104,10 @@ class Scheduler:
         return bool(self._held) and not (self._running or self._waiting or self._flight)
 
     def add(self, request: Request, seeds: list[int], *, held: bool = False) -> list[Sequence]:
-        """Queue a request; one sequence per seed (params.n of them). Raises RequestError if it can never run. `held`:
-        it takes no part until release(), keeps its place by arrival, and can be cancelled or expire."""
-        if len(seeds) != request.params.n:
-            raise ValueError(f"{request.params.n} samples need as many seeds, got {len(seeds)}")
+        """Queue a request; one sequence per seed (params.samples). Raises RequestError if it can never run. `held`: it
+        takes no part until release(), keeps its place by arrival, and can be cancelled or expire."""
+        if len(seeds) != request.params.samples:
+            raise ValueError(f"{request.params.samples} samples need as many seeds, got {len(seeds)}")
         config, prompt_len = self.config, len(request.prompt)
         if request.id in self._requests:
             raise RequestError(f"Request id {request.id!r} is already in use: choose another.", "request_id")
@@ -228,7 +228,11 @@ class Scheduler:
                         cache.commit(seq.allocation, tokens, length)
                 else:
                     self._accept(group, result)
-            if group.siblings:
+            if result.waits:
+                self._park(seq)
+            elif result.branches:
+                self._branch(result.branches)
+            elif group.siblings:
                 self._fork(group, result)
             if result.finish is not None:
                 self._finish(seq, result.finish)
@@ -299,31 +303,59 @@ class Scheduler:
             elif len(sibling.tokens) >= sibling.limit:
                 self._finish(sibling, "length")
             else:
-                self._place_sibling(seq, sibling, seq.epoch == group.epoch)
+                self._place_beside(seq, sibling, seq.prompt_len if seq.epoch == group.epoch else 0)
 
-    def _place_sibling(self, seq: Sequence, sibling: Sequence, shareable: bool) -> None:
+    def _park(self, seq: Sequence) -> None:
+        """What comes next is decided with others: until then it neither runs nor queues."""
+        seq.parked = True
+        if seq.status is WAITING:
+            self._waiting.discard(seq)
+
+    def _branch(self, branches: Results[Branch]) -> None:
+        """Sequences that were decided together go on, end or rest. Those that leave their text let go of what they hold
+        before the first of them is given a seat, and follow their source before it grows."""
+        for branch in branches:
+            seq = branch.seq
+            seq.siblings = []
+            if branch.finish is not None:
+                self._finish(seq, branch.finish)
+            elif seq is not branch.source or not branch.tokens:
+                self._let_go(seq)
+                seq.status = WAITING
+                seq.computed = 0
+                seq.epoch += 1
+        for branch in branches:
+            seq = branch.seq
+            if seq is not branch.source:
+                self._follow(seq, branch.source)
+            elif seq.parked and branch.tokens and seq.status is WAITING:
+                self._waiting.push(seq)
+        for branch in branches:
+            branch.seq.parked = False
+            branch.seq.tokens.extend(branch.tokens)
+
+    def _follow(self, seq: Sequence, source: Sequence) -> None:
+        seq.tokens = list(source.tokens)
+        seq.cached_tokens, seq.cache_miss = source.cached_tokens, source.cache_miss
+        self._place_beside(source, seq, source.computed if source.status is RUNNING else 0)
+
+    def _place_beside(self, source: Sequence, seq: Sequence, shared: int) -> None:
+        """Give a sequence that has nothing in the cache the first `shared` tokens of another, or let it queue."""
         allocation: Allocation | None = None
-        if shareable and len(self._running) < self._filler.max_seqs:
-            allocation = self.cache.fork(seq.allocation)
+        if shared and len(self._running) < self._filler.max_seqs:
+            allocation = self.cache.fork(source.allocation)
         if allocation is None:
-            self._waiting.push(sibling)
+            self._waiting.push(seq)
             return
-        self.cache.rollback(allocation, seq.prompt_len)
-        self._filler.join(sibling, allocation, seq.prompt_len)
+        self.cache.rollback(allocation, shared)
+        self._filler.join(seq, allocation, shared)
 
     def _finish(self, seq: Sequence, reason: str) -> None:
         if seq.status is FINISHED:
             return
-        if seq.status is RUNNING:
-            self._running.remove(seq)
-            self.cache.close(seq.allocation)
-            seq.allocation = None
-        else:
-            self._waiting.discard(seq)
-            self._filler.forget_swapped(seq)
+        self._let_go(seq)
         seq.status = FINISHED
         seq.finish_reason = reason
-        seq.draft = None
         siblings = self._requests[seq.request.id]
         siblings.remove(seq)
         if not siblings:
@@ -331,6 +363,17 @@ class Scheduler:
         for sibling in seq.siblings:
             self._finish(sibling, reason)
         seq.siblings = []
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Take its seat and blocks, or its place in the queue."""
+        if seq.status is RUNNING:
+            self._running.remove(seq)
+            self.cache.close(seq.allocation)
+            seq.allocation = None
+        else:
+            self._waiting.discard(seq)
+            self._filler.forget_swapped(seq)
+        seq.draft = None
 
 
 __all__ = ["Scheduler", "SchedulerConfig"]

@@ -26,8 +26,8 @@ class Sequence:
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
                  "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order",
-                 "preemptions", "prompt_len", "rank", "record", "request", "sample", "seed", "siblings", "state",
-                 "status", "swapped", "tokens", "wait_for_commit")
+                 "parked", "preemptions", "prompt_len", "rank", "record", "request", "sample", "search", "seed",
+                 "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -70,6 +70,12 @@ class Sequence:
         self.free_running = False
         """Set by the engine where nothing about the next token has to be known on the host before the one after it is
         drawn: a device may then run several steps by itself."""
+        self.parked = False
+        """It waits for peers that are decided about with it: there is nothing to run, so it keeps a seat only while
+        nobody else needs it, and does not queue."""
+        self.search: Any = None
+        """engine.beams.BeamSearch that decides about this sequence and its peers together, set by the engine; None: it
+        draws its own tokens."""
         self.admitted: float | None = None
         """When it first got a seat (engine clock, seconds)."""
         self.state: Any = None

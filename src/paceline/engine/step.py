@@ -30,6 +30,18 @@ class RowGroup:
 
 
 @dataclass(slots=True)
+class Branch:
+    """What one of several sequences does next that are decided together (engine/beams.py): it goes on with `tokens`
+    after the text of `source`, itself or a peer of the same length, whose blocks it then shares; or it ends. Without
+    tokens or end it rests: it has no text until it follows a peer again."""
+
+    seq: Sequence
+    source: Sequence
+    tokens: list[int]
+    finish: str | None = None
+
+
+@dataclass(slots=True)
 class GroupResult:
     """What a group yielded. `tokens` are the new tokens in order (accepted drafts, then one more); `path` the rows
     of the accepted drafts (indices into the group's rows, ascending, row 0 excluded); `finish` ends the sequence."""
@@ -40,6 +52,11 @@ class GroupResult:
     siblings: Seq[GroupResult] = ()
     moved: bool = False
     """The cache entries of `path` are where those of a chain would be already."""
+    waits: bool = False
+    """The sequence has done its part of a decision over several; it has nothing to run until the branches are told."""
+    branches: Seq[Branch] = ()
+    """Told with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
+    branches from one source one is the source's own."""
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class RequestTimeline:
         self.id = request.id
         self.arrival = request.arrival
         self.prompt_tokens = len(request.prompt)
-        self.samples = request.params.n
+        self.samples = request.params.samples
         self.seed = request.seed
         self.method: str | None = None if request.speculation is None else request.speculation.method
         self.record: Record | None = record
@@ -160,6 +160,10 @@ class Timelines:
                     self._note(sibling.request.id, Event(DECODE, sibling.sample, begun, ended, event.start + event.rows,
                                                          0, company, own.tokens, own.origins))
                     tokens += len(own.tokens)
+            for branch in decision.branches:
+                self._note(branch.seq.request.id, Event(DECODE, branch.seq.sample, begun, ended,
+                                                        event.start + event.rows, 0, company, branch.tokens))
+                tokens += len(branch.tokens)
         self._count(int(ended), tokens, prompt_rows, max(step.repeat, 1))
         self._shrink()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -44,16 +45,32 @@ def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[To
     return found
 
 
-def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
-    """Scores under the softmax of each row of x [n, V]; `processed` is filled in as if nothing had acted. `tops` are
-    at most V."""
-    x = x.contiguous()
-    rows = x.shape[0]
+def best_tokens(logits: Tensor, count: int, top: int | None) -> list[TokenLogprob]:
+    """The `count` likeliest tokens under the one row `logits` [V], best first, ties to the lowest id; fewer where fewer
+    are possible at all. Each knows the `top` best of them (None: nobody asked)."""
+    x = logits.float()[None].contiguous()
+    best, norm = _scale(x)
+    width = min(max(count, top or 0), x.shape[1])
+    found = _alternatives(x, best, norm, np.array([width]))[0]
+    alternatives = {} if top is None else dict(islice(found.items(), top))
+    return [TokenLogprob(token, raw, raw, rank, alternatives)
+            for rank, (token, raw) in enumerate(islice(found.items(), count), 1)]
+
+
+def _scale(x: Tensor) -> tuple[Floats, Doubles]:
+    """The best logit of each row of x [n, V], and what to take off its logits to get log-probabilities."""
     best = row_max(x)
     if np.isnan(best).any():
         raise StepError("The model produced NaN logits; check the weights and the data type it runs in.")
     best = np.clip(best, np.finfo(np.float32).min, np.finfo(np.float32).max)
-    norm = best.astype(np.float64) + np.log(exp_sums(x, np.ones(rows, dtype=np.float32), best))
+    return best, best.astype(np.float64) + np.log(exp_sums(x, np.ones(len(best), dtype=np.float32), best))
+
+
+def _raw(x: Tensor, tokens: list[int], tops: Ints) -> list[TokenLogprob]:
+    """Scores under the softmax of each row of x [n, V]; `processed` is filled in as if nothing had acted. `tops` are
+    at most V."""
+    x = x.contiguous()
+    best, norm = _scale(x)
     at = torch.tensor(tokens, dtype=torch.int64, device=x.device)[:, None]
     own = x.gather(1, at)
     rank = _rank(x, at, own)
