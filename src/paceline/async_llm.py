@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from paceline.config import EngineOptions
+from paceline.engine.admission import check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.deltas import Delta, DeltaCursor
@@ -51,7 +52,8 @@ class AsyncLLM:
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
                        request_id: str | None = None, adapter: str | None = None) -> AsyncIterator[RequestOutput]:
-        """Snapshots as the text grows; leaving the loop or cancelling the task cancels the request."""
+        """Snapshots as the text grows, or one at the end where the request chooses among texts; leaving the loop or
+        cancelling the task cancels the request."""
         listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id, adapter)
         try:
             async for snapshot in listener:
@@ -70,6 +72,7 @@ class AsyncLLM:
                      request_id: str | None = None, adapter: str | None = None) -> Listener[Delta]:
         """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
         when you leave."""
+        check_streamed(params or SamplingParams())
         return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
@@ -291,7 +294,8 @@ class Listener(Generic[News]):
 
 class _Snapshots(Listener[RequestOutput]):
     def news(self, record: Record) -> RequestOutput | None:
-        return record.snapshot()
+        early = record.open and record.request.params.chosen_at_end
+        return None if early else record.snapshot()
 
 
 class _Deltas(Listener[Delta]):
