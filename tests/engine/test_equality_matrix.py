@@ -31,7 +31,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 UNTRUNCATED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
 FAST_MODELS = ("llama", "qwen2", "mixtral")
-SAMPLED_MODELS = ("gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe")
+SAMPLED_MODELS = ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe",
+                  "shared_keys")
 SAMPLED_CELLS = ("batch 8", "chunks of 7", "oracle-tree", "preempted in a batch, ahead")
 """What every run tries of them."""
 OTHER_MODELS = ("mistral", "qwen3", *SAMPLED_MODELS)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from paceline.errors import ModelFormatError
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Heads, Norm
 from paceline.kernels.packed import Weight
@@ -63,13 +64,18 @@ class Attention:
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.softcap, self.after = config.attention_scale, config.score_cap, after
         parts, sizes = [f"{prefix}.{part}_proj" for part in "qkv"], [heads * dim, kv_heads * dim, kv_heads * dim]
-        if fused:
+        if config.kv_source(layer) != layer:  # queries only, for the keys and values of another layer
+            if fused:
+                raise ModelFormatError("config.json: num_kv_shared_layers is not supported where a checkpoint holds "
+                                       "queries, keys and values as one matrix.")
+            kv_heads, parts, sizes = 0, parts[:1], sizes[:1]
+        elif fused:
             parts, sizes = [f"{prefix}.qkv_proj"], [sum(sizes)]
         self.qkv = load_linear(weights, parts, sizes, config.hidden_size, qkv_bias)
         self.out = load_linear(weights, [f"{prefix}.o_proj"], [config.hidden_size], heads * dim, out_bias)
         if qk_norm:
             query_norm, key_norm = (Norm(weights.take(f"{prefix}.{part}_norm.weight", (dim,)), config.norm_eps)
-                                    for part in "qk")
+                                    if part == "q" or kv_heads else None for part in "qk")
         self.heads = Heads(heads, kv_heads, dim, query_norm, key_norm)
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, context: Forward, cos: torch.Tensor, sin: torch.Tensor,

@@ -34,6 +34,8 @@ def unsupported(config: ModelConfig) -> str | None:
     usual = (config.activation, config.attention_scale) == ("silu", config.head_dim ** -0.5)
     if not usual or config.score_cap or config.logit_cap or config.local_rope is not None:
         return "activations, scales, caps and rotations other than Llama's run in torch"
+    if any(config.kv_source(layer) != layer for layer in range(config.num_layers)):
+        return "layers that read the keys of others run in torch"
     if config.mlp_bias or (config.attention_bias and config.model_type != "qwen2"):
         return "biases on output projections run in torch"
     if config.rope.rotary_dim != config.head_dim or config.head_dim % 16:
