@@ -21,8 +21,8 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
 
 def shapes_of(model: Any, targets: list[str]) -> dict[str, tuple[int, int]]:
     """module -> (outputs, inputs) of a model's linear layers whose names end like this."""
-    return {module: (size, linear.weight.shape[1]) for linear in model.linears() for module, size in linear.modules
-            if module.rpartition(".")[2] in targets}
+    return {module.name: (module.size, linear.weight.shape[1]) for linear in model.linears()
+            for module in linear.modules if module.name.rpartition(".")[2] in targets}
 
 
 def factors(shapes: dict[str, tuple[int, int]], seed: str, rank: Any = 4) -> dict[str, torch.Tensor]:

@@ -9,10 +9,11 @@ from typing import Any
 import peft
 import pytest
 import torch
-from oracles import oracle, text
+from oracles import Oracle, oracle, text
 
 from engine.tiny import tiny_llm
 from paceline import SamplingParams
+from paceline.errors import ModelFormatError
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
@@ -37,16 +38,39 @@ def trained(theirs: Any, folder: Path, **config: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("case", CONFIGS)
-def test_scores_are_peft_s(case: str, tmp_path: Path) -> None:
-    subject, tokens = oracle("llama"), text(30)
-    made = trained(subject.theirs, tmp_path, **CONFIGS[case])
+def compare(subject: Oracle, folder: Path, **config: Any) -> None:
+    tokens = text(30)
+    made = trained(subject.theirs, folder, **config)
     with torch.inference_mode():
         want = made(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
     llm = tiny_llm(subject.ours, max_model_len=128)
-    llm.load_adapter("own", str(tmp_path))
+    llm.load_adapter("own", str(folder))
     score = SamplingParams(max_tokens=0, prompt_logprobs=0)
     plain, ours = (llm.generate([tokens], score, adapter=name)[0].prompt_logprobs for name in (None, "own"))
     got = torch.tensor([entry.raw for entry in ours[1:]])
     torch.testing.assert_close(got, want[torch.arange(29), tokens[1:]], atol=1e-4, rtol=1e-4)
     assert (got - torch.tensor([entry.raw for entry in plain[1:]])).abs().max() > 0.1, "the adapter makes a difference"
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_scores_are_peft_s(case: str, tmp_path: Path) -> None:
+    compare(oracle("llama"), tmp_path, **CONFIGS[case])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt2", "gpt_neox", "gpt_neox-sequential", "llama-biased-tied",
+                                  "mistral", "olmo2", "phi3", "qwen2", "qwen3"])
+def test_every_linear_layer_of_an_architecture(name: str, tmp_path: Path) -> None:
+    """By the names that transformers has for them, and with outputs in its order."""
+    compare(oracle(name), tmp_path, r=4, target_modules="all-linear", fan_in_fan_out=name == "gpt2")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_the_attention_of_mixtures(name: str, tmp_path: Path) -> None:
+    compare(oracle(name), tmp_path, r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+
+
+def test_latent_attention_refuses_by_name(tmp_path: Path) -> None:
+    subject = oracle("deepseek_v2")
+    trained(subject.theirs, tmp_path, r=4, target_modules=["q_a_proj", "kv_b_proj"])
+    with pytest.raises(ModelFormatError, match=r"no linear layer .* 'model\.layers\.0\.self_attn\.kv_b_proj'"):
+        tiny_llm(subject.ours, max_model_len=128).load_adapter("own", str(tmp_path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from paceline.kernels.adapted import LowRank
 from paceline.kernels.packed import Weight
 from paceline.models.layers import Linear
 from paceline.models.load.adapters import Pair, PeftAdapter
+from paceline.models.translate import Module
 
 RANK_TILE = 16
 """Ranks are filled up with zeros to a multiple of this: matrix units want no less."""
@@ -39,19 +40,25 @@ def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
     _check(name, adapter, linears)
     additions: dict[Weight, LowRank] = {}
     for linear in linears:
-        own = [(first, adapter.pairs[module]) for module, first, _ in _places(linear) if module in adapter.pairs]
+        own = [(first, _reordered(adapter.pairs[module.name], module)) for first, module in _places(linear)
+               if module.name in adapter.pairs]
         if own:
             additions[linear.weight] = _stack(own, linear)
     return Adapter(name, adapter.revision, additions)
 
 
-def _places(linear: Linear) -> list[tuple[str, int, int]]:
-    """(module, its first output, its outputs) of the modules that lie stacked in one weight."""
+def _places(linear: Linear) -> list[tuple[int, Module]]:
+    """The modules that lie stacked in one weight, each with its first output."""
     places, first = [], 0
-    for module, size in linear.modules:
-        places.append((module, first, size))
-        first += size
+    for module in linear.modules:
+        places.append((first, module))
+        first += module.size
     return places
+
+
+def _reordered(pair: Pair, module: Module) -> Pair:
+    """With its outputs in the order in which the weight has them."""
+    return pair if module.reorder is None else replace(pair, b=module.reorder(pair.b))
 
 
 def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
@@ -73,7 +80,7 @@ def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
 
 
 def _check(name: str, adapter: PeftAdapter, linears: Sequence[Linear]) -> None:
-    shapes = {module: (linear.weight.shape[1], size) for linear in linears for module, _, size in _places(linear)}
+    shapes = {module.name: (linear.weight.shape[1], module.size) for linear in linears for module in linear.modules}
     unknown = sorted(module for module in adapter.pairs if module not in shapes)
     other = [f"'{module}' ({pair.a.shape[1]} to {pair.b.shape[0]}; the model's: {inputs} to {outputs})"
              for module, (inputs, outputs) in shapes.items() if (pair := adapter.pairs.get(module)) is not None

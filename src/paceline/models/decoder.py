@@ -19,6 +19,7 @@ from paceline.models.interface import WeightSource
 from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
+from paceline.models.translate import module_of
 
 
 class Block:
@@ -78,7 +79,7 @@ class Decoder(ABC):
         self.norm = self.load_norm(weights, "model.norm")
         tied = config.tie_word_embeddings
         self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
-                           modules=[("lm_head", size)])
+                           modules=[module_of(weights, "lm_head", size)])
         self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
         """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
         dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32

@@ -15,17 +15,18 @@ from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import WeightSource
 from paceline.models.packing import COLUMNS, PackingWeights
+from paceline.models.translate import Module, module_of
 
 
 class Linear:
     """y = x W^T + b."""
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None = None,
-                 modules: Sequence[tuple[str, int]] = ()) -> None:
+                 modules: Sequence[Module] = ()) -> None:
         self.weight = weight
         self.bias = bias
         self.modules = tuple(modules)
-        """Name and rows of what lies stacked in the weight, as checkpoints call it; () where rows lie otherwise."""
+        """What lies stacked in the weight; () where that cannot be told apart."""
 
     def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         return kernels.linear(x, self.weight, self.bias)
@@ -44,7 +45,7 @@ def load_matrix(weights: WeightSource, names: list[str], rows: list[int], cols: 
 def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs: int, bias: bool) -> Linear:
     """One Linear from the tensors `<name>.weight` [out, inputs] (and `<name>.bias`), stacked: fewer, larger calls."""
     weight = load_matrix(weights, [f"{name}.weight" for name in names], out, inputs)
-    modules = list(zip(names, out, strict=True))
+    modules = [module_of(weights, name, size) for name, size in zip(names, out, strict=True)]
     if not bias:
         return Linear(weight, modules=modules)
     biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]

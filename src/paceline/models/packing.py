@@ -65,6 +65,11 @@ class PackingWeights:
         other._weights = view(self._weights)
         return other
 
+    @property
+    def source(self) -> WeightSource:
+        """What is packed."""
+        return self._weights
+
     def has(self, name: str) -> bool:
         return self._weights.has(name)
 

@@ -21,6 +21,19 @@ class Layout:
 
     stored: Callable[[Shape], Shape]
     restore: Callable[[torch.Tensor], torch.Tensor]
+    reorder: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Outputs in their order, along the first axis, to ours; None: the orders are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A linear layer, or one of several whose weights lie stacked, as those who train the model know it."""
+
+    name: str
+    size: int
+    """Outputs."""
+    reorder: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """As in Layout."""
 
 
 TRANSPOSED = Layout(lambda shape: shape[::-1], lambda tensor: tensor.t().contiguous())
@@ -33,7 +46,7 @@ def by_head(heads: int) -> Layout:
     def restore(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
 
-    return Layout(lambda shape: shape, restore)
+    return Layout(lambda shape: shape, restore, restore)
 
 
 class Translated:
@@ -69,16 +82,31 @@ class Translated:
         if source is not None:
             source()
 
-    def _find(self, name: str) -> tuple[str, Layout | None]:
-        """Their name for it and its layout."""
-        if self._weights.has(name):
-            return name, None
+    def module(self, name: str, size: int) -> Module:
+        """A linear layer as their model calls it, whatever names and layouts a file has."""
+        theirs, layout = self._theirs(f"{name}.weight")
+        prefix = self._prefixes[0] if name.startswith("model.") else ""
+        return Module(prefix + theirs.removesuffix(".weight"), size, None if layout is None else layout.reorder)
+
+    def _theirs(self, name: str) -> tuple[str, Layout | None]:
         theirs = name
         for ours, word in self._words.items():
             theirs = theirs.replace(ours, word)
-        layout = next((layout for end, layout in self._layouts.items() if theirs.endswith(end)), None)
+        return theirs, next((layout for end, layout in self._layouts.items() if theirs.endswith(end)), None)
+
+    def _find(self, name: str) -> tuple[str, Layout | None]:
+        """What the source has it under, and in which layout."""
+        if self._weights.has(name):
+            return name, None
+        theirs, layout = self._theirs(name)
         found = next((prefix for prefix in self._prefixes if self._weights.has(prefix + theirs)), self._prefixes[0])
         return found + theirs, layout
+
+
+def module_of(weights: WeightSource, name: str, size: int) -> Module:
+    """The module behind a weight that is taken under Llama's name."""
+    source = weights.source if isinstance(weights, PackingWeights) else weights
+    return source.module(name, size) if isinstance(source, Translated) else Module(name, size)
 
 
 def translate(weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,

@@ -22,6 +22,8 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's wrapper in front of the model's own module names."""
 ALL_LINEAR = "all-linear"
+HEADS = frozenset({"lm_head", "embed_out"})
+"""What is not meant by all-linear."""
 READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern",
                   "alpha_pattern", "layers_to_transform", "layers_pattern", "bias", "init_lora_weights"})
 HARMLESS = frozenset({
@@ -59,7 +61,7 @@ class Targets:
         if self.exclude and _named(self.exclude, module):
             return False
         if isinstance(self.modules, str) and self.modules.lower() == ALL_LINEAR:
-            return module != "lm_head"
+            return module not in HEADS
         if not _named(self.modules, module):
             return False
         whole = isinstance(self.modules, str) or module in self.modules
