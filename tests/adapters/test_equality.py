@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import tempfile
 from pathlib import Path
@@ -17,6 +18,8 @@ from engine.test_equality_matrix import NEW, PROMPT, Cell, fast_cells, params, p
 from engine.tiny import record, tiny_llm
 from paceline import LLM, SamplingParams
 from paceline.engine.draft_models import LoadedModel
+from paceline.kernels.adapted import _AdaptedKernels
+from paceline.kernels.interface import Kernels
 
 TARGETS = {"one": ATTENTION + MLP, "two": ["q_proj", "v_proj"], "three": ["gate_proj", "down_proj", "lm_head"]}
 """Adapters by name, with what they add to: everything, little, and the head as well."""
@@ -221,3 +224,11 @@ def test_steps_with_an_adapter_are_never_captured() -> None:
         assert seq.free_running is (adapter is None), "the device may not run ahead with it either"
         engine.cancel(request)
         engine.scheduler.abandon()
+
+
+def test_every_kernel_that_takes_a_weight_adds() -> None:
+    """A new one that the wrapper does not know would leave adapters out without a word."""
+    takes = {name for name, op in vars(Kernels).items() if callable(op) and not name.startswith("_")
+             and "Weight" in inspect.get_annotations(op).values()}
+    assert {"linear", "project", "gated", "linear_add", "head"} <= takes
+    assert takes <= set(vars(_AdaptedKernels))
