@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import Hand
 from rounded_models import TEXT, logits, tiny_folder
 
 from paceline import LLM, SamplingParams
 from paceline.kernels import cpu
 from paceline.kernels.cpu import NativeKernels
+from paceline.kernels.packed import OutlierWeight, PackedWeight
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
 from paceline.models.load import Weights, open_checkpoint
 from paceline.models.native import NativeDecoder
 from paceline.quantize.plan import Job
@@ -68,4 +72,24 @@ def test_on_a_cpu_they_run_natively_in_the_nearest_form(folders: dict[str, Path]
         exact = logits(checkpoint.config, Weights(checkpoint), TOKENS)
     found = Hand(model, NativeKernels()).run(TOKENS)
     assert (found - exact).norm() < 0.05 * exact.norm()
+    assert tokens_of(llm) == tokens_of(llm, speculation={"method": "ngram", "k": 3})
+
+
+@native
+def test_outlier_columns_run_beside_packed_matrices(folders: dict[str, Path]) -> None:
+    llm = LLM(str(folders["outliers"]), device="cpu", kv_blocks=64)
+    model = llm.engine.model
+    assert isinstance(model, Decoder) and llm.engine.kernels.name == "native"
+    qkv = model.blocks[0].attention.qkv.weight  # type: ignore[attr-defined]
+    assert isinstance(qkv, OutlierWeight) and qkv.columns.tolist() == [3, 17, 40]
+    assert isinstance(model.embedding, PackedWeight) and not isinstance(model.embedding, OutlierWeight)
+    with open_checkpoint(folders["outliers"]) as checkpoint:
+        exact = logits(checkpoint.config, Weights(checkpoint), TOKENS)
+        shape = ModelConfig.from_dict(checkpoint.config)
+        packed_whole = NativeDecoder(shape, Weights(checkpoint), 64, threads=1)
+        weight = torch.cat([checkpoint.tensor(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"])
+    # The file's codes come back: what was rounded to a scale a row is in those very steps again.
+    assert torch.allclose(qkv.rows(torch.arange(len(weight))), weight, rtol=1e-6, atol=0)
+    split, whole = (Hand(each, NativeKernels()).run(TOKENS) for each in (model, packed_whole))
+    assert (split - exact).norm() < 0.5 * (whole - exact).norm()
     assert tokens_of(llm) == tokens_of(llm, speculation={"method": "ngram", "k": 3})

@@ -102,7 +102,7 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
     if native and options.kv_dtype == "fp8":
         raise ConfigError("kv_dtype='fp8' is there on CUDA cards and in torch (kernels='eager'), and this "
                           "model runs on the native CPU path: use kv_dtype='int8', which takes as many bytes.")
-    reason = unsupported(shape) or ("adapters need it" if options.adapters is not None else None)
+    reason = why_not_whole(options, checkpoint, shape)
     if native and reason is None:
         model = NativeDecoder(shape, weights, length, threads=native_threads(options),
                               kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8),
@@ -111,7 +111,7 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
         check_torch_cache(options)
         if native:
             log.info("the native kernels run this model's linear and attention layers, torch the rest: %s", reason)
-        packing = PackingWeights(weights, keeps_blocks(options, checkpoint)) if native else weights
+        packing = PackingWeights(weights, keeps_blocks(options, checkpoint), split_outliers=True) if native else weights
         model = build(shape, packing, length)
     if native and require_native().available_kernels()[0] == "portable":
         log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
@@ -120,6 +120,13 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
     if unused:
         log.warning("%d tensors of %s are not used, among them %s", len(unused), checkpoint.path, unused[0])
     return model
+
+
+def why_not_whole(options: EngineOptions, checkpoint: Checkpoint, shape: ModelConfig) -> str | None:
+    """What keeps a forward from running whole in native code; None: nothing."""
+    if options.adapters is not None:
+        return "adapters need it"
+    return "it keeps outlier columns in floats" if checkpoint.has_outliers else unsupported(shape)
 
 
 class ModelFiles:
@@ -142,7 +149,8 @@ class ModelFiles:
             if tokenizer is not None:
                 check_vocabulary(checkpoint, tokenizer.vocab_size)
             shape = ModelConfig.from_dict(checkpoint.config)
-            whole = unsupported(shape) is None and wants_native(options, checkpoint, self._device)
+            whole = wants_native(options, checkpoint, self._device) and \
+                why_not_whole(options, checkpoint, shape) is None
             if options.kv_dtype == "int8" and not whole:
                 options = replace(options, kv_dtype="auto")  # a cache of its own, that torch can run
             length = min(max_model_len, shape.max_position_embeddings)

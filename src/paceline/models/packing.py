@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.kernels import cpu
-from paceline.kernels.packed import PackedWeight
+from paceline.kernels.packed import OutlierWeight, PackedWeight
 from paceline.models.interface import WeightSource
 
 KEEPS = {
@@ -47,10 +47,13 @@ class PackingWeights:
     out an error. With `keep_blocks` what the checkpoint holds in blocks keeps its values, in the smallest form that
     can hold them, and the rest gets a scale per 32 values. Tensors come in float32."""
 
-    def __init__(self, weights: WeightSource, keep_blocks: bool = False) -> None:
+    def __init__(self, weights: WeightSource, keep_blocks: bool = False, split_outliers: bool = False) -> None:
+        """split_outliers: columns that the checkpoint keeps in floats stay floats (OutlierWeight), which whoever takes
+        the matrices has to know."""
         self._native = cpu.require()
         self._weights = weights
         self._keep_blocks = keep_blocks
+        self._split_outliers = split_outliers
         self._bits: set[int] = set()
         """Of the layers' matrices packed so far."""
 
@@ -88,7 +91,7 @@ class PackingWeights:
     def matrix(self, parts: Sequence[tuple[str, int]], cols: int) -> PackedWeight:
         """Tensors (name, rows) stacked by rows into one packed matrix, its last rows padded with zeros. `cols` is a
         multiple of COLUMNS."""
-        weight = self._packed(parts, cols)
+        weight = (self._split(parts, cols) if self._split_outliers else None) or self._packed(parts, cols)
         if parts[0][0].startswith("model.layers."):
             self._bits.add(weight.bits)
         return weight
@@ -114,6 +117,21 @@ class PackingWeights:
         matrix = self._native.Matrix("i8" if by_row else "q8", whole.shape[0], cols)
         matrix.take_floats(whole, 0)
         return PackedWeight(matrix, rows, 8)
+
+    def _split(self, parts: Sequence[tuple[str, int]], cols: int) -> OutlierWeight | None:
+        """Where the source keeps columns in floats: those beside the rest, which gets a scale a row."""
+        source = getattr(self._weights, "outliers", None)
+        found = [outliers for name, _ in parts if source is not None and (outliers := source(name)) is not None]
+        if not found:
+            return None
+        columns = torch.unique(torch.cat([outliers.columns for outliers in found]))
+        whole = torch.cat([self._weights.take(name, (count, cols)).float() for name, count in parts])
+        rows = len(whole)
+        rest = torch.zeros(-(-rows // LANES) * LANES, cols)
+        rest[:rows] = whole.index_fill(1, columns, 0.0)
+        matrix = self._native.Matrix("i8", len(rest), cols)
+        matrix.take_floats(rest.numpy(), 0)
+        return OutlierWeight(matrix, rows, 8, columns, whole[:, columns].contiguous())
 
     def _blocks(self, name: str, rows: int, cols: int) -> tuple[str, npt.NDArray[np.uint8]]:
         """As the file stores them; a source without blocks (weights made in memory) gives floats instead."""
