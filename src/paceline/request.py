@@ -223,7 +223,7 @@ def _validate_beams(p: SamplingParams) -> None:
     if not p.searches:
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(p, name) != neutral:
-                raise RequestError(f"{name} is for beam search: set beam_width to 2 or more, or leave it out.", name)
+                raise RequestError(f"{name} is for beam search (beam_width of 2 or more): leave it out.", name)
         return
     if p.n > p.beam_width:
         raise RequestError(f"n ({p.n}) must not exceed beam_width ({p.beam_width}): a search finds as many texts as "

@@ -33,7 +33,8 @@ SHAPES = {"tools", "tool_choice", "response_format", "structured_outputs", "guid
           "guided_choice", "guided_grammar", "speculation"}
 """Fields of which random values are nearly always refused, together always."""
 BOUNDS = {"n": 4, "max_tokens": 8, "max_completion_tokens": 8, "min_tokens": 1, "best_of": None, "suffix": None,
-          "model": None, "top_logprobs": None, "allowed_token_ids": None, "logit_bias": None, "echo": None}
+          "model": None, "top_logprobs": None, "allowed_token_ids": None, "logit_bias": None, "echo": None,
+          "use_beam_search": None, "length_penalty": None, "early_stopping": None}
 
 
 def explore(schema, examples: int) -> dict[tuple[str, str], set[int]]:

@@ -82,10 +82,11 @@ class BeamSearch:
         complete = self._beams and all(beam.options is not None for beam in self._beams)
         return self._advance() if complete else []
 
-    def end(self, reason: str) -> list[Branch]:
-        """The search is over; what is still offered to it is dropped."""
+    def end(self, reason: str, last: Seq[int] = ()) -> list[Branch]:
+        """The search is over; what is still offered to it is dropped. `last`: tokens decided in its last step, of which
+        each sequence gets one."""
         self._beams = []
-        return [Branch(seq, seq, [], reason) for seq in self._sequences]
+        return [Branch(seq, seq, list(last[place:place + 1]), reason) for place, seq in enumerate(self._sequences)]
 
     def _continuations(self, seq: Sequence, logits: Tensor) -> list[TokenLogprob]:
         """As many as could possibly be kept: if all tokens that end a text came first, still one for every beam."""
@@ -107,7 +108,7 @@ class BeamSearch:
                                       [*place.beam.steps, place.last]))
         going = [] if length >= most else [place for place in ranked if place.last.token not in self._stops]
         if not going or self._settled(going[0].total, length, most):
-            return self._finish()
+            return self._finish([place.last.token for place in ranked])
         return self._branch(going[:len(self._sequences)])
 
     def _keep(self, hypothesis: Hypothesis) -> None:
@@ -141,7 +142,7 @@ class BeamSearch:
         self._beams = beams
         return branches + [Branch(seq, seq, []) for seq in left]
 
-    def _finish(self) -> list[Branch]:
+    def _finish(self, last: list[int]) -> list[Branch]:
         if not self._hypotheses:
             raise EmptySupportError("The model leaves no token possible after any beam; check the weights and the data "
                                     "type it runs in.")
@@ -151,4 +152,4 @@ class BeamSearch:
             for step in hypothesis.steps:
                 emitter.note(step)
             emitter.score = hypothesis.score
-        return self.end(emitters[0].finish_reason or "stop")
+        return self.end(emitters[0].finish_reason or "stop", last)

@@ -226,8 +226,9 @@ class Record:
         emitters = self.emitters
         if not params.searches:  # beams are in their order already
             for emitter in emitters:
-                emitter.score = (emitter.cumulative or 0.0) / len(emitter.token_ids) if emitter.token_ids else -math.inf
-            emitters = sorted(emitters, key=lambda emitter: -(emitter.score or 0.0))
+                if emitter.token_ids and emitter.cumulative is not None:
+                    emitter.score = emitter.cumulative / len(emitter.token_ids)
+            emitters = sorted(emitters, key=lambda emitter: math.inf if emitter.score is None else -emitter.score)
         best = [emitter.completion() for emitter in emitters[:params.n]]
         for index, completion in enumerate(best):
             completion.index = index

@@ -79,10 +79,13 @@ class Call:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        most = self.service.options.max_samples
-        if len(self.prompts) * self.params.n > most:
-            raise RequestError(f"{len(self.prompts)} prompts with n={self.params.n} are more samples than this server "
-                               f"takes in one call ({most}): split them.", "n")
+        most, each = self.service.options.max_samples, self.params.samples
+        if len(self.prompts) * each > most:
+            raise RequestError(f"{len(self.prompts)} prompts with {each} samples each are more than this server takes "
+                               f"in one call ({most}): split them.", "n")
+        if self.provenance and self.params.chosen_at_end:
+            raise RequestError("provenance cannot be combined with best_of or use_beam_search: it is told of the first "
+                               "sample, which need not be one that is returned.", "provenance")
 
     @property
     def drafted(self) -> bool:
@@ -128,7 +131,8 @@ class Call:
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
-        completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        completion = sum(output.metrics.output_tokens if self.params.chosen_at_end  # those not returned count too
+                         else sum(len(sample.token_ids) for sample in output.outputs) for output in outputs)
         stats = [output.speculation for output in outputs if output.speculation is not None]
         accepted = sum(one.accepted for one in stats)
         return {

@@ -111,6 +111,8 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
         "index": completion.index, "message": message,
         "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
         "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
+    if completion.score is not None:
+        told["score"] = completion.score
     if call.provenance:
         stats = output.speculation if completion.index == 0 else None
         teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)

@@ -74,6 +74,8 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
             told["logprobs"] = _logprobs(call, body, output, completion)
             told["finish_reason"] = completion.finish_reason
             told["stop_reason"] = completion.stop_reason
+            if completion.score is not None:
+                told["score"] = completion.score
             if call.provenance:
                 stats = output.speculation if completion.index == 0 else None
                 teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)

@@ -23,7 +23,8 @@ MOST_CHARACTERS = 1 << 16
 
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
-         "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k")
+         "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k", "length_penalty",
+         "early_stopping")
 """Fields that are called alike and mean the same."""
 
 _FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
@@ -31,11 +32,13 @@ _FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "fo
 
 
 def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingParams:
-    if body.best_of not in (None, body.n or 1):
-        raise RequestError("best_of is not supported: ask for n samples and choose.", "best_of")
     if body.suffix:
         raise RequestError("suffix is not supported: models here continue a text, they do not fill gaps.", "suffix")
     asked = _common(body, options)
+    if body.use_beam_search:
+        asked |= _beams(body.n if body.best_of is None else body.best_of)
+    elif body.best_of is not None:
+        asked["best_of"] = body.best_of
     asked["max_tokens"] = _length(body.max_tokens, "max_tokens", options, OPENAI_LENGTH)
     asked["logprobs"] = _logprobs(body.logprobs, "logprobs")
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
@@ -46,6 +49,8 @@ def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingPa
 def chat_params(body: ChatBody, options: ServeOptions, structure: dict[str, Any]) -> SamplingParams:
     """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
     asked = _common(body, options) | structure
+    if body.use_beam_search:
+        asked |= _beams(body.n)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked["max_tokens"] = _length(getattr(body, name), name, options, None)
     if body.top_logprobs is not None and not body.logprobs:
@@ -91,6 +96,14 @@ def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:
     if options.timeout_s is not None:
         asked["timeout_s"] = min(asked.get("timeout_s", options.timeout_s), options.timeout_s)
     return asked | _structure(body)
+
+
+def _beams(width: int | None) -> dict[str, Any]:
+    """vLLM's way to ask for a beam search: n, or best_of where that is given, is the number of beams."""
+    if width is None or width < 2:
+        raise RequestError("use_beam_search needs two beams or more: set n, or best_of where fewer are to be returned.",
+                           "use_beam_search")
+    return {"beam_width": width}
 
 
 def _check_texts(asked: dict[str, Any]) -> None:

@@ -88,6 +88,10 @@ class Sampling(Body):
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], BeforeValidator(_first_fault)] | None = None
 
+    use_beam_search: bool | None = Field(default=None, description="Search with n beams.")
+    length_penalty: float | None = number(minimum=-10, maximum=10)
+    early_stopping: bool | Literal["never"] | None = None
+
     top_k: int | None = number(minimum=-1)
     min_p: float | None = number(minimum=0, maximum=1)
     repetition_penalty: float | None = number(exclusiveMinimum=0)
@@ -129,7 +133,10 @@ class CompletionBody(Sampling):
     max_tokens: int | None = number(minimum=0)
     echo: bool | None = None
     logprobs: int | None = number(minimum=0, maximum=20)
-    best_of: int | None = None
+    best_of: int | None = Field(
+        default=None, json_schema_extra={"minimum": 1, "maximum": 1024},
+        description="Draw so many samples and return the n whose tokens are likeliest on average; with "
+                    "use_beam_search, the number of beams.")
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
