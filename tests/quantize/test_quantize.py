@@ -292,6 +292,8 @@ def test_shards_and_their_index_are_read_again(tmp_path: Path) -> None:
         folder.add(name, tensor)
     folder.finish({"model_type": "llama"})
     assert len(list(tmp_path.glob("model-*-of-00003.safetensors"))) == 3 and folder.bytes == 5 * 64
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1, "who may read the config may read the weights"
     with open_checkpoint(tmp_path) as checkpoint:
         assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
 

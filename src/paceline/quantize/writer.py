@@ -65,6 +65,9 @@ class FolderWriter:
         if count > 1:
             _write_json(self._folder / INDEX, {"metadata": {"total_size": self.bytes}, "weight_map": weight_map})
         _write_json(self._folder / "config.json", config)
+        readable = (self._folder / "config.json").stat().st_mode & 0o777
+        for file in set(weight_map.values()):
+            (self._folder / file).chmod(readable)  # safetensors makes files that only their owner may read
 
     def _flush(self) -> None:
         if not self._waiting:
