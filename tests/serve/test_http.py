@@ -85,7 +85,8 @@ def test_bad_bodies_are_explained(http: httpx.Client, body: bytes, param: str | 
 
 @pytest.mark.parametrize("body, param", [
     ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": [-1]}, "prompt"),
-    ({"prompt": [10 ** 9]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": "a", "n": 3, "best_of": 2}, "best_of"),
+    ({"prompt": [10 ** 9]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": "a", "n": 3, "best_of": 2}, "best_of"),
     ({"prompt": "a", "suffix": "b"}, "suffix"), ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "stream"), ({"prompt": ["a"] * 200}, "n"),
     ({"prompt": "a", "stop": 4}, "stop"), ({}, "prompt"),
