@@ -53,7 +53,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "crowd": {},
     "chunks": {"max_prefill_chunk": 7},
     "ahead": {"schedule_ahead": True},
-    "preempted": {"watermark": 0.0},
+    "preempted": {"watermark": 0.0, "preemption": "recompute"},
     "warm": {"enable_prefix_caching": True},
 }
 """By name, with the engine's options."""

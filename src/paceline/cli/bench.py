@@ -66,6 +66,21 @@ def overhead(
     _emit(run(steps=steps), json_file)
 
 
+@app.command("swap")
+def swap(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens of a prompt.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, each way once; the median counts.")] = 5,
+) -> None:
+    """Preempted requests and forgotten prefixes: copied back from host memory, or computed again."""
+    _fetch(model)
+    from paceline.bench.swap import run
+
+    _emit(run(model, device, tokens, rounds), json_file)
+
+
 @app.command("load")
 def load(
     json_file: options.JsonFile = None,
