@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import DictWeights
+from model_files import write_folder
 from rounded_models import TEXT, expanded, logits, names_of, tiny_folder
 from small_tokenizers import EDGES, byte_level, gguf_metadata, write_tokenizer
 
@@ -23,7 +24,7 @@ from paceline.quantize import run, writer
 from paceline.quantize.awq import Folds, output_error, search
 from paceline.quantize.calibrate import layer_inputs
 from paceline.quantize.gptq import compensated_groups_of_int4
-from paceline.quantize.plan import Job
+from paceline.quantize.plan import Job, matrices
 from paceline.quantize.rounding import groups_of_int4, rows_of_int8, zeroed_groups_of_int4
 from paceline.quantize.run import Report, quantize
 from paceline.quantize.writer import FolderWriter
@@ -121,6 +122,21 @@ def test_a_rounded_model_can_be_rounded_again(tmp_path: Path, text: Path) -> Non
     assert second.before == pytest.approx(first.after)
     assert json.loads((second.out / "config.json").read_text())["quantization_config"]["quant_method"] == \
         "compressed-tensors"
+
+
+def test_matrices_of_layers_are_rounded_and_routers_embeddings_and_vectors_are_not(tmp_path: Path) -> None:
+    layer = "model.layers.3.block_sparse_moe."
+    wanted = [f"{layer}experts.0.w1.weight", "model.layers.3.self_attn.q_proj.weight",
+              "gpt_neox.layers.0.attention.query_key_value.weight"]
+    others = ["model.embed_tokens.weight", "lm_head.weight", f"{layer}gate.weight", "model.layers.3.mlp.router.weight",
+              "model.layers.3.mlp.shared_expert_gate.weight"]
+    tensors = {name: torch.ones(8, 32) for name in wanted + others}
+    tensors["model.layers.3.input_layernorm.weight"] = torch.ones(32)
+    with open_checkpoint(write_folder(tmp_path / "a", {}, [tensors])) as checkpoint:
+        assert sorted(matrices(checkpoint)) == sorted(wanted)
+    with open_checkpoint(write_folder(tmp_path / "b", {}, [{"h.0.attn.c_attn.weight": torch.ones(8, 8)}])) as other, \
+            pytest.raises(ConfigError, match="no matrices in layers"):
+        matrices(other)
 
 
 # -- rounding --------------------------------------------------------------------------------------------------------
