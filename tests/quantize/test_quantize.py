@@ -375,10 +375,18 @@ def test_awq_names_architectures_it_does_not_know(tmp_path: Path, text: Path) ->
         rounded(tmp_path, model, "awq", text)
 
 
-def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, text: Path, monkeypatch: Any) -> None:
+def test_a_run_that_fails_leaves_no_folder_and_one_that_fails_to_measure_leaves_it(tmp_path: Path, text: Path,
+                                                                                  monkeypatch: Any) -> None:
     def full(*anything: Any) -> None:
         raise ConfigError("no room")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "scorer", full)
+        with pytest.raises(ConfigError, match="no room"):
+            rounded(tmp_path, tiny_folder(tmp_path / "m"), "int8", text)
+        (tmp_path / "out-0").rename(tmp_path / "kept")
+        with open_checkpoint(tmp_path / "kept") as checkpoint:
+            assert checkpoint.rounded
     monkeypatch.setattr(run, "write_tokenizer", full)
     with pytest.raises(ConfigError, match="no room"):
         rounded(tmp_path, tiny_folder(tmp_path / "m"), "int8")

@@ -76,7 +76,8 @@ class Calibration:
 
 
 def quantize(job: Job, progress: Progress) -> Report:
-    """Everything is checked before the first tensor is rounded; a run that fails leaves no folder behind."""
+    """Everything is checked before the first tensor is rounded; a run that fails before
+    all is written leaves no folder behind."""
     job.check()
     texts = {path: read_text(path) for path in (job.text, job.measure) if path is not None}
     device = str(choose_device(job.device))
@@ -93,12 +94,12 @@ def quantize(job: Job, progress: Progress) -> Report:
         try:
             calibration = _calibrate(job, checkpoint, calibration_ids, chosen, size, device, progress)
             written = _write(job, checkpoint, chosen, size, calibration, folder, progress)
-            before = _perplexity("perplexity before", checkpoint, measured_ids, device, progress)
-            with open_checkpoint(folder) as rounded:
-                after = _perplexity("perplexity after", rounded, measured_ids, device, progress)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        before = _perplexity("perplexity before", checkpoint, measured_ids, device, progress)
+    with open_checkpoint(folder) as rounded:
+        after = _perplexity("perplexity after", rounded, measured_ids, device, progress)
     columns = sum(len(columns) for columns in calibration.outliers.values())
     return Report(job.to, folder, len(chosen), len(shapes) - len(chosen), None if job.to == "int8" else size, written,
                   len(measured_ids), before, after, calibration.output_error,
