@@ -15,7 +15,7 @@ from paceline import LLM, SamplingParams
 from paceline.kernels.adapted import NOBODY, LowRank, RowAdapters, adapted
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Heads, KVCache, Norm
-from paceline.kernels.triton import load
+from paceline.kernels.triton import launch, load
 
 HIDDEN, HEADS, DIM = 32, Heads(2, 1, 16), 16
 OWNERS = np.array([NOBODY, 0, 1])
@@ -86,6 +86,14 @@ def test_company_does_not_show(exact: Any, device: torch.device) -> None:
             assert torch.equal(values[row], alone[name][0]), (row, name)
             if owner == NOBODY:
                 assert torch.equal(values[row], plain[name][row]), (row, name)
+
+
+@pytest.mark.parametrize("columns", [16, 32, 48, 64, 65, 576, 2048, 4096])
+def test_what_is_fetched_ahead_is_whole_lines(columns: int) -> None:
+    """The factors of an adapter have rows shorter than a line of the cache, and no kernel can fetch a part of one."""
+    fetched = launch.fetched(torch.empty(4, columns, dtype=torch.bfloat16))
+    assert fetched % launch.LINE == 0
+    assert (fetched >= columns) == (64 < columns <= 2048)
 
 
 def llm_with(folder: Path) -> LLM:

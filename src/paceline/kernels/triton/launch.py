@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+LINE = 64
+"""16-bit values of a cache line."""
 WIDE, ROWS, WIDE_ROWS = 2048, 16, 32
 """Up to so many rows kernels overlap, narrow and wide ones. With more of them what starts early takes more from what
 still runs than it gains (trials on an H200)."""
@@ -21,9 +23,9 @@ def overlapped(device: torch.device, rows: int, width: int) -> dict[str, Any]:
 
 def fetched(weight: torch.Tensor) -> int:
     """Columns of each weight row that are fetched ahead, a power of two. Of long rows none: a kernel that takes all the
-    memory's time loses by it."""
+    memory's time loses by it. Nor of rows that a line of the cache can hold (an adapter's): fetch() counts in lines."""
     inputs = weight.shape[1]
-    return 1 << (inputs - 1).bit_length() if inputs <= 2048 and weight.dtype.itemsize == 2 else 0
+    return 1 << (inputs - 1).bit_length() if LINE < inputs <= 2048 and weight.dtype.itemsize == 2 else 0
 
 
 @cache
