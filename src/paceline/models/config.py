@@ -56,6 +56,8 @@ class ModelConfig:
     """Positions are vectors of their own, added to the embedding."""
     parallel_residual: bool = False
     """Attention and feed-forward of a layer read the same stream, not one after the other."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms as they are stored."""
     num_experts: int = 0
     """Experts of a mixture; 0: dense."""
     experts_per_token: int = 0
@@ -131,6 +133,7 @@ class ModelConfig:
             local_rope=local_rope,
             learned_positions=learned,
             parallel_residual=bool(raw.get("use_parallel_residual", False)),
+            norm_offset=read.number("norm_offset", 0.0),
             num_experts=experts,
             experts_per_token=chosen,
             expert_size=read.count("moe_intermediate_size", read.count("intermediate_size")) if experts else 0,

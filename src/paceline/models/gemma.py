@@ -25,9 +25,9 @@ class Gemma2(Decoder):
         return translate(weights, {"model.": ""}, prefixes=TEXT_PARTS)
 
     def load_norm(self, weights: WeightSource, name: str, size: int | None = None) -> Norm:
-        """Stored as the distance from one, and not rounded after that is added."""
+        """Stored as the distance from one (but in GGUF files), and not rounded after that is added."""
         stored = weights.take(f"{name}.weight", (size or self.config.hidden_size,), torch.float32)
-        return Norm(stored + 1.0, self.config.norm_eps)
+        return Norm(stored + self.config.norm_offset, self.config.norm_eps)
 
     def block(self, weights: WeightSource, layer: int) -> Block:
         prefix = f"model.layers.{layer}"

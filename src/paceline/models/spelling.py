@@ -18,12 +18,12 @@ class Family:
 _GEMMA_WORDS = {"hidden_activation": "hidden_act"}
 FAMILIES: dict[str, Family] = {
     "gemma2": Family(_GEMMA_WORDS, {
-        "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
-    "gemma3_text": Family(_GEMMA_WORDS, {
-        "hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "hidden_act": "gelu_pytorch_tanh", "norm_offset": 1.0, "head_dim": 256, "num_key_value_heads": 4,
         "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma3_text": Family(_GEMMA_WORDS, {
+        "hidden_act": "gelu_pytorch_tanh", "norm_offset": 1.0, "head_dim": 256, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
         "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262208,
         "max_position_embeddings": 131072}),
     "gpt2": Family({

@@ -36,7 +36,7 @@ class GGUFCheckpoint(Checkpoint):
         self.config = hf_config(self.file)
         self._entries: dict[str, _Entry] = {}
         for info in self.file.tensors.values():
-            for name, expert in hf_names(info.name, info.shape):
+            for name, expert in hf_names(info.name, info.shape, self.file.get("general.architecture")):
                 self._entries[name] = _Entry(info, expert, self._interleaved_heads(name))
 
     def _interleaved_heads(self, name: str) -> int:

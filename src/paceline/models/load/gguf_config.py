@@ -8,13 +8,13 @@ from typing import Any
 
 from paceline.errors import ModelFormatError
 from paceline.models.load.gguf import GGUFFile
+from paceline.models.load.gguf_families import FAMILIES
 
-_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
-            "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
+_CLASSES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM"}
+"""Of what files call llama."""
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight"}
+        "output_norm.bias": "model.norm.bias", "output.weight": "lm_head.weight",
+        "position_embd.weight": "model.embed_positions.weight"}
 _LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
           "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
           "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
@@ -23,9 +23,11 @@ _EXPERT = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
 _PATTERN = re.compile(r"blk\.(\d+)\.([a-z_]+?)(_exps)?(?:\.(\d+))?\.(weight|bias)")
 
 
-def hf_names(name: str, shape: tuple[int, ...]) -> list[tuple[str, int | None]]:
+def hf_names(name: str, shape: tuple[int, ...], architecture: str = "llama") -> list[tuple[str, int | None]]:
     """Hugging Face names of a GGUF tensor: [(name, expert index within it or None)]; merged experts give one each.
-    A tensor without a counterpart keeps its own name."""
+    A tensor without a counterpart keeps its own name. Families that have names of their own get Llama's: what is
+    stored under those lies as Llama's tensors do (models.translate)."""
+    family = FAMILIES[architecture]
     if name in _TOP:
         return [(_TOP[name], None)]
     found = _PATTERN.fullmatch(name)
@@ -33,23 +35,24 @@ def hf_names(name: str, shape: tuple[int, ...]) -> list[tuple[str, int | None]]:
         return [(name, None)]
     layer, part, merged, expert, kind = found.groups()
     if merged or expert is not None:
-        if part not in _EXPERT:
+        parts = family.expert or _EXPERT
+        if part not in parts:
             return [(name, None)]
-        prefix = f"model.layers.{layer}.block_sparse_moe.experts"
+        prefix = f"model.layers.{layer}.{'mlp' if family.expert else 'block_sparse_moe'}.experts"
         if merged:
-            return [(f"{prefix}.{index}.{_EXPERT[part]}.{kind}", index) for index in range(shape[0])]
-        return [(f"{prefix}.{expert}.{_EXPERT[part]}.{kind}", None)]
-    if part not in _LAYER:
-        return [(name, None)]
-    return [(f"model.layers.{layer}.{_LAYER[part]}.{kind}", None)]
+            return [(f"{prefix}.{index}.{parts[part]}.{kind}", index) for index in range(shape[0])]
+        return [(f"{prefix}.{expert}.{parts[part]}.{kind}", None)]
+    found_name = family.layer.get(part) or _LAYER.get(part)
+    return [(name if found_name is None else f"model.layers.{layer}.{found_name}.{kind}", None)]
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """config.json keys from the metadata. ModelFormatError names the key that is missing or not understood."""
     architecture = file.require("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    family = FAMILIES.get(architecture)
+    if family is None:
         raise ModelFormatError(f"{file.path} has general.architecture '{architecture}'; this version runs "
-                               f"{', '.join(_ARCHITECTURES)} (Mistral and Mixtral count as llama).")
+                               f"{', '.join(FAMILIES)} (Mistral and Mixtral count as llama).")
 
     def value(key: str, default: Any = None) -> Any:
         return file.get(f"{architecture}.{key}", default)
@@ -64,12 +67,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
 
     experts = value("expert_count", 0)
     window = value("attention.sliding_window")
-    model_type = architecture
+    model_type = family.model_type
     if architecture == "llama":
         model_type = "mixtral" if experts else "mistral" if window else "llama"
-    elif experts:
+    elif experts and not family.expert:
         raise ModelFormatError(f"{file.path} has metadata key '{architecture}.expert_count': experts are supported "
-                               "for Mixtral only.")
+                               "for Mixtral and Qwen3-MoE.")
     heads, hidden = count("attention.head_count"), count("embedding_length")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -77,12 +80,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
                                "only a part of one; download the whole model.")
     head_dim = count("attention.key_length", hidden // heads)
     rotated = value("rope.dimension_count", head_dim)
-    if rotated != head_dim:
+    if rotated != head_dim and (architecture == "llama" or not isinstance(rotated, int) or not 0 < rotated < head_dim):
         raise ModelFormatError(f"metadata key '{architecture}.rope.dimension_count' in {file.path} is {rotated}, but "
-                               f"heads have {head_dim} values: partial rotation is not supported.")
+                               f"heads have {head_dim} values: such a rotation is not supported.")
     config: dict[str, Any] = {
         "model_type": model_type,
-        "architectures": [_CLASSES[model_type]],
+        "architectures": [_CLASSES.get(model_type, family.class_name)],
         "hidden_size": hidden,
         "num_hidden_layers": count("block_count"),
         "intermediate_size": count("feed_forward_length"),
@@ -92,19 +95,22 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "rope_theta": float(value("rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file, architecture),
-        "rms_norm_eps": float(file.require(f"{architecture}.attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": float(value("attention.layer_norm_epsilon")
+                              or file.require(f"{architecture}.attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": count("context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "sliding_window": window or None,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
     if experts:
         config["num_local_experts"] = experts
         config["num_experts_per_tok"] = count("expert_used_count")
-    return config
+    return config | family.more(file, config)
 
 
 def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
