@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from model_files import write_gguf
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog 1234567890 times; it's 12,345.67 o'clock, isn't it? We'll see.",
@@ -121,6 +121,33 @@ def sentencepiece_metadata(tokenizer: Tokenizer, scores: list[float], *, prefix:
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
         "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_space_prefix": prefix,
+    }
+
+
+def wordpiece(*, lowercase: bool) -> Tokenizer:
+    """A WordPiece as BERT defines it, trained on a few lines."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(
+        vocab_size=400, show_progress=False, special_tokens=special, continuing_subword_prefix="##"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.decoder = decoders.WordPiece("##")
+    return tokenizer
+
+
+def wordpiece_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What converters write: pieces that begin a word are marked, the others lose their mark."""
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=lambda token: vocab[token])
+    marked = [token.removeprefix("##") if token.startswith("##") else f"▁{token}" for token in tokens]
+    return {
+        "tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": tokens[:5] + marked[5:],
+        "tokenizer.ggml.token_type": [3] * 5 + [1] * (len(tokens) - 5), "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2, "tokenizer.ggml.seperator_token_id": 3, "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.mask_token_id": 4,
     }
 
 

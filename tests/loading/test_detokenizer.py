@@ -27,9 +27,10 @@ def make(kind: str) -> Tokenizer:
     if kind == "no decoder":
         backend = Backend(models.WordLevel({"a": 0, "b": 1, "<s>": 2, "é": 5}, unk_token="a"))
         backend.add_special_tokens(["<s>"])
-    if kind == "wordpiece":
-        backend = Backend(models.WordLevel({"play": 0, "##ing": 1, "<s>": 2, "é": 5}, unk_token="play"))
-        backend.decoder = decoders.WordPiece("##", cleanup=False)
+    if kind.startswith("wordpiece"):
+        words = ["play", "##ing", "<s>", ".", "n't", "do not", "##.", "é", "'s", "##'s", "##", ",", "?"]
+        backend = Backend(models.WordLevel({word: 2 * index for index, word in enumerate(words)}, unk_token="play"))
+        backend.decoder = decoders.WordPiece("##", cleanup=kind == "wordpiece")
         backend.add_special_tokens(["<s>"])
     if kind == "byte level in a sequence":
         backend.decoder = decoders.Sequence([decoders.ByteLevel()])
@@ -39,7 +40,7 @@ def make(kind: str) -> Tokenizer:
 KINDS = {
     "bytes": "bytes", "bytes with odd added tokens": "bytes", "byte level in a sequence": "bytes",
     "pieces": "pieces", "pieces without prefix": "pieces", "metaspace": "pieces", "metaspace without prefix": "pieces",
-    "no decoder": "opaque", "wordpiece": "opaque",
+    "no decoder": "opaque", "wordpiece": "words", "wordpiece as it is": "words",
 }
 
 

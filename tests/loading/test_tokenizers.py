@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_files import write_folder, write_gguf
 from small_tokenizers import (
     CORPUS,
@@ -18,13 +19,16 @@ from small_tokenizers import (
     sentencepiece_like,
     sentencepiece_metadata,
     texts,
+    wordpiece,
+    wordpiece_metadata,
     write_tokenizer,
 )
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
+from tokenizers import decoders, processors
 
 from paceline.errors import ModelFormatError, RequestError
 from paceline.models.load import open_checkpoint
+from paceline.models.load.word_splits import WORD_SPLITS
 from paceline.models.tokenizer import Tokenizer, no_tokenizer
 
 PRES = ["smollm", "gpt-2", "llama-bpe", "qwen2"]
@@ -117,6 +121,30 @@ def test_sentencepiece_merges_follow_the_scores(tmp_path: Path) -> None:
         assert rebuilt.decode(expected) == text
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("said", [True, False])
+def test_rebuilt_wordpiece_equals_the_original(tmp_path_factory: pytest.TempPathFactory, lowercase: bool,
+                                               said: bool) -> None:
+    """Whether texts are lower-cased is said by newer files, and told by the vocabulary of older ones."""
+    original = wordpiece(lowercase=lowercase)
+    keys = {"tokenizer.ggml.normalizer.lowercase": lowercase} if said else {}
+    rebuilt = from_gguf(tmp_path_factory.mktemp("words") / "m.gguf", {**wordpiece_metadata(original), **keys})
+
+    @given(text=st.one_of(texts(), st.lists(st.sampled_from(" ".join(CORPUS).split(" ")), max_size=8).map(" ".join)))
+    @settings(max_examples=100, deadline=None)
+    def compare(text: str) -> None:
+        ids = rebuilt.encode(text)
+        assert ids == original.encode(text).ids
+        assert rebuilt.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
+        stream = rebuilt.detokenizer()
+        assert stream.extend(ids) + stream.flush() == rebuilt.decode(ids) == original.decode(ids)
+
+    compare()
+    assert rebuilt.encode("Fox")[0] == 2 and rebuilt.encode("Fox")[-1] == 3
+    assert rebuilt.special_tokens["cls_token"] == "[CLS]" and rebuilt.special_tokens["sep_token"] == "[SEP]"
+    assert rebuilt.table.kind == "words"
+
+
 # -- known splits ----------------------------------------------------------------------------------------------------
 
 def split(tokenizer: Tokenizer, text: str) -> list[bytes | None]:
@@ -126,11 +154,39 @@ def split(tokenizer: Tokenizer, text: str) -> list[bytes | None]:
 @pytest.mark.parametrize(("pre", "text", "words"), [
     ("smollm", " 123", [" ", "1", "2", "3"]), ("gpt-2", " 123", [" 123"]), ("llama-bpe", "12345", ["123", "45"]),
     ("qwen2", "123", ["1", "2", "3"]), ("llama-bpe", "IT'S", ["IT", "'S"]), ("gpt-2", "a\n\nb", ["a", "\n", "\n", "b"]),
-    ("qwen2", "a\n\nb", ["a", "\n\n", "b"])])
+    ("qwen2", "a\n\nb", ["a", "\n\n", "b"]), ("starcoder", "a12", ["a", "1", "2"]), ("dbrx", "12345", ["123", "45"]),
+    ("tekken", "fooBar 12", ["foo", "Bar", " ", "1", "2"]), ("tekken", "it's", ["it", "'s"]),
+    ("gpt-4o", "fooBar it's 1234", ["foo", "Bar", " it's", " ", "123", "4"]), ("gpt-4o", "a//\nb", ["a", "//\n", "b"]),
+    ("deepseek-v3", "a.b 12345\n", ["a", ".b", " ", "123", "45", "\n"]),
+    ("deepseek-coder", "ab, cd12\n\n", ["ab", ",", " cd", "1", "2", "\n", "\n"]),
+    ("deepseek-llm", "ab, cd12  ", ["ab", ",", " cd", "1", "2", "  "])])
 def test_words_are_split_as_the_family_does(tmp_path: Path, pre: str, text: str, words: list[str]) -> None:
-    tokenizer = from_gguf(tmp_path / "m.gguf", gguf_metadata(byte_level(pre), pre))
+    tokenizer = from_gguf(tmp_path / "m.gguf", gguf_metadata(byte_level("gpt-2"), pre))
     found = [word for word, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)]
     assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word in found] == words
+
+
+@pytest.mark.parametrize("pre", WORD_SPLITS)
+@settings(max_examples=25, deadline=None)
+@given(text=texts())
+def test_no_way_of_splitting_loses_a_byte(pre: str, text: str) -> None:
+    split = WORD_SPLITS[pre]
+    words = [word for word, _ in split.pre_tokenizer().pre_tokenize_str(text)]
+    assert decoders.ByteLevel().decode(words) == text
+    assert len(words) <= len(text.encode())
+
+
+def test_splits_agree_with_transformers() -> None:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    known = {pre: (split,) for pre, split in mapping.GGUF_PRE_TOKENIZER_SPLITS.items() if pre in WORD_SPLITS}
+    assert {pre: WORD_SPLITS[pre].patterns for pre in known} == known
+    assert {"llama-bpe", "qwen2", "tekken", "gpt-4o", "dbrx"} <= known.keys()
+
+
+@pytest.mark.parametrize(("pre", "composed"), [("olmo", True), ("qwen2", True), ("gpt-2", False), ("llama-bpe", False)])
+def test_characters_are_composed_where_the_family_does(tmp_path: Path, pre: str, composed: bool) -> None:
+    tokenizer = from_gguf(tmp_path / "m.gguf", gguf_metadata(byte_level("gpt-2"), pre))
+    assert (tokenizer.decode(tokenizer.encode("e\u0301")) == "é") is composed
 
 
 def test_digits_are_single_tokens_in_smollm(tmp_path: Path) -> None:
@@ -223,8 +279,10 @@ def test_half_a_character_is_a_request_error() -> None:
 # -- faults in GGUF metadata -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("change", "hint"), [
-    ({"tokenizer.ggml.pre": "martian"}, r"tokenizer\.ggml\.pre 'martian'"),
-    ({"tokenizer.ggml.model": "bert"}, r"tokenizer\.ggml\.model 'bert'"),
+    ({"tokenizer.ggml.pre": "martian"}, r"tokenizer\.ggml\.pre 'martian'; .*llama-bpe.*qwen2.*tekken"),
+    ({"tokenizer.ggml.model": "rwkv"}, r"tokenizer\.ggml\.model 'rwkv'.*'gpt2'.*'llama'.*'bert'"),
+    ({"tokenizer.ggml.model": "bert"}, r"tokenizer\.ggml\.unknown_token_id"),
+    ({"tokenizer.ggml.model": "bert", "tokenizer.ggml.unknown_token_id": 99999}, r"unknown_token_id'.* is 99999"),
     ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens"),
     ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges"),
     ({"tokenizer.ggml.merges": ["a b", "nospace"]}, r"item 1 of .*merges"),

@@ -37,6 +37,7 @@ class TokenTable:
     `backend` is a tokenizers.Tokenizer; its decoder decides how ids become text:
     - "bytes": a token is a string of bytes (byte-level BPE),
     - "pieces": a token is text or one raw byte (SentencePiece with byte fallback, Metaspace),
+    - "words": a token is a word or goes on with one (WordPiece), and the first one gets no space before it,
     - "opaque": anything else; only the backend itself can decode.
     """
 
@@ -91,6 +92,20 @@ class TokenTable:
         byte = _BYTE_TOKEN.fullmatch(token) if self.decoder.byte_tokens else None
         return int(byte.group(1), 16) if byte else token.replace("▁", " ")
 
+    # -- words -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def words(self) -> list[tuple[str, str] | None]:
+        """Text of each id in a "words" table: at the beginning, and after other tokens; None for ids without one."""
+        decode = self.backend.decoder.decode
+        return [None if token is None else (str(decode([token])), str(decode(["x", token]))[1:])
+                for token in self.tokens]
+
+    @cached_property
+    def shown_words(self) -> list[tuple[str, str] | None]:
+        """`words` with special tokens left out."""
+        return [None if token_id in self.special else word for token_id, word in enumerate(self.words)]
+
     # -- for others ------------------------------------------------------------------------------------------------
 
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -102,6 +117,9 @@ class TokenTable:
         if self.kind == "pieces":
             piece = self.pieces[token_id]
             return bytes([piece]) if isinstance(piece, int) else str(piece).encode()
+        if self.kind == "words":
+            word = self.words[token_id]
+            return None if word is None else word[1].encode()
         return str(self.backend.decode([token_id])).encode()
 
     @cached_property
@@ -120,6 +138,8 @@ class TokenTable:
             return _ByteDetokenizer(self, skip_special)
         if self.kind == "pieces":
             return _PieceDetokenizer(self, skip_special)
+        if self.kind == "words":
+            return _WordDetokenizer(self, skip_special)
         return _OpaqueDetokenizer(self, skip_special)
 
 
@@ -217,6 +237,28 @@ class _PieceDetokenizer(Detokenizer):
         return self._emit(self._end_run())
 
 
+class _WordDetokenizer(Detokenizer):
+    __slots__ = ("_begun", "_words")
+
+    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+        self._words = table.shown_words if skip_special else table.words
+        self._begun = False
+
+    def push(self, token_id: int) -> str:
+        try:
+            word = self._words[token_id]
+        except IndexError:
+            return ""
+        if word is None:
+            return ""
+        text = word[self._begun]
+        self._begun = True
+        return text
+
+    def flush(self) -> str:
+        return ""
+
+
 class _OpaqueDetokenizer(Detokenizer):
     """Decodes the whole sequence again for each token: slow, right for every decoder whose text only grows."""
 
@@ -251,6 +293,8 @@ def _read_decoder(decoder: Any) -> _Decoder:
     types = [step["type"] for step in steps]
     if types == ["ByteLevel"]:
         return _Decoder("bytes")
+    if types == ["WordPiece"]:
+        return _Decoder("words")
     if types == ["Metaspace"] and steps[0].get("replacement") == "▁":
         return _Decoder("pieces", first_drops=steps[0].get("prepend_scheme", "always") != "never")
     if types[:3] == ["Replace", "ByteFallback", "Fuse"] and steps[0]["pattern"] == {"String": "▁"} \

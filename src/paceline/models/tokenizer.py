@@ -17,6 +17,9 @@ from paceline.models.load.gguf_tokenizer import rebuild_tokenizer
 from paceline.models.load.safetensors_folder import read_json
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_GGUF_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls",
+               "mask": "mask"}
+"""As the format spells them, and as chat templates do."""
 
 
 class Tokenizer:
@@ -47,10 +50,10 @@ class Tokenizer:
         if backend is None:
             return None
         named = {}
-        for role in ("bos", "eos", "unknown", "padding"):
+        for role, name in _GGUF_ROLES.items():
             token = backend.id_to_token(file.get(f"tokenizer.ggml.{role}_token_id", -1) & 0xFFFFFFFF)
             if token is not None:
-                named[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = token
+                named[f"{name}_token"] = token
         ends = (file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
         return cls(backend, eos_ids=[end for end in ends if end is not None],
                    bos_id=file.get("tokenizer.ggml.bos_token_id"), special_tokens=named)

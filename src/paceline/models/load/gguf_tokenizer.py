@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from paceline.errors import ModelFormatError
 from paceline.models.load.gguf import GGUFFile
+from paceline.models.load.word_splits import WORD_SPLITS, WordSplit
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
-"""Token types of the format; 1 is normal, 6 a raw byte."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+"""Token types of the format; 6 is a raw byte."""
 
-_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-          r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-_LLAMA3_WORDS = _WORDS.format(digits="{1,3}")
-_QWEN2_WORDS = _WORDS.format(digits="")
-
-
-def _gpt2_split() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm_split() -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2_split()])
-
-
-def _regex_split(pattern: str) -> Any:
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-_SPLITS: dict[str, Callable[[], Any]] = {
-    "gpt-2": _gpt2_split,
-    "default": _gpt2_split,
-    "smollm": _smollm_split,
-    "llama-bpe": lambda: _regex_split(_LLAMA3_WORDS),
-    "llama3": lambda: _regex_split(_LLAMA3_WORDS),
-    "llama-v3": lambda: _regex_split(_LLAMA3_WORDS),
-    "qwen2": lambda: _regex_split(_QWEN2_WORDS),
-}
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+_KINDS = ("gpt2", "llama", "bert")
 
 
 def rebuild_tokenizer(file: GGUFFile) -> Tokenizer | None:
@@ -51,19 +22,27 @@ def rebuild_tokenizer(file: GGUFFile) -> Tokenizer | None:
     model = file.get("tokenizer.ggml.model")
     if model in (None, "none", "no_vocab"):
         return None
-    if model not in ("gpt2", "llama"):
+    if model not in _KINDS:
         raise ModelFormatError(f"{file.path} has tokenizer.ggml.model '{model}'; this version rebuilds 'gpt2' (byte-"
-                               "level BPE) and 'llama' (SentencePiece BPE): use the safetensors folder instead.")
+                               "level BPE), 'llama' (SentencePiece BPE) and 'bert' (WordPiece): use the safetensors "
+                               "folder instead.")
     tokens: list[str] = file.require("tokenizer.ggml.tokens")
     types = _token_types(file, len(tokens))
+    if model == "bert":
+        tokens = [_word_piece(token, kind) for token, kind in zip(tokens, types)]
     # Unused entries only pad the vocabulary; the real tokenizer has no such tokens.
     vocab = {token: index for index, (token, kind) in enumerate(zip(tokens, types)) if kind != _UNUSED}
     if len(vocab) != sum(kind != _UNUSED for kind in types):
         raise ModelFormatError(f"metadata key 'tokenizer.ggml.tokens' in {file.path} holds a token twice: the file is "
                                "corrupt, download it again.")
-    pre = "" if model == "llama" else _pre(file)
+    split = _word_split(file) if model == "gpt2" else WordSplit(begins=True)
     try:
-        tokenizer = _sentencepiece(file, tokens, types, vocab) if model == "llama" else _byte_level(file, pre, vocab)
+        if model == "gpt2":
+            tokenizer = _byte_level(file, split, vocab)
+        elif model == "llama":
+            tokenizer = _sentencepiece(file, tokens, types, vocab)
+        else:
+            tokenizer = _wordpiece(file, tokens, types, vocab)
     except ModelFormatError:
         raise
     except Exception as error:  # the library reports a merge of unknown tokens as a bare Exception
@@ -73,8 +52,8 @@ def rebuild_tokenizer(file: GGUFFile) -> Tokenizer | None:
                           for token, kind in zip(tokens, types) if kind == _USER_DEFINED and token])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)
                                   for token, kind in zip(tokens, types)
-                                  if (kind == _CONTROL or (kind == _UNKNOWN and model == "llama")) and token])
-    _add_template(file, tokenizer, tokens, bos_by_default=model == "llama" or pre in _LLAMA3)
+                                  if (kind == _CONTROL or (kind == _UNKNOWN and model != "gpt2")) and token])
+    _add_template(file, tokenizer, tokens, bos_by_default=split.begins, eos_by_default=model == "bert")
     return tokenizer
 
 
@@ -87,19 +66,19 @@ def _token_types(file: GGUFFile, count: int) -> list[int]:
     return types
 
 
-def _pre(file: GGUFFile) -> str:
+def _word_split(file: GGUFFile) -> WordSplit:
     pre = file.get("tokenizer.ggml.pre")
     if pre is None:
         warnings.warn(f"{file.path} does not say how it splits text into words (tokenizer.ggml.pre); GPT-2's way is "
                       "assumed. If the output looks wrong, convert the model again.", stacklevel=2)
-        return "default"
-    if pre not in _SPLITS:
+        return WORD_SPLITS["default"]
+    if pre not in WORD_SPLITS:
         raise ModelFormatError(f"{file.path} has tokenizer.ggml.pre '{pre}'; this version knows "
-                               f"{', '.join(_SPLITS)}: use the model's safetensors folder instead.")
-    return str(pre)
+                               f"{', '.join(WORD_SPLITS)}: use the model's safetensors folder instead.")
+    return WORD_SPLITS[pre]
 
 
-def _byte_level(file: GGUFFile, pre: str, vocab: dict[str, int]) -> Tokenizer:
+def _byte_level(file: GGUFFile, split: WordSplit, vocab: dict[str, int]) -> Tokenizer:
     merges = []
     for index, merge in enumerate(file.require("tokenizer.ggml.merges")):
         left, space, right = merge.partition(" ")
@@ -107,10 +86,11 @@ def _byte_level(file: GGUFFile, pre: str, vocab: dict[str, int]) -> Tokenizer:
             raise ModelFormatError(f"item {index} of metadata key 'tokenizer.ggml.merges' in {file.path} is "
                                    f"{merge!r}, not two tokens: the file is corrupt, download it again.")
         merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))
-    if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _SPLITS[pre]()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words))
+    normalizer = split.normalizer()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = split.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -137,7 +117,7 @@ def _merges_by_score(tokens: list[str], types: list[int], vocab: dict[str, int],
     two known ones, best-scored piece first."""
     ranked: list[tuple[float, int, int, tuple[str, str]]] = []
     for index, (token, kind) in enumerate(zip(tokens, types)):
-        if kind != 1:
+        if kind != _NORMAL:
             continue
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
@@ -147,19 +127,60 @@ def _merges_by_score(tokens: list[str], types: list[int], vocab: dict[str, int],
     return [pair for *_, pair in ranked]
 
 
-def _add_template(file: GGUFFile, tokenizer: Tokenizer, tokens: list[str], *, bos_by_default: bool) -> None:
+def _word_piece(token: str, kind: int) -> str:
+    """A piece as BERT writes it. Files mark those that begin a word (▁) instead of those that go on (##)."""
+    if kind not in (_NORMAL, _USER_DEFINED):
+        return token
+    return token[1:] if token.startswith("▁") else "##" + token
+
+
+def _wordpiece(file: GGUFFile, tokens: list[str], types: list[int], vocab: dict[str, int]) -> Tokenizer:
+    unknown = file.get("tokenizer.ggml.unknown_token_id", vocab.get("[UNK]"))
+    if unknown is None or not 0 <= unknown < len(tokens):
+        raise ModelFormatError(f"metadata key 'tokenizer.ggml.unknown_token_id' in {file.path} is {unknown}, but words "
+                               f"without pieces need one of the {len(tokens)} tokens: convert the model again.")
+    # Files older than the key: a vocabulary without a capital is one of lower-cased texts.
+    capitals = any(token != token.lower() for token, kind in zip(tokens, types) if kind == _NORMAL)
+    lowercase = bool(file.get("tokenizer.ggml.normalizer.lowercase", not capitals))
+    accents = bool(file.get("tokenizer.ggml.normalizer.strip_accents", lowercase))
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token=tokens[unknown], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True,
+                                                      strip_accents=accents, lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    return tokenizer
+
+
+_ROLES = {"bos": (("bos", "bos"), ("cls", "bos")), "eos": (("eos", "eos"), ("seperator", "sep"))}
+"""Metadata keys that name the token of a role (the format spells it so), and those that say whether it is added."""
+
+
+def _added(file: GGUFFile, role: str, default: bool) -> tuple[str, int] | None:
+    """Key and id of the token that is put at one end of a text; `default`: whether one is where no key says."""
+    said = [(f"tokenizer.ggml.{name}_token_id", file.get(f"tokenizer.ggml.add_{flag}_token"))
+            for name, flag in _ROLES[role]]
+    unsaid = all(flag is None for _, flag in said)
+    for key, flag in said:
+        if file.get(key) is not None and (default if unsaid else flag):
+            return key, int(file.get(key))
+    return None
+
+
+def _add_template(file: GGUFFile, tokenizer: Tokenizer, tokens: list[str], *, bos_by_default: bool,
+                  eos_by_default: bool) -> None:
     """Have encode() add the begin and end tokens that the metadata asks for."""
     used: list[tuple[str, int]] = []
-    parts = {}
-    for role, default in (("bos", bos_by_default), ("eos", False)):
-        index = file.get(f"tokenizer.ggml.{role}_token_id")
-        parts[role] = ""
-        if file.get(f"tokenizer.ggml.add_{role}_token", default) and index is not None:
-            if not 0 <= index < len(tokens):
-                raise ModelFormatError(f"metadata key 'tokenizer.ggml.{role}_token_id' in {file.path} is {index}, but "
-                                       f"there are {len(tokens)} tokens: the file is corrupt, download it again.")
-            used.append((tokens[index], index))
-            parts[role] = tokens[index]
+    parts = {"bos": "", "eos": ""}
+    for role, default in (("bos", bos_by_default), ("eos", eos_by_default)):
+        found = _added(file, role, default)
+        if found is None:
+            continue
+        key, index = found
+        if not 0 <= index < len(tokens):
+            raise ModelFormatError(f"metadata key '{key}' in {file.path} is {index}, but there are {len(tokens)} "
+                                   "tokens: the file is corrupt, download it again.")
+        used.append((tokens[index], index))
+        parts[role] = tokens[index]
     if not used:
         return
     begin = [f"{parts['bos']}:0"] if parts["bos"] else []
