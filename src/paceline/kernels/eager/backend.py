@@ -34,7 +34,7 @@ class EagerKernels(Composed):
         return linear(x, plain(weight), bias, self._openblas)
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return torch.bmm(weight, x.permute(1, 2, 0)).permute(2, 0, 1)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         size = x.shape[-1]
