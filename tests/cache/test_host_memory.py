@@ -37,8 +37,14 @@ def run(cache: CacheManager, tokens: list[int]) -> None:
 
 # ------------------------------------------------------------------ contents
 
+@pytest.mark.parametrize("staging", [None, 1, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn])
-def test_all_planes_of_a_block_come_back_as_they_went(dtype: torch.dtype) -> None:
+def test_all_planes_of_a_block_come_back_as_they_went(dtype: torch.dtype, staging: int | None,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plane by plane as on a CPU, and put together in few bytes or many as on a card."""
+    if staging is not None:
+        monkeypatch.setattr(HostStorage, "_copy_here", HostStorage._copy_staged)
+        monkeypatch.setattr("paceline.cache.host_storage.STAGING", staging)
     groups = GROUPS if dtype.itemsize > 1 else GROUPS[:1]
     storage = KVStorage(groups, [6] * len(groups), 4, dtype, CPU)
     host = HostStorage(storage.planes, 4, 4, CPU)

@@ -14,9 +14,11 @@ import torch
 from paceline.cache.transfers import Route
 from paceline.kernels.reference.quantised import as_bytes
 
-OUT, IN = (Route.SWAP_OUT, Route.OFFLOAD), (Route.SWAP_IN, Route.FETCH)
+OUT = (Route.SWAP_OUT, Route.OFFLOAD)
 SAMPLE_BLOCKS = 64
 """Blocks that are copied to measure what copying takes."""
+STAGING = 64 << 20
+"""Bytes on the device in which the planes of blocks are put together, at most (and a block at least)."""
 
 
 class CopyRates(NamedTuple):
@@ -52,10 +54,8 @@ class HostStorage:
         sources, targets = [list(side) for side in zip(*pairs)]
         if self._device.type == "cpu":
             self._copy_here(group, sources, targets, route)
-        elif route in OUT:
-            self._send(group, sources, targets)
         else:
-            self._bring(group, sources, targets)
+            self._copy_staged(group, sources, targets, route)
 
     def measure(self) -> CopyRates:
         """What copying takes now, both ways. Blocks are read and get back what they held."""
@@ -83,11 +83,21 @@ class HostStorage:
                 plane[target] = kept[source]
             at += plane.shape[1]
 
+    def _copy_staged(self, group: int, sources: list[int], targets: list[int], route: Route) -> None:
+        copy = self._send if route in OUT else self._bring
+        most = max(1, STAGING // self.block_bytes[group])
+        for begin in range(0, len(sources), most):
+            copy(group, sources[begin:begin + most], targets[begin:begin + most])
+
     def _send(self, group: int, sources: list[int], targets: list[int]) -> None:
+        memory, at = self._memory[group], 0
+        gathered = torch.empty((len(sources), memory.shape[1]), dtype=torch.uint8, device=self._device)
         index = torch.tensor(sources, device=self._device)
-        gathered = torch.cat([plane[index] for plane in self._planes[group]], dim=1)
+        for plane in self._planes[group]:
+            gathered[:, at:at + plane.shape[1]] = plane[index]
+            at += plane.shape[1]
         for place, block in enumerate(targets):
-            self._memory[group][block].copy_(gathered[place], non_blocking=True)
+            memory[block].copy_(gathered[place], non_blocking=True)
 
     def _bring(self, group: int, sources: list[int], targets: list[int]) -> None:
         memory, at = self._memory[group], 0
