@@ -15,6 +15,8 @@ from harness import DictWeights
 from engine.test_equality_matrix import preempt_at, strangers
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, SamplingParams
+from paceline.engine.core import Engine
+from paceline.engine.device import free_running
 from paceline.engine.outputs import Record
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
@@ -128,6 +130,13 @@ def test_equally_likely_texts_go_to_the_better_beam_and_the_lower_token() -> Non
 
 # ------------------------------------------------------------------------------------- blocks
 
+def check(engine: Engine) -> None:
+    """Every block is where the sequences say, on the device and on the host."""
+    everyone = [seq for sequences in engine.scheduler._requests.values() for seq in sequences]
+    engine.cache.check([seq.allocation for seq in everyone if seq.allocation is not None],
+                       [seq.swapped for seq in everyone if seq.swapped is not None])
+
+
 def run(llm: LLM, prompt: list[int], params: SamplingParams, watch: Any) -> Record:
     engine = llm.engine
     name = engine.add(prompt, params)
@@ -135,7 +144,7 @@ def run(llm: LLM, prompt: list[int], params: SamplingParams, watch: Any) -> Reco
     while record.open:
         engine.step()
         watch(engine)
-        engine.cache.check([seq.allocation for seq in engine.scheduler.running])
+        check(engine)
     return engine.take(name)
 
 
@@ -209,9 +218,15 @@ CELLS: dict[str, dict[str, Any]] = {
     "preempted in a batch, ahead": {"preempt": True, "batch": 6, "schedule_ahead": True},
     "crowded": {"crowded": True, "batch": 8},
     "crowded, ahead": {"crowded": True, "batch": 8, "schedule_ahead": True},
+    "crowded, swapped": {"crowded": True, "batch": 8, "preemption": "swap", "swap_space": 0.01},
+    "crowded, swapped, ahead": {"crowded": True, "batch": 8, "preemption": "swap", "swap_space": 0.01,
+                                "schedule_ahead": True},
+    "crowded, computed again": {"crowded": True, "batch": 8, "preemption": "recompute"},
     "a block more than one beam needs": {"kv_blocks": 9, "max_model_len": 64, "watermark": 0.0, "scarce": True},
     "room for one beam only": {"kv_blocks": 8, "max_model_len": 64, "watermark": 0.0, "scarce": True,
                           "enable_prefix_caching": False},
+    "room for one beam only, swapped": {"kv_blocks": 8, "max_model_len": 64, "watermark": 0.0, "scarce": True,
+                                        "preemption": "swap", "swap_space": 0.01},
     "four beams on four seats": {"max_num_seqs": 4, "batch": 5},
 }
 
@@ -260,6 +275,42 @@ def test_a_search_finds_the_same_whatever_happens_around_it(name: str, cell: str
     assert llm.engine.cache.usage().used == 0
 
 
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 30))])
+def test_searches_come_and_go_in_a_crowd(seed: int) -> None:
+    """Many at once, some cancelled, in a cache that holds few of them, with blocks swapped or computed again."""
+    luck = random.Random(seed)
+    model = tiny_model("llama", num_hidden_layers=1)
+    llm = tiny_llm(model, kv_blocks=luck.randrange(9, 24), max_model_len=64, watermark=0.0, max_num_seqs=5,
+                   max_batch_tokens=luck.choice((3, 8, 64)), schedule_ahead=luck.random() < 0.5,
+                   enable_prefix_caching=luck.random() < 0.7, preemption=luck.choice(("recompute", "swap", "auto")))
+    engine = llm.engine
+    asked: dict[str, tuple[list[int], SamplingParams]] = {}
+    ended: dict[str, RequestOutput] = {}
+    for _ in range(400):
+        if len(asked) < 12 and luck.random() < 0.3:
+            prompt, width = PROMPT[:luck.randrange(1, 41)], luck.randrange(1, 6)
+            wish = SamplingParams(beam_width=width, n=luck.randrange(1, width + 1), max_tokens=luck.randrange(1, 14),
+                                  temperature=0.0, priority=luck.randrange(2), stop_token_ids=SEARCH.stop_token_ids)
+            asked[engine.add(prompt, wish)] = (prompt, wish)
+        for record in engine.step():
+            if not record.open:
+                ended[record.request.id] = engine.take(record.request.id).snapshot()
+        check(engine)
+        running = set(asked) - set(ended)
+        if running and luck.random() < 0.02:
+            name = luck.choice(sorted(running))
+            engine.cancel(name)
+            engine.take(name)
+            del asked[name]
+        if len(asked) >= 12 and not engine.has_work:
+            break
+    assert set(ended) == set(asked), "nobody waits for ever"
+    assert engine.cache.usage().used == 0
+    alone = tiny_llm(model)
+    for name, (prompt, wish) in asked.items():
+        assert outcome(ended[name]) == outcome(alone.generate([prompt], wish)[0])
+
+
 def test_searches_side_by_side_are_those_of_each_alone() -> None:
     llm = tiny_llm(max_num_seqs=6)
     prompts = [PROMPT[:7 * i + 1] for i in range(5)]
@@ -298,6 +349,16 @@ def test_more_beams_than_seats_and_speculation_are_refused_alone() -> None:
                         speculation=[None, None, "ngram", ...])
     assert [out.error is None for out in outs] == [True, False, False, True]
     assert [out.error.param for out in outs if isinstance(out.error, RequestError)] == ["beam_width", "speculation"]
+
+
+@pytest.mark.parametrize("wish", [{"beam_width": 2}, {"best_of": 2}])
+def test_a_device_never_runs_ahead_of_what_the_host_decides(wish: dict[str, Any]) -> None:
+    engine = tiny_llm().engine
+    engine.add([1, 2], SamplingParams(**wish))
+    engine.add([1, 2], SamplingParams())
+    engine.step()
+    held = [(seq.free_running, free_running(seq)) for seq in engine.scheduler.running]
+    assert held == [(False, False)] * 2 + [(True, True)]
 
 
 def test_the_engines_own_speculation_leaves_searches_alone() -> None:
