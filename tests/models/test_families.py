@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 from harness import DictWeights, Hand, Rows
 from oracles import oracle, text
 
+from paceline import LLM, SamplingParams
 from paceline.errors import ModelFormatError
-from paceline.kernels import select
+from paceline.kernels import cpu, select
+from paceline.kernels.cpu import NativeKernels
 from paceline.models.config import ModelConfig
 from paceline.models.interface import CausalLM
-from paceline.models.registry import build
+from paceline.models.packing import PackingWeights
+from paceline.models.registry import build, read_config
 
 REFERENCE = select(True, torch.device("cpu"))
 EAGER = select(False, torch.device("cpu"))
@@ -124,3 +130,40 @@ def test_mixtures_without_experts_are_named():
     with pytest.raises(ModelFormatError, match="num_experts"):
         build(ModelConfig.from_dict(raw | {"num_local_experts": None}),
               DictWeights(dict(oracle("qwen3_moe").theirs.state_dict())), 64)
+
+
+@pytest.mark.parametrize("raw", [{"model_type": "bloom", "n_layer": 2}, {"model_type": "opt", "hidden_act": "relu"}])
+def test_an_unknown_architecture_is_named_before_its_config_is_read(raw):
+    with pytest.raises(ModelFormatError, match=rf"'{raw['model_type']}'.*gemma2, gemma3, gemma3_text, gpt2, gpt_neox"):
+        read_config(raw)
+    assert read_config(oracle("gpt2").raw).hidden_size == 48
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
+def test_a_folder_answers_as_transformers_does(name, tmp_path: Path):
+    theirs, prompt = oracle(name).theirs, text(30)
+    theirs.save_pretrained(tmp_path)
+    said = LLM(str(tmp_path), kv_blocks=40).generate([prompt], SamplingParams(max_tokens=12, temperature=0.0,
+                                                                              ignore_eos=True))[0]
+    with torch.inference_mode():
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(theirs(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    assert said.error is None and said.outputs[0].token_ids == tokens[30:]
+
+
+@pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
+@pytest.mark.parametrize("config", [
+    transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=64),
+    transformers.GPTNeoXConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                               num_attention_heads=4, max_position_embeddings=64)], ids=["gpt2", "gpt_neox"])
+def test_rearranged_tensors_are_packed_as_well(config):
+    torch.manual_seed(1)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    weights = PackingWeights(DictWeights(dict(theirs.state_dict())))
+    ours = build(ModelConfig.from_dict(config.to_dict()), weights, 64)
+    assert ours.bits == 8
+    got = Hand(ours, NativeKernels()).run(text(20), 7)
+    with torch.inference_mode():
+        want = theirs(torch.tensor([text(20)]), use_cache=False).logits[0]
+    torch.testing.assert_close(got, want, atol=0.02 * float(want.abs().max()), rtol=0)

@@ -58,6 +58,21 @@ def test_the_equality_matrix_holds(style: str, cell: Cell) -> None:
     run_cell(mixtral(), style, cell, reference(mixtral(), style))
 
 
+@pytest.mark.parametrize("name", [
+    "gpt_neox", *(pytest.param(name, marks=pytest.mark.full)
+                  for name in ("gemma2", "gemma3", "gpt2", "olmo2", "phi3", "qwen3_moe"))])
+@pytest.mark.parametrize("cell", [cell for cell in fast_cells() if cell.name in ("batch 8", "oracle-tree")],
+                         ids=lambda cell: cell.name)
+def test_cells_of_the_matrix_for_other_families(name: str, cell: Cell) -> None:
+    model = packed_family(name)
+    run_cell(model, "seeded", cell, reference(model, "seeded"))
+
+
+@functools.cache
+def packed_family(name: str) -> Any:
+    return packed_model(shape(name, tie_word_embeddings=False))
+
+
 class RoundedByRow:
     """The layers' matrices rounded to 8 bits with a scale a row, in floats; not the router, which is never packed."""
 
@@ -83,7 +98,10 @@ def prompt_scores(model: Any, **options: Any) -> torch.Tensor:
     shape("mixtral"),
     shape("qwen3"),
     ModelConfig.from_dict(BASE | SHAPES["mixtral"]),  # heads of 8 and a feed-forward of 48: torch runs those parts
-], ids=["mixtral", "qwen3", "odd widths"])
+    shape("gemma2", norm_offset=0.0),  # capped scores: torch attends
+    *(pytest.param(shape(name, norm_offset=0.0), marks=pytest.mark.full)
+      for name in ("gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe")),
+], ids=["mixtral", "qwen3", "odd widths", "gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe"])
 def test_logits_are_torchs_up_to_the_rounding_of_weights_and_activations(config: ModelConfig) -> None:
     """Of weights in blocks against the floats; of weights with a scale a row against floats rounded in the same way and
     with all experts chosen: a row near a tie of the router would be another row."""

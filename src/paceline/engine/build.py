@@ -35,7 +35,7 @@ from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import BLOCKS, PackingWeights, bits_in_blocks
-from paceline.models.registry import build
+from paceline.models.registry import build, read_config
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import parse as parse_speculation
 
@@ -91,7 +91,7 @@ def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.dev
 def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
                 length: int | None) -> CausalLM:
     """The checkpoint's model for positions below `length` (None: what it was made for)."""
-    shape = ModelConfig.from_dict(checkpoint.config)
+    shape = read_config(checkpoint.config)
     weights = Weights(checkpoint, dtype, device)
     length = length or shape.max_position_embeddings
     if length > shape.max_position_embeddings:
@@ -148,7 +148,7 @@ class ModelFiles:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
             if tokenizer is not None:
                 check_vocabulary(checkpoint, tokenizer.vocab_size)
-            shape = ModelConfig.from_dict(checkpoint.config)
+            shape = read_config(checkpoint.config)
             whole = wants_native(options, checkpoint, self._device) and \
                 why_not_whole(options, checkpoint, shape) is None
             if options.kv_dtype == "int8" and not whole:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -34,12 +37,26 @@ ARCHITECTURES: dict[str, type[Decoder]] = {
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
 }
+PARTS = ("gemma3",)
+"""Models with other senses, whose text model is one of the above."""
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Of a config.json. An architecture that is not supported is named before anything about it is looked at."""
+    found = raw.get("model_type")
+    if isinstance(found, str) and found and found not in {*ARCHITECTURES, *PARTS}:
+        raise _unsupported(found)
+    return ModelConfig.from_dict(raw)
+
+
+def _unsupported(model_type: str) -> ModelFormatError:
+    return ModelFormatError(f"model_type {model_type!r} is not supported; supported are "
+                            f"{', '.join(sorted({*ARCHITECTURES, *PARTS}))}.")
 
 
 def build(config: ModelConfig, weights: WeightSource, max_model_len: int) -> CausalLM:
     """The model, its tensors taken out of `weights`, ready to run positions below max_model_len."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
-        raise ModelFormatError(f"model_type {config.model_type!r} is not supported; supported are "
-                               f"{', '.join(sorted(ARCHITECTURES))}.")
+        raise _unsupported(config.model_type)
     return architecture(config, weights, max_model_len)

@@ -11,6 +11,8 @@ from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.quantised.codes import Outliers
 
 EMBEDDING = "model.embed_tokens.weight"
+EMPTY = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+"""Ends of names under which files keep what a program computes by itself."""
 
 
 class Weights:
@@ -55,11 +57,11 @@ class Weights:
         self.checkpoint.let_go()
 
     def unused(self) -> list[str]:
-        """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies, the
-        head of a model whose config ties it to the embedding). A reason to warn: the model may be another one."""
+        """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies and masks,
+        the head of a model whose config ties it to the embedding). A reason to warn: the model may be another one."""
         tied = bool(self.checkpoint.config.get("tie_word_embeddings"))
         return [name for name in self.checkpoint.names()
-                if name not in self._taken and not name.endswith(".rotary_emb.inv_freq")
+                if name not in self._taken and not name.endswith(EMPTY)
                 and not (tied and name == "lm_head.weight")]
 
 
