@@ -60,7 +60,8 @@ def test_the_equality_matrix_holds(style: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("name", [
     "gpt_neox", *(pytest.param(name, marks=pytest.mark.full)
-                  for name in ("gemma2", "gemma3", "gpt2", "olmo2", "phi3", "qwen3_moe"))])
+                  for name in ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "gpt2", "olmo2", "phi3", "qwen3_moe",
+                               "shared_keys"))])
 @pytest.mark.parametrize("cell", [cell for cell in fast_cells() if cell.name in ("batch 8", "oracle-tree")],
                          ids=lambda cell: cell.name)
 def test_cells_of_the_matrix_for_other_families(name: str, cell: Cell) -> None:
@@ -117,7 +118,7 @@ def test_logits_are_torchs_up_to_the_rounding_of_weights_and_activations(config:
 
 def test_the_router_stays_in_floats_and_everything_else_is_packed() -> None:
     block = mixtral().blocks[0]
-    assert isinstance(block.mlp.router.weight, torch.Tensor)
+    assert isinstance(block.mlp.router.scores.weight, torch.Tensor)
     linears = [block.attention.qkv, block.attention.out, block.mlp.experts[3].gate_up, block.mlp.experts[3].down,
                mixtral().head]
     assert all(isinstance(linear.weight, PackedWeight) for linear in linears)

@@ -10,7 +10,7 @@ from oracles import oracle, text
 from paceline.kernels import select
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("deepseek_v3", marks=pytest.mark.full)])
 def test_logits_are_the_references(kernels, device, name):
     if device.type != "cpu":
         pytest.skip("the models of these tests live on the CPU")
