@@ -143,6 +143,10 @@ def test_bits_of_the_model_as_it_is_do_not_depend_on_adapters_beside_it(cell: Ce
     run_cell("llama", "seeded", cell, None)
 
 
+def test_bits_survive_a_swap_to_the_host() -> None:
+    run_cell("llama", "seeded", Cell("swapped", batch=4, preempt=True, options={"preemption": "swap"}), "one")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("adapter", ["one", None])
 @pytest.mark.parametrize("cell", [cell for cell in fast_cells() if cell.crowded], ids=lambda cell: cell.name)
@@ -189,6 +193,14 @@ def test_samples_of_a_request_share_its_adapter() -> None:
     merged = tiny_llm(merged_model("llama", tensors("llama", "one"), UNTIED))
     want = merged.generate([PROMPT], SamplingParams(n=3, max_tokens=12, seed=5))[0]
     assert [own.token_ids for own in many.outputs] == [own.token_ids for own in want.outputs]
+
+
+def test_beams_are_those_of_the_merged_model() -> None:
+    search = SamplingParams(beam_width=3, n=3, max_tokens=10, ignore_eos=True, temperature=0.0)
+    out, other = llm_with("llama").generate([PROMPT, PROMPT], search, adapter=["one", None])
+    want = tiny_llm(merged_model("llama", tensors("llama", "one"), UNTIED)).generate([PROMPT], search)[0]
+    assert [own.token_ids for own in out.outputs] == [own.token_ids for own in want.outputs]
+    assert out.outputs[0].token_ids != other.outputs[0].token_ids
 
 
 def test_eager_kernels_give_the_merged_text_too() -> None:

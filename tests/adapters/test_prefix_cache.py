@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,18 @@ MODEL = tiny_model()
 PROMPT = [(i * 17 + 5) % 97 for i in range(50)]
 
 
-@pytest.fixture
-def llm(tmp_path: Path) -> LLM:
-    made = tiny_llm(MODEL)
+def llm_with(tmp_path: Path, **options: Any) -> LLM:
+    made = tiny_llm(MODEL, **options)
     shapes = shapes_of(MODEL, ATTENTION)
     for name in ("one", "two"):
         made.load_adapter(name, str(write_adapter(tmp_path / name, factors(shapes, name), target_modules=ATTENTION)))
     made.load_adapter("one again", str(tmp_path / "one"))
     return made
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> LLM:
+    return llm_with(tmp_path)
 
 
 def cached(llm: LLM, adapter: str | None, salt: str = "") -> int:
@@ -50,6 +55,13 @@ def test_no_salt_opens_an_adapters_blocks(llm: LLM) -> None:
     roots = list(llm.engine.cache.prefix._roots)
     assert len(roots) == 1
     assert [cached(llm, None, salt) for salt in (roots[0], roots[0].strip(), f"salt {roots[0]}")] == [0, 0, 0]
+
+
+def test_blocks_on_the_host_belong_to_their_adapter_too(tmp_path: Path) -> None:
+    llm = llm_with(tmp_path, kv_blocks=10, max_model_len=80, host_cache=0.01)
+    cached(llm, "one")
+    llm.generate([[token] * 60 for token in range(4)], SamplingParams(max_tokens=2, temperature=0.0))
+    assert (cached(llm, None), cached(llm, "two"), cached(llm, "one")) == (0, 0, 48)
 
 
 def test_a_trace_names_the_adapter_and_is_replayed_with_it(llm: LLM) -> None:
