@@ -128,6 +128,11 @@ class AsyncLLM:
         return len(self._listeners)
 
     @property
+    def live_ids(self) -> list[str]:
+        """Their ids."""
+        return list(self._listeners)
+
+    @property
     def alive(self) -> bool:
         """Whether the engine's thread can still serve."""
         return not self._closing and self._thread.is_alive()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from serving import ServerProcess, served, write_model
+from serving import ServerProcess, served, until, write_model
 from small_tokenizers import byte_level
 
 from engine.tiny import tiny_engine
@@ -21,7 +21,7 @@ from paceline.engine.core import Engine
 from paceline.engine.timeline import DECODE, Event
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
-from paceline.serve import live
+from paceline.serve import live, stories
 from paceline.serve.snapshot import CACHED, FREE, SHARED, USED, block_states, packed, percentiles, runs, take
 from paceline.serve.stories import story
 
@@ -146,6 +146,29 @@ def test_a_story_has_all_tokens_and_the_line_agrees(url: str) -> None:
     assert {key: story[key] for key in line if key not in ("age_s",)} == {
         key: value for key, value in line.items() if key != "age_s"}
     assert line["state"] == "finished" and line["reason"] == "length" and not line["traced"]
+
+
+def test_what_is_made_of_requests_is_made_off_the_engines_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dicts for two hundred requests take milliseconds, in which nobody would get a token."""
+    where: list[str] = []
+    plain = stories.line
+
+    def noted(*args: Any) -> Any:
+        where.append(threading.current_thread().name)
+        return plain(*args)
+
+    monkeypatch.setattr(stories, "line", noted)
+    asking = threading.Thread(target=ask, args=(url, "runs"), kwargs={"max_tokens": 200, "n": 3})
+    ask(url, "over", n=2)
+    asking.start()
+    listed = until(lambda: [one for one in get(url, "requests").json()["requests"] if one["state"] != "finished"]
+                   or not asking.is_alive())
+    for one in listed if isinstance(listed, list) else ():
+        assert one["reason"] is None and one["reasons"] == [] and one["metrics"]["prompt_tokens"] == len(IDS)
+    asking.join(WAIT)
+    over = get(url, "requests").json()["requests"][1]
+    assert over["id"] == "cmpl-over" and over["reasons"] == ["length", "length"]
+    assert where and not any("paceline-engine" in name for name in where)
 
 
 def test_a_trace_is_given_to_those_who_asked_for_one(url: str) -> None:

@@ -113,6 +113,42 @@ def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: Se
     assert page.locator(".story .tokens").text_content() == pieces
 
 
+def test_every_sample_of_a_request_can_be_looked_at(open_page: OpenPage, server: ServerProcess) -> None:
+    name = ask(server.url, "samples", n=3, length=24, temperature=1.0, speculation="ngram", prompt="the quick brown")
+    told = httpx.get(f"{server.url}/paceline/request", params={"id": name}, timeout=90).json()
+    texts = ["".join(piece for event in told["events"] if event["sample"] == sample for piece in event["pieces"])
+             for sample in range(3)]
+    assert len(set(texts)) == 3 and all(texts)
+    page = open_page(f"{server.url}/#/requests/{name}")
+    page.wait_for_selector(".timeline")
+    shown = page.locator(".story .tokens")
+    radios = page.locator(".samples input")
+    assert radios.count() == 3 and "max tokens" in page.locator(".samples").text_content()
+    assert shown.text_content() == texts[0]
+    for sample in (1, 2, 0):
+        radios.nth(sample).click()
+        assert shown.text_content() == texts[sample] and radios.nth(sample).is_checked()
+        assert page.locator(".t-prefill").count() >= 1, "they share the prompt"
+        assert page.locator(".t-step").count() >= 1
+    radios.first.focus()
+    for sample in (1, 2):
+        page.keyboard.press("ArrowRight")
+        assert shown.text_content() == texts[sample]
+        assert page.evaluate("document.activeElement.value") == f"{sample}", "the focus stays where it was"
+    alone = ask(server.url, "alone", length=8)
+    page.goto(f"{server.url}/#/requests/{alone}")
+    page.wait_for_selector(".timeline")
+    assert page.locator(".samples").count() == 0
+
+
+@pytest.mark.parametrize("place", ["toString", "constructor", "__proto__", "nothing", "%E0%A4%A", "requests/%E0%A4%A"])
+def test_an_address_that_names_nothing_shows_a_view(open_page: OpenPage, server: ServerProcess, place: str) -> None:
+    page = open_page(f"{server.url}/#/{place}")
+    page.wait_for_selector("main[data-view]")
+    assert page.locator("main").get_attribute("data-view") == ("requests" if "/" in place else "playground")
+    assert page.locator("nav a[aria-current=page]").count() == 1
+
+
 def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerProcess) -> None:
     def preempted() -> list[str]:
         with crowd(server.url, "crowd", 8, 150):

@@ -12,8 +12,9 @@ import pytest
 from fastapi import FastAPI
 from serving import WAIT, events, served, until
 
-from engine.tiny import tiny_engine
+from engine.tiny import tiny_engine, tiny_model
 from paceline.async_llm import AsyncLLM
+from paceline.bench.null_model import byte_tokenizer
 from paceline.engine.core import Engine
 from paceline.serve import errors
 from paceline.serve.app import create_app
@@ -23,11 +24,16 @@ from paceline.serve.options import ServeOptions
 BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
 
 
-def broken_once(engine: Engine) -> None:
-    """The next step to be planned finds no memory."""
+def broken_once(engine: Engine, steps: int = 0) -> None:
+    """The next step to be planned, or the one after so many, finds no memory."""
     healthy: Callable[..., Any] = engine.scheduler.schedule
+    planned = 0
 
     def broken(*args: Any, **more: Any) -> Any:
+        nonlocal planned
+        planned += 1
+        if planned <= steps:
+            return healthy(*args, **more)
         engine.scheduler.schedule = healthy  # type: ignore[method-assign]
         raise MemoryError("no room")
 
@@ -44,8 +50,31 @@ def test_a_broken_step_is_a_500_and_the_server_goes_on() -> None:
         assert "Traceback" not in answer.text
         broken_once(engine)
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
-            assert [chunk["error"]["code"] for chunk in events(stream)] == ["engine_error"]
+            chunk, error = events(stream)
+            assert chunk["choices"][0]["finish_reason"] == "error" and chunk["choices"][0]["text"] == ""
+            assert error["error"]["code"] == "engine_error"
         assert http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_what_was_held_back_comes_before_the_error() -> None:
+    """A text that may yet become a stop string is held back; when its request fails it is told with the end."""
+    tokenizer = byte_tokenizer()
+    engine = tiny_engine(tiny_model(vocab_size=256), tokenizer, enable_prefix_caching=False)
+    letters = [token for token in range(256) if (text := tokenizer.decode([token])).isascii() and text.isalpha()]
+    prompts = [tokenizer.encode(text) for text in ("one", "two")]
+    body = {"prompt": prompts, "max_tokens": 40, "temperature": 0, "allowed_token_ids": letters, "speculation": None}
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        whole = [choice["text"] for choice in http.post("/v1/completions", json=body).json()["choices"]]
+        broken_once(engine, 12)
+        stops = [text + "!" for text in whole]
+        with http.stream("POST", "/v1/completions", json=body | {"stream": True, "stop": stops}) as stream:
+            *chunks, last = events(stream)
+    assert last["error"]["code"] == "engine_error"
+    texts = ["".join(choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index)
+             for index in range(2)]
+    assert all(text and wanted.startswith(text) for text, wanted in zip(texts, whole))
+    assert [len(text) for text in texts] in ([12, 12], [12, 11], [11, 12]), "one may have come a step later"
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-2:] == ["error", "error"]
 
 
 def test_an_engine_that_died_is_told_by_health_and_refusals() -> None:

@@ -109,6 +109,16 @@ def test_an_id_may_be_in_use_and_odd_ids_are_replaced(http: httpx.Client) -> Non
         assert answer.status_code == 200 and len(answer.headers["x-request-id"]) == 32
 
 
+def test_no_id_of_a_client_is_another_calls_second_prompt(http: httpx.Client) -> None:
+    two = {"prompt": ["hello", "there"], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=two, headers={"x-request-id": "x"}) as first:
+        next(first.iter_lines())
+        for name in ("x-1", "x#1"):
+            second = http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2},
+                               headers={"x-request-id": name})
+            assert second.status_code == 200, second.text
+
+
 def test_tokens_there_and_back(http: httpx.Client) -> None:
     text = "héllo <|im_end|> wörld 🙂"
     told = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()

@@ -36,7 +36,9 @@ def serve(
     max_body_mb: Annotated[float, _server("Largest request body, in megabytes.")] = 8.0,
     max_output_tokens: Annotated[int | None, _server("Most tokens a sample may get.")] = None,
     max_samples: Annotated[int, _server("Most samples (prompts times n) of one call.")] = 128,
-    max_queue: Annotated[int, _server("Most requests that wait; further ones get 429.")] = 256,
+    max_queue: Annotated[int, _server("Most samples that wait; further ones get 429.")] = 256,
+    max_connections: Annotated[int, _server("Most connections at once; further ones get 503.")] = 512,
+    stall_timeout: Annotated[float, _server("Seconds a client may leave its answer unread.")] = 60.0,
     timeout: Annotated[float | None, _server("Most seconds a request may take.")] = None,
     drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
     page: Annotated[bool, _server("The page at /, which shows recent requests to all who may use the server.",
@@ -78,7 +80,8 @@ def serve(
         api_keys=tuple(api_key or ()) + tuple(from_environment), cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host or ()), max_body_bytes=int(max_body_mb * 1e6),
         max_output_tokens=max_output_tokens, max_samples=max_samples,
-        timeout_s=timeout, drain_s=drain, page=page, tool_parser=tool_parser, log_format=log_format)
+        max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
+        tool_parser=tool_parser, log_format=log_format)
     wish = options.speculation(speculation)
     adapters = options.adapters(lora)
     listening = server.listen(settings)

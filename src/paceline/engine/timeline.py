@@ -54,7 +54,7 @@ class RequestTimeline:
     """One request: live ones lend their record, finished ones leave what is worth showing."""
 
     __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_tokens", "reason",
-                 "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight", "weight")
+                 "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight", "weight")
 
     def __init__(self, record: Record) -> None:
         request = record.request
@@ -74,6 +74,9 @@ class RequestTimeline:
         """Apart: giving up events makes no trace lighter."""
         self.finished: float | None = None
         self.reason: str | None = None
+        """Of sample 0."""
+        self.reasons: list[str | None] = []
+        """Of each sample."""
         self.error: str | None = None
         self.trace: Trace | None = None
         self.speculation: dict[str, Any] | None = None
@@ -97,19 +100,13 @@ class RequestTimeline:
         self.record = None
         self.finished = record.metrics.finished
         self.reason = record.emitters[0].finish_reason
+        self.reasons = [emitter.finish_reason for emitter in record.emitters]
         self.error = None if record.error is None else str(record.error)
         self.trace = record.trace
-        self.summary = summary(record)
+        self.summary = record.metrics.figures()
         self.speculation = None if record.speculation is None else record.speculation.as_dict()
         if self.trace is not None:
             self.trace_weight = len(self.trace.prompt) // 8 + 3 * len(self.trace.tokens)
-
-
-def summary(record: Record) -> dict[str, Any]:
-    """A request's figures, without the list that has an entry a token."""
-    figures = record.metrics.as_dict()
-    del figures["inter_token_s"]
-    return figures
 
 
 class Second(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
 from paceline.serve.tokens import TokenNames
 
+log = logging.getLogger("paceline.serve")
 Done = TypeVar("Done")
+CLIENT_GONE = "the client has gone: its request is cancelled"
 
 
 @dataclass
@@ -76,6 +79,8 @@ class Call:
     """None: the model as it is."""
     include_usage: bool = False
     provenance: bool = False
+    request_id: str = ""
+    """What the client knows it by; `id` is made of it and is nobody else's."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -107,7 +112,8 @@ class Call:
                          adapter=self.adapter)
             for place, prompt in enumerate(self.prompts)])
         for output in outputs:
-            self.close(output)
+            if (fault := self.fault(output)) is not None:
+                raise fault
         return outputs
 
     async def open(self) -> list[Listener[Delta]]:
@@ -119,15 +125,26 @@ class Call:
                        adapter=self.adapter)
             for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
-    def close(self, output: RequestOutput) -> None:
-        """A request has ended: raise what went wrong with it."""
+    def fault(self, output: RequestOutput) -> ApiError | None:
+        """A request has ended: what went wrong with it, if anything did. The log hears of it too."""
+        reasons = {completion.finish_reason for completion in output.outputs}
         if output.error is not None:
-            raise api_error(output.error)
-        if any(completion.finish_reason == "cancelled" for completion in output.outputs):
-            raise ApiError(503, "The server is shutting down and ended this request early.", code="draining")
+            self.note("a request failed: %s", output.error)
+            return api_error(output.error)
+        if "cancelled" in reasons:
+            self.note("a request was ended because the server leaves")
+            return ApiError(503, "The server is shutting down and ended this request early.", code="draining")
+        if "timeout" in reasons:
+            self.note("a request's deadline passed")
+        return None
+
+    def note(self, message: str, *values: object) -> None:
+        """For the log, under the id that the client knows and the one that the engine does."""
+        log.info(message, *values, extra={"request_id": self.request_id, "call_id": self.id})
 
     def _name(self, place: int) -> str:
-        return self.id if place == 0 else f"{self.id}-{place}"
+        """No client's id has the sign in it that sets further prompts apart."""
+        return self.id if place == 0 else f"{self.id}#{place}"
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -176,13 +193,14 @@ async def _all(work: list[Coroutine[Any, Any, Done]], undo: Any = None) -> list[
         raise
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
-    """Do it as long as the client is there. A client that hangs up cancels the work, and so its requests."""
-    task = asyncio.ensure_future(work)
+async def unless_gone(request: Request, call: Call) -> list[RequestOutput]:
+    """All outputs, as long as the client is there. One that hangs up cancels its requests."""
+    task = asyncio.ensure_future(call.complete())
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
+            call.note(CLIENT_GONE)
             raise ApiError(499, "The client has gone.", code="client_closed_request")
         return task.result()
     finally:

@@ -43,13 +43,13 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     params = chat_params(body, service.options, forced_structure(body))
     engine = service.llm.engine
     prompt = await asyncio.to_thread(lambda: engine.render(**render_arguments(body, engine.chat)))
-    call = Call(service, f"chatcmpl-{request.state.request_id}", "chat.completion", [prompt], params, speculation(body),
+    call = Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [prompt], params, speculation(body),
                 adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                provenance=bool(body.provenance))
+                provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         call.kind = "chat.completion.chunk"
         return EventStream(call, await call.open(), _Streamed(call, body))
-    output = (await unless_gone(request, call.complete()))[0]
+    output = (await unless_gone(request, call))[0]
     return JSONResponse(call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
         "usage": call.usage([output]), "paceline": call.explanation([output])})

@@ -28,15 +28,15 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     adapter = service.adapter(body.model)
     params = completion_params(body, service.options)
     prompts, texts = await asyncio.to_thread(_encode, service, body)
-    call = Call(service, f"cmpl-{request.state.request_id}", "text_completion", prompts, params, speculation(body),
+    call = Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, speculation(body),
                 adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                provenance=bool(body.provenance))
+                provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         if body.echo and body.logprobs is not None:
             raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
                                "stream out.", "stream")
         return EventStream(call, await call.open(), _Streamed(call, body, texts))
-    outputs = await unless_gone(request, call.complete())
+    outputs = await unless_gone(request, call)
     return JSONResponse(_whole(call, body, texts, outputs))
 
 

@@ -94,7 +94,7 @@ def install(app: FastAPI) -> None:
     """Every way out of the app that is not an answer."""
 
     async def on_problem(request: Request, problem: Exception) -> Response:
-        return api_error(problem).response()
+        return api_error(problem, getattr(request.state, "request_id", None)).response()
 
     async def on_validation(request: Request, problem: Exception) -> Response:
         errors = problem.errors() if isinstance(problem, RequestValidationError) else ()

@@ -16,7 +16,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.engine.timeline import Timelines
 from paceline.serve.options import ServeOptions
 from paceline.serve.snapshot import frame, take
-from paceline.serve.stories import copied, listed, story
+from paceline.serve.stories import copied, glimpses, line, lines, story
 
 FRAMES_A_SECOND = 4
 NEW_SECONDS = 3
@@ -78,7 +78,8 @@ async def live(request: Request) -> StreamingResponse:
 @router.get("/requests")
 async def requests(request: Request) -> dict[str, Any]:
     timelines = _feed(request).timelines
-    return {"requests": await _llm(request).ask(lambda engine: listed(timelines, engine.clock()))}
+    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine.clock()))
+    return {"requests": await asyncio.to_thread(lines, seen)}
 
 
 @router.get("/request")
@@ -87,7 +88,9 @@ async def one_request(request: Request, id: str) -> dict[str, Any]:
     found = await _llm(request).ask(lambda engine: copied(timelines, id, engine.clock()))
     if found is None:
         raise _unknown(id)
-    return await asyncio.to_thread(story, *found, _llm(request).engine.tokenizer)
+    seen, events, dropped = found
+    return await asyncio.to_thread(
+        lambda: story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer))
 
 
 @router.get("/trace")

@@ -32,8 +32,8 @@ class TextLines(logging.Formatter):
         request_id, seconds = getattr(record, "request_id", None), getattr(record, "seconds", None)
         if seconds is not None:
             line += f" {seconds * 1000:.1f} ms"
-        if request_id is not None:
-            line += f" [{request_id}]"
+        for name in [request_id] if request_id is not None else getattr(record, "request_ids", ()):
+            line += f" [{name}]"
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 

@@ -42,7 +42,7 @@ class RequestIds:
         # Clients may send one id with calls side by side; the engine's requests need names of their own.
         name = request_id if request_id not in self._in_use else f"{request_id}-{secrets.token_hex(8)}"
         self._in_use.add(name)
-        scope.setdefault("state", {})["request_id"] = name
+        scope.setdefault("state", {}).update(request_id=request_id, name=name)
         begun, status = time.perf_counter(), 0
 
         async def respond(message: Message) -> None:

@@ -28,6 +28,9 @@ class ServeOptions:
     """Of one sample; None: what the context leaves."""
     max_samples: int = 128
     """Prompts times samples of one call."""
+    max_connections: int = 512
+    stall_s: float = 60.0
+    """How long a client may leave unread what it asked for."""
     timeout_s: float | None = None
     """The longest a request may take; its own timeout_s may only be shorter."""
     drain_s: float = 30.0
@@ -46,7 +49,9 @@ class ServeOptions:
             raise ConfigError("An API key is empty or has characters that do not fit a header: choose printable ASCII.")
         if any(not host or not host.isascii() or not host.isprintable() or "/" in host for host in self.allowed_hosts):
             raise ConfigError("An allowed host is empty or no name: give it like box.example or 10.0.0.5.")
-        for name in ("max_body_bytes", "max_samples"):
+        if not self.stall_s > 0:
+            raise ConfigError(f"stall_s must be above 0, got {self.stall_s}.")
+        for name in ("max_body_bytes", "max_samples", "max_connections"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:

@@ -7,7 +7,9 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,7 +17,9 @@ from fastapi import FastAPI
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.serve.app import create_app
+from paceline.serve.connections import Connection, crowded
 from paceline.serve.hosts import is_loopback
+from paceline.serve.middleware import RequestIds
 from paceline.serve.options import ServeOptions
 
 log = logging.getLogger("paceline.serve")
@@ -30,8 +34,10 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, options: ServeOptions, announce: Callable[[], None] = lambda: None) -> None:
         """`announce` is called once requests are welcome."""
-        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", server_header=False,
-                                        timeout_graceful_shutdown=int(LEAVING_S)))
+        connection: Any = partial(Connection, most=options.max_connections, stall_s=options.stall_s,
+                                  refusal=RequestIds(crowded, app.state.service.metrics))
+        super().__init__(uvicorn.Config(app, http=connection, log_config=None, access_log=False, lifespan="on",
+                                        server_header=False, timeout_graceful_shutdown=int(LEAVING_S)))
         self._app = app
         self._options = options
         self._announce = announce
@@ -57,7 +63,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         llm: AsyncLLM = self._app.state.llm
-        log.info("draining: %d requests run", llm.live)
+        log.info("draining: %d requests run", llm.live, extra={"request_ids": llm.live_ids})
         end = time.monotonic() + self._options.drain_s
         while llm.live and llm.alive and time.monotonic() < end:
             await asyncio.sleep(0.05)
@@ -66,7 +72,8 @@ class Server(uvicorn.Server):
     def _leave(self) -> None:
         llm: AsyncLLM = self._app.state.llm
         if llm.live and llm.alive:
-            log.warning("%d requests did not finish in time and are ended", llm.live)
+            log.warning("%d requests did not finish in time and are ended", llm.live,
+                        extra={"request_ids": llm.live_ids})
             llm.cancel_all()
         self.should_exit = True
 

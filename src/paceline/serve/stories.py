@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from paceline.engine.timeline import Draft, Event, RequestTimeline, Timelines, summary
+from paceline.engine.metrics import RequestMetrics
+from paceline.engine.timeline import Draft, Event, RequestTimeline, Timelines
 from paceline.models.detokenizer import Detokenizer
 from paceline.models.tokenizer import Tokenizer
 from paceline.serve.tokens import TokenNames
+from paceline.speculation.stats import SpeculationStats
+
+FINISHED = "finished"
 
 
-def listed(timelines: Timelines, now: float, most: int = 200) -> list[dict[str, Any]]:
-    """The latest requests, newest first, one line each. On the engine's thread."""
-    newest = list(timelines.requests.values())[:-most - 1:-1]
-    return [_line(timeline, now) for timeline in newest]
+class Glimpse(NamedTuple):
+    """A request as it was between two steps. What goes on changing is copied; of finished ones that is nothing."""
+
+    timeline: RequestTimeline
+    state: str
+    now: float
+    metrics: RequestMetrics | None = None
+    speculation: SpeculationStats | None = None
 
 
-def _line(timeline: RequestTimeline, now: float) -> dict[str, Any]:
+def glimpses(timelines: Timelines, now: float, most: int = 200) -> list[Glimpse]:
+    """The latest requests, newest first. On the engine's thread."""
+    return [_glimpse(timeline, now) for timeline in list(timelines.requests.values())[:-most - 1:-1]]
+
+
+def _glimpse(timeline: RequestTimeline, now: float) -> Glimpse:
     record = timeline.record
-    figures = timeline.summary if record is None else summary(record)
-    speculation = timeline.speculation
-    if record is not None and record.speculation is not None:
-        speculation = record.speculation.as_dict()
-    return {
-        "id": timeline.id, "state": _state(timeline), "reason": timeline.reason, "age_s": now - timeline.arrival,
-        "method": timeline.method, "seed": str(timeline.seed), "samples": timeline.samples, "error": timeline.error,
-        "traced": timeline.trace is not None, "speculation": speculation, "metrics": figures,
-        "duration_s": (now if timeline.finished is None else timeline.finished) - timeline.arrival,
-    }
+    if record is None:
+        return Glimpse(timeline, FINISHED, now)
+    state = "running" if any(seq.allocation is not None for seq in record.sequences) else "waiting"
+    stats = record.speculation
+    return Glimpse(
+        timeline, state, now, replace(record.metrics, token_times=record.metrics.token_times.copy()),
+        None if stats is None else replace(stats, by_depth=stats.by_depth.copy(), provenance=[],
+                                           tried_by_depth=stats.tried_by_depth.copy()))
 
 
-def _state(timeline: RequestTimeline) -> str:
-    if timeline.record is None:
-        return "finished"
-    return "running" if any(seq.allocation is not None for seq in timeline.record.sequences) else "waiting"
-
-
-def copied(timelines: Timelines, request_id: str, now: float) -> tuple[dict[str, Any], list[Event], float, int] | None:
-    """What story() needs of a request: its line, events, arrival, and events given up. On the engine's thread."""
+def copied(timelines: Timelines, request_id: str, now: float) -> tuple[Glimpse, list[Event], int] | None:
+    """What story() needs of a request: a glimpse of it, its events, and how many were given up. On the engine's
+    thread."""
     timeline = timelines.requests.get(request_id)
     if timeline is None:
         return None
-    return _line(timeline, now), list(timeline.events), timeline.arrival, timeline.dropped
+    return _glimpse(timeline, now), list(timeline.events), timeline.dropped
+
+
+def lines(seen: list[Glimpse]) -> list[dict[str, Any]]:
+    """One line each, in JSON's types."""
+    return [line(one) for one in seen]
+
+
+def line(seen: Glimpse) -> dict[str, Any]:
+    timeline, ended = seen.timeline, seen.state == FINISHED
+    finished = timeline.finished if ended and timeline.finished is not None else seen.now
+    return {
+        "id": timeline.id, "state": seen.state, "age_s": seen.now - timeline.arrival, "method": timeline.method,
+        "seed": str(timeline.seed), "samples": timeline.samples, "duration_s": finished - timeline.arrival,
+        "reason": timeline.reason if ended else None, "reasons": list(timeline.reasons) if ended else [],
+        "error": timeline.error if ended else None, "traced": ended and timeline.trace is not None,
+        "metrics": timeline.summary if seen.metrics is None else seen.metrics.figures(),
+        "speculation": timeline.speculation if seen.speculation is None else seen.speculation.as_dict(),
+    }
 
 
 def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: int,

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from paceline.async_llm import Listener
 from paceline.engine.deltas import Delta, SampleDelta
 from paceline.request import RequestOutput
-from paceline.serve.calls import Call, disconnected
-from paceline.serve.errors import api_error
+from paceline.serve.calls import CLIENT_GONE, Call, disconnected
+from paceline.serve.errors import ApiError, api_error
 
 Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
 """(which prompt, what its sample gained) -> the chunks' choices."""
@@ -41,6 +41,8 @@ class EventStream(Response):
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not stream.done():
+                self._call.note(CLIENT_GONE)
         finally:
             for listener in self._listeners:
                 listener.close()
@@ -56,9 +58,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": block, "more_body": True})
             end = DONE
         except OSError:  # the client hung up while it was written to
+            self._call.note(CLIENT_GONE)
             return
         except Exception as problem:  # too late for a status: the stream itself says what is wrong
-            end = event(api_error(problem).body())
+            end = event(api_error(problem, self._call.request_id).body())
         with suppress(OSError):
             await send({"type": "http.response.body", "body": end, "more_body": False})
 
@@ -68,19 +71,22 @@ class EventStream(Response):
         head = "data: " + encode(call.envelope())[:-1]
         usage = ',"usage":null' if call.include_usage else ""
         outputs: list[RequestOutput | None] = [None] * len(self._listeners)
+        fault: ApiError | None = None
         async for place, delta in merged(self._listeners):
             chunks = [f'{head}{usage},"choices":[{encode(choice)}]' for sample in delta.samples
                       for choice in self._choices(place, sample)]
             if delta.output is not None:
                 outputs[place] = delta.output
-                call.close(delta.output)
+                fault = fault or call.fault(delta.output)
                 whole = [output for output in outputs if output is not None]
-                if len(whole) == len(outputs):
+                if len(whole) == len(outputs) and fault is None:
                     if call.include_usage:
                         chunks.append(f'{head},"choices":[],"usage":{encode(call.usage(whole))}')
                     chunks[-1] += f',"paceline":{encode(call.explanation(whole))}'
             if chunks:
                 yield ("}\n\n".join(chunks) + "}\n\n").encode()
+        if fault is not None:  # told last: what all of them said until then is the client's
+            raise fault
 
 
 def event(chunk: dict[str, Any]) -> bytes:
@@ -88,11 +94,12 @@ def event(chunk: dict[str, Any]) -> bytes:
 
 
 async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
-    """What any of them hears, as it comes."""
+    """What any of them hears, as it comes. One that fails says so when the others have ended too."""
     if len(listeners) == 1:
         async for delta in listeners[0]:
             yield 0, delta
         return
+    problem: Exception | None = None
     waiting = {asyncio.ensure_future(anext(listener)): place for place, listener in enumerate(listeners)}
     try:
         while waiting:
@@ -103,8 +110,13 @@ async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, D
                     delta = task.result()
                 except StopAsyncIteration:
                     continue
+                except Exception as failure:
+                    problem = problem or failure
+                    continue
                 waiting[asyncio.ensure_future(anext(listeners[place]))] = place
                 yield place, delta
+        if problem is not None:
+            raise problem
     finally:
         for task in waiting:
             task.cancel()

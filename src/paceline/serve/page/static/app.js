@@ -11,9 +11,18 @@ const main = document.getElementById("main");
 const views = { playground, live, requests };
 let leave = () => {};
 
+// A hash may have been typed by hand: what cannot be decoded names nothing.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return "";
+  }
+}
+
 function route() {
-  const [name, id] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const view = name in views ? name : "playground";
+  const [name, id] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  const view = Object.hasOwn(views, name) ? name : "playground";
   leave();
   forget();
   document.title = `${{ playground: "Playground", live: "Live", requests: "Requests" }[view]} · Paceline`;

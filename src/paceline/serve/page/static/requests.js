@@ -1,7 +1,7 @@
 // Recent requests, and one of them opened: its timeline, its text, its drafts, its trace.
 
 import { getBlob, getJSON } from "./api.js";
-import { h } from "./dom.js";
+import { fresh, h } from "./dom.js";
 import { count, percent, seconds, short, times } from "./format.js";
 import { drawTimeline } from "./timeline.js";
 import { legend, TokenText } from "./tokens.js";
@@ -51,12 +51,19 @@ export function oneRequest(id) {
   const element = h("div", { class: "requests" },
     h("p", { class: "small" }, h("a", { href: "#/requests" }, "← All requests")), h("h1", { class: "mono-title" }, id), body);
   const leaving = new AbortController();
+  // A story that still goes on is drawn anew each second: what was chosen in it, and where the focus was, stays.
+  let sample = 0;
+  function show(story) {
+    const choosing = body.querySelector(".samples")?.contains(document.activeElement);
+    body.replaceChildren(...sections(story, sample, (chosen) => { sample = chosen; show(story); }));
+    if (choosing) body.querySelector(".samples input:checked")?.focus({ preventScroll: true });
+  }
   async function load() {
     for (;;) {
       try {
         const story = await getJSON(`paceline/request?id=${encodeURIComponent(id)}`, leaving.signal);
         if (leaving.signal.aborted) return;
-        body.replaceChildren(...sections(story));
+        show(story);
         if (story.state === "finished") return;
       } catch (problem) {
         if (problem.name !== "AbortError") body.replaceChildren(h("p", { class: "note", role: "alert" }, problem.message));
@@ -69,9 +76,27 @@ export function oneRequest(id) {
   return { element, leave: () => leaving.abort() };
 }
 
-function sections(story) {
-  const events = story.events.filter((event) => event.sample === 0);
-  return [facts(story), timelineCard(story, events), textCard(story, events), traceCard(story)].filter(Boolean);
+function sections(story, sample, choose) {
+  const events = eventsOf(story, sample);
+  return [facts(story), story.samples > 1 && sampleCard(story, sample, choose), timelineCard(story, events), textCard(story, events), traceCard(story)].filter(Boolean);
+}
+
+// What happened to one sample. The prompt is computed once, by the first, for all of them; its token is not theirs.
+function eventsOf(story, sample) {
+  const shared = (event) => event.sample === 0 && event.kind === "prefill";
+  return story.events.filter((event) => event.sample === sample || shared(event))
+    .map((event) => event.sample === sample ? event : { ...event, tokens: [], pieces: [], origins: [] });
+}
+
+function sampleCard(story, sample, choose) {
+  const name = fresh("sample");
+  const radios = Array.from({ length: story.samples }, (_, index) => {
+    const reason = story.reasons[index];
+    return h("label", {},
+      h("input", { type: "radio", name, value: `${index}`, checked: index === sample, onchange: () => choose(index) }),
+      `${index + 1}`, reason && h("span", { class: "soft small" }, ` ${REASONS[reason] ?? reason}`));
+  });
+  return h("section", { class: "card" }, h("fieldset", { class: "samples" }, h("legend", {}, "Sample"), radios));
 }
 
 function facts(story) {
