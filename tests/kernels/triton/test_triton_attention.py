@@ -46,7 +46,7 @@ def test_attention_equals_the_oracle(kernels, device, case, window):
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["trees", "everything", "a prompt"])
+@pytest.mark.parametrize("case", ["trees", pytest.param("everything", marks=pytest.mark.full), "a prompt"])
 def test_capped_scores_equal_the_oracle(kernels, device, case):
     groups = PROMPT if case == "a prompt" else STEPS[case]
     step = make(groups, window=10)
