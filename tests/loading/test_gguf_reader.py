@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from block_files import random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import write_gguf
@@ -29,6 +30,8 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                   "tokenizer.ggml.token_type": [1, 1, 3, 4], "tokenizer.ggml.add_bos_token": True},
         tensors={"token_embd.weight": (RNG.normal(size=(8, 32)), "Q8_0"),
                  "output_norm.weight": (RNG.normal(size=32), "F32"),
+                 "blk.0.ffn_gate.weight": (random_blocks(RNG, "Q4_K", 2, 512), "Q4_K"),
+                 "blk.0.ffn_down.weight": (random_blocks(RNG, "IQ4_NL", 3, 64), "IQ4_NL"),
                  "blk.0.ffn_up.weight": (RNG.normal(size=(64, 32)), "Q4_1")})
 
 
