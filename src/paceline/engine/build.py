@@ -108,7 +108,7 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
                               kv_dtype=choose_kv_dtype(options.kv_dtype, torch.int8),
                               keep_blocks=keeps_blocks(options, checkpoint))
     else:
-        check_torch_cache(options)
+        check_torch_cache(options, shape)
         if native:
             log.info("the native kernels run this model's linear and attention layers, torch the rest: %s", reason)
         packing = PackingWeights(weights, keeps_blocks(options, checkpoint), split_outliers=True) if native else weights
@@ -151,7 +151,7 @@ class ModelFiles:
             shape = read_config(checkpoint.config)
             whole = wants_native(options, checkpoint, self._device) and \
                 why_not_whole(options, checkpoint, shape) is None
-            if options.kv_dtype == "int8" and not whole:
+            if (options.kv_dtype == "int8" and not whole) or (options.kv_dtype == "fp8" and shape.latent is not None):
                 options = replace(options, kv_dtype="auto")  # a cache of its own, that torch can run
             length = min(max_model_len, shape.max_position_embeddings)
             model = build_model(options, checkpoint, self._device, self._dtype, length)
@@ -169,7 +169,7 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
                **more: Any) -> Engine:
     """An engine around a model that is already in memory."""
     if not isinstance(model, NativeDecoder):
-        check_torch_cache(options)
+        check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
     facts = Facts(device=device.type, context=model.config.max_position_embeddings,
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
@@ -293,8 +293,11 @@ def cache_dtype(model: CausalLM, options: EngineOptions, dtype: torch.dtype) -> 
     return choose_kv_dtype(options.kv_dtype, model.kv_dtype if isinstance(model, NativeDecoder) else dtype)
 
 
-def check_torch_cache(options: EngineOptions) -> None:
-    """Refuse a cache that only native code can read."""
+def check_torch_cache(options: EngineOptions, config: ModelConfig) -> None:
+    """Refuse a cache that only native code can read, and codes where a latent is key and value at once."""
+    if config.latent is not None and options.kv_dtype in ("int8", "fp8"):
+        raise ConfigError(f"kv_dtype={options.kv_dtype!r} is not there for the latent cache of {config.model_type} "
+                          "(MLA), which is small already: use kv_dtype='auto', 'float16' or 'bfloat16'.")
     if options.kv_dtype == "int8":
         raise ConfigError(
             "kv_dtype='int8' is there on the native CPU path only, and this model runs in torch: use kernels='native' "
