@@ -86,5 +86,5 @@ WORD_SPLITS: dict[str, WordSplit] = {
     "deepseek-coder": WordSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     "deepseek-v3": WordSplit((r"\p{N}{1,3}", _HAN_AND_KANA, _PUNCTUATED)),
 }
-"""tokenizer.ggml.pre -> how it cuts. Where files leave out what their models do (NFC), it is as in the models' own
-tokenizer.json."""
+"""tokenizer.ggml.pre -> how it cuts. Files do not say whether characters are composed first (NFC): it is so for Qwen2,
+GPT-NeoX's vocabulary (mpt, olmo) and Cohere's, as in transformers' classes for them, and assumed not to be else."""
