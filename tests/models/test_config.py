@@ -33,6 +33,8 @@ def test_a_missing_key_is_named(key):
     ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "full_attention"),
     ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
     ({"final_logit_softcapping": "30"}, "final_logit_softcapping must be a number"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not supported"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"), ({"scale_attn_weights": False}, "only True"),
     ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ({"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 1}, "mlp_only_layers"),
     ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),

@@ -87,6 +87,9 @@ class ModelConfig:
         if activation not in _ACTIVATIONS:
             raise ModelFormatError(f"config.json: hidden_act {activation!r} is not supported; supported are "
                                    f"{', '.join(_ACTIVATIONS)}.")
+        for key, usual in _SWITCHES.items():
+            if raw.get(key) is not None and raw[key] != usual:
+                raise ModelFormatError(f"config.json: {key} = {raw[key]!r} is not supported; only {usual} is.")
         layers = read.count("num_hidden_layers")
         heads = read.count("num_attention_heads")
         kv_heads = read.count("num_key_value_heads", heads)
@@ -147,6 +150,9 @@ class ModelConfig:
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
                 "gelu_pytorch_tanh": "gelu_tanh"}
+_SWITCHES = {"use_bidirectional_attention": False, "scale_attn_weights": True, "add_cross_attention": False,
+             "scale_attn_by_inverse_layer_idx": False}
+"""What would make another model of one that is supported."""
 _WINDOWED = ("mistral", "mixtral", "phi3")
 """Have a window in every layer where the config names one."""
 
