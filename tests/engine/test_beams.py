@@ -270,6 +270,7 @@ def test_a_search_finds_the_same_whatever_happens_around_it(name: str, cell: str
     outs = llm.generate(prompts, wishes)
     assert outcome(outs[place]) == expected
     assert all(out.error is None for out in outs)
+    scarce = scarce and name != "mistral"  # whose window lets go of blocks: more beams fit
     assert outs[place].metrics.preemptions >= (4 if preempt else 1 if scarce else 0)
     assert not crowded or llm.engine.metrics.preemptions > 0
     assert not warm or outs[place].metrics.cached_tokens > 0
