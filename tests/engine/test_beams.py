@@ -98,6 +98,18 @@ def test_min_tokens_keeps_the_end_away_as_in_transformers() -> None:
         assert min(map(len, texts_of(out))) > 6
 
 
+def test_beams_that_a_small_vocabulary_cannot_fill_rest_until_it_can() -> None:
+    """Of seven tokens four end a text: after the first step three beams go on, after the second all five."""
+    llm = tiny_llm(tiny_model(vocab_size=7), block_size=2)
+    running: list[int] = []
+    out = run(llm, [1, 2, 3], beams(5, 6, n=5, stop_token_ids=(0, 2, 4, 6), early_stopping="never"),
+              lambda engine: running.append(len(engine.scheduler.running))).snapshot()
+    assert running[:2] == [3, 5] and running[-1] == 0
+    texts = texts_of(out)
+    assert len({tuple(text) for text in texts}) == 5
+    assert [one.score for one in out.outputs] == sorted((one.score for one in out.outputs), reverse=True)
+
+
 def test_fewer_results_than_beams_are_the_best_of_them() -> None:
     llm = tiny_llm()
     prompt = [5, 6, 7]
