@@ -61,8 +61,10 @@ def test_drafts_are_kept_with_the_path_that_stood() -> None:
     assert any(event.draft and event.draft.path for event in drafts)
 
 
-def test_a_preemption_shows_and_the_work_that_is_done_again_is_a_chunk() -> None:
-    llm = tiny_llm(kv_blocks=12, max_batch_tokens=64, enable_prefix_caching=False)
+@pytest.mark.parametrize(("preemption", "what_follows"), [("recompute", PREFILL), ("swap", DECODE)])
+def test_a_preemption_shows_and_what_follows_is_a_chunk_or_where_it_left_off(preemption: str,
+                                                                            what_follows: str) -> None:
+    llm = tiny_llm(kv_blocks=12, max_batch_tokens=64, enable_prefix_caching=False, preemption=preemption)
     timelines = Timelines()
     llm.engine.observers.add(timelines)
     run(llm, 4, length=30)
@@ -72,7 +74,7 @@ def test_a_preemption_shows_and_the_work_that_is_done_again_is_a_chunk() -> None
     for one in kinds:
         for at, kind in enumerate(one):
             if kind == PREEMPTED and at + 1 < len(one):
-                assert one[at + 1] == PREFILL
+                assert one[at + 1] == what_follows
 
 
 def test_further_samples_have_events_of_their_own() -> None:
