@@ -10,7 +10,9 @@ from oracles import oracle, text
 from paceline.kernels import select
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("deepseek_v3", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["llama", "qwen3", *(
+    pytest.param(name, marks=pytest.mark.full)
+    for name in ("deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe"))])
 def test_logits_are_the_references(kernels, device, name):
     if device.type != "cpu":
         pytest.skip("the models of these tests live on the CPU")
