@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.errors import PacelineError
 from paceline.models.load import resolve
+
+CARD = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+if not CARD:
+    # Triton reads it when it is imported, and that may be by any test's library (peft, for one).
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +25,13 @@ def default_model_path() -> Path:
         return resolve(None)
     except PacelineError as error:
         pytest.skip(f"the default model cannot be fetched here: {error}")
+
+
+@pytest.fixture(scope="session", params=[pytest.param("cuda", marks=pytest.mark.gpu) if CARD else "cpu"])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where Triton's kernels are tested: on the card where there is one, else in Triton's interpreter on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not CARD:
+            from quick_interpreter import quicken
+            quicken(patch)
+        yield torch.device(request.param)

@@ -80,3 +80,16 @@ def test_told_once_and_whole_by_async_llm(wish: dict[str, Any]) -> None:
             llm.close()
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+def test_of_samples_that_did_not_all_end_none_is_the_best(reason: str) -> None:
+    engine = tiny_engine()
+    name = engine.add([1, 2, 3], SamplingParams(best_of=3, n=2, max_tokens=60, seed=0, temperature=1.0,
+                                                stop_token_ids=tuple(range(12))))
+    while engine.record(name).open == 3:
+        engine.step()
+    engine.cancel(name, reason)
+    outputs = engine.take(name).snapshot().outputs
+    assert [(one.index, one.text, one.token_ids, one.finish_reason) for one in outputs] == [
+        (0, "", [], reason), (1, "", [], reason)]

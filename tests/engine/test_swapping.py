@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
+import torch
 
-from engine.tiny import VOCAB, tiny_engine, tiny_llm
+from engine.tiny import VOCAB, tiny_engine, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.cache.host_storage import HostStorage
 from paceline.config import GIB, EngineOptions, Facts, resolve
@@ -147,3 +149,37 @@ def test_a_swapped_request_goes_on_where_it_was() -> None:
     assert engine.metrics.rows - rows == 24 - 4, "a row for each token that was missing"
     now = engine.report()
     assert now["swap_blocks_out"] == now["swap_blocks_in"] > 0 and now["swapped"] == now["swap_blocks_used"] == 0
+
+
+def test_a_card_too_full_to_try_copies_computes_again(monkeypatch: pytest.MonkeyPatch,
+                                                      caplog: pytest.LogCaptureFixture) -> None:
+    def full(self: HostStorage) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 MiB")
+
+    expected = [out.outputs[0].token_ids for out in tiny_llm().generate(PROMPTS, PARAMS)]
+    monkeypatch.setattr(HostStorage, "measure", full)
+    llm = tiny_llm(preemption="swap", **CROWDED)
+    with caplog.at_level(logging.WARNING):
+        outs = llm.generate(PROMPTS, PARAMS)
+    assert [out.outputs[0].token_ids for out in outs] == expected
+    assert llm.metrics()["preemptions"] > 0 and llm.metrics()["swap_blocks_out"] == 0
+    assert "copies to host memory cannot be tried (CUDA out of memory" in caplog.text
+
+
+@pytest.mark.parametrize("seed", [3, 7, 24, 34])
+def test_a_window_with_a_chunk_in_flight_comes_back_into_the_room_there_is(seed: int) -> None:
+    """Blocks behind the window go when a step is booked: while one is in flight a prompt holds more than it needs."""
+    luck = random.Random(seed)
+    engine = tiny_engine(tiny_model("mistral"), block_size=4, kv_blocks=32, max_batch_tokens=64, max_num_seqs=6,
+                         preemption="swap", schedule_ahead=True, max_model_len=128)
+    jobs = [([luck.randrange(VOCAB) for _ in range(luck.randrange(5, 108))], luck.randrange(3), luck.randrange(1, 12))
+            for _ in range(10)]
+    names = []
+    while jobs or engine.has_work:
+        if jobs and luck.random() < 0.4:
+            prompt, priority, count = jobs.pop()
+            names.append(engine.add(prompt, SamplingParams(max_tokens=count, priority=priority, temperature=0.0)))
+        engine.step()
+    assert [engine.record(name).error for name in names] == [None] * 10
+    assert engine.report()["swap_blocks_in"] > 0
+    engine.cache.check([], [])

@@ -162,6 +162,9 @@ def test_vocabulary_may_be_padded_but_not_short(tmp_path: Path) -> None:
     check_vocabulary(weights.checkpoint, 5)
     with pytest.raises(ModelFormatError, match=r"'model\.embed_tokens\.weight'.*8 rows.*up to 8"):
         check_vocabulary(weights.checkpoint, 9)
+    check_vocabulary(weights.checkpoint, 9, added=1)  # as Gemma 3's text models, with a token for images
+    with pytest.raises(ModelFormatError, match=r"8 rows.*up to 9"):
+        check_vocabulary(weights.checkpoint, 10, added=1)
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,12 @@ def test_what_a_config_may_leave_out():
     assert not config.tie_word_embeddings and not config.attention_bias and not config.num_experts
 
 
+def test_the_context_is_what_the_list_for_short_texts_serves():
+    long = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    assert ModelConfig.from_dict(LEAST).context == 128
+    assert ModelConfig.from_dict(LEAST | {"rope_scaling": long, "original_max_position_embeddings": 32}).context == 32
+
+
 @pytest.mark.parametrize("key", sorted(LEAST))
 def test_a_missing_key_is_named(key):
     with pytest.raises(ModelFormatError, match=key):

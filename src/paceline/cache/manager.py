@@ -128,7 +128,11 @@ class CacheManager:
 
     def swap_out(self, allocation: Allocation, length: int) -> tuple[Swapped, list[BlockCopy]] | None:
         """Copy the first `length` tokens of a sequence that is about to be closed to the host; None: no room there."""
-        swapped = self.swap.take(allocation, length, self.block_size, self._copies)
+        # Of a window what the next token reads and no more: a chunk in flight holds further blocks, for which nobody
+        # makes room when the sequence comes back. The last token may be computed again.
+        first = [passed if reach is None else max(passed, max(0, length - 1 - reach) // self.block_size)
+                 for passed, reach in zip(allocation.passed, self._reach)]
+        swapped = self.swap.take(allocation, length, first, self.block_size, self._copies)
         return None if swapped is None else (swapped, self._taken())
 
     def swap_in(self, allocation: Allocation, swapped: Swapped) -> tuple[int, list[BlockCopy]]:
@@ -316,6 +320,7 @@ class CacheManager:
                 self.prefix.detach(g, block)
                 pool.unregister(block)
         self.cold.forget()
+        self._copies = []  # of a call that broke off
 
     def free_blocks(self, group: int) -> int:
         """Blocks that can be taken now, cached ones that nobody holds included."""

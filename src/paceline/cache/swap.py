@@ -56,10 +56,12 @@ class SwapSpace:
         """Blocks that hold something, all groups together."""
         return sum(pool.num_blocks - 1 - pool.free for pool in self.pools)
 
-    def take(self, allocation: Allocation, length: int, block_size: int, copies: list[BlockCopy]) -> Swapped | None:
-        """Keep the first `length` tokens of a sequence, with copies added to the list; None: there is no room."""
+    def take(self, allocation: Allocation, length: int, first: Sequence[int], block_size: int,
+             copies: list[BlockCopy]) -> Swapped | None:
+        """Keep the first `length` tokens of a sequence, of each group the blocks from `first` on, with copies added to
+        the list; None: there is no room."""
         end = -(-length // block_size)
-        sources = [blocks[passed:end] for blocks, passed in zip(allocation.blocks, allocation.passed)]
+        sources = [blocks[begin:end] for blocks, begin in zip(allocation.blocks, first)]
         if not self.ready or any(len(blocks) > pool.free for blocks, pool in zip(sources, self.pools)):
             return None
         kept = [[pool.take() for _ in blocks] for blocks, pool in zip(sources, self.pools)]
@@ -67,7 +69,7 @@ class SwapSpace:
             copies += [BlockCopy(g, source, target, Route.SWAP_OUT) for source, target in zip(blocks, targets)]
             self.blocks_out += len(blocks)
         self.sequences += 1
-        return Swapped(length, [min(passed, end) for passed in allocation.passed], kept)
+        return Swapped(length, [min(begin, end) for begin in first], kept)
 
     def give(self, swapped: Swapped, allocation: Allocation, pools: Sequence[BlockPool],
              copies: list[BlockCopy]) -> None:

@@ -91,7 +91,7 @@ class BeamSearch:
     def _continuations(self, seq: Sequence, logits: Tensor) -> list[TokenLogprob]:
         """As many as could possibly be kept: if all tokens that end a text came first, still one for every beam."""
         options = best_tokens(logits, self._width + len(self._stops), self._top)
-        if seq.state.too_early_to_stop():
+        if seq.output_len < seq.request.params.min_tokens:  # not by its state: one that rested has none of its own
             options = [option for option in options if option.token not in self._stops]
         return options
 

@@ -61,7 +61,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         if tokenizer is not None:
-            check_vocabulary(checkpoint, tokenizer.vocab_size)
+            check_vocabulary(checkpoint, tokenizer.vocab_size, tokenizer.added_at_end)
         model = load_model(options, checkpoint, device, dtype, card)
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
@@ -90,10 +90,10 @@ def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.dev
 
 def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
                 length: int | None) -> CausalLM:
-    """The checkpoint's model for positions below `length` (None: what it was made for)."""
+    """The checkpoint's model for positions below `length` (None: its context)."""
     shape = read_config(checkpoint.config)
     weights = Weights(checkpoint, dtype, device)
-    length = length or shape.max_position_embeddings
+    length = length or shape.context
     if length > shape.max_position_embeddings:
         log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
                     length, shape.max_position_embeddings)
@@ -147,7 +147,7 @@ class ModelFiles:
         with open_checkpoint(resolve(name)) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
             if tokenizer is not None:
-                check_vocabulary(checkpoint, tokenizer.vocab_size)
+                check_vocabulary(checkpoint, tokenizer.vocab_size, tokenizer.added_at_end)
             shape = read_config(checkpoint.config)
             whole = wants_native(options, checkpoint, self._device) and \
                 why_not_whole(options, checkpoint, shape) is None
@@ -171,7 +171,7 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     if not isinstance(model, NativeDecoder):
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
-    facts = Facts(device=device.type, context=model.config.max_position_embeddings,
+    facts = Facts(device=device.type, context=model.config.context,
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
                   free_memory=_free_memory(device), cores=os.cpu_count() or 1,
                   host_memory=configs.available_memory())

@@ -254,7 +254,8 @@ class Engine:
                 try:
                     launched = device.launch(step, self.runner)
                 except torch.OutOfMemoryError:
-                    device.give_up_repeating()
+                    if step.repeated:
+                        device.give_up_repeating()
                     self._start_over()
                     return True
                 if launched:

@@ -65,8 +65,8 @@ class DeviceSteps:
         return scheduler.schedule(repeat)
 
     def launch(self, step: Step, runner: Runner) -> bool:
-        """False: nothing was launched, the step needs the host or finds no memory. A repeated one that finds none
-        raises torch.OutOfMemoryError."""
+        """False: nothing was launched, the step needs the host or finds no memory. One that is repeated, or has begun
+        to move what the cache holds, raises torch.OutOfMemoryError."""
         if step.repeated and self.decoder is not None:
             self.launched.append(self.decoder.launch(step))
             return True
@@ -75,11 +75,10 @@ class DeviceSteps:
         batch = runner.prepare(step)
         if not batch.on_host:
             return False
-        try:
-            self.launched.append(self.mixed.launch(batch))
-        except torch.OutOfMemoryError:
-            return False
-        return True
+        launched = self.mixed.launch(batch)
+        if launched is not None:
+            self.launched.append(launched)
+        return launched is not None
 
     def give_up_repeating(self) -> None:
         """There was no memory to capture a repeated step: one that was planned can only be planned anew."""

@@ -366,13 +366,17 @@ class StepFiller:
         if seq.admitted is None:
             seq.cached_tokens = allocation.cached
             seq.cache_miss = allocation.miss
-        self._copies += self.cache.fetch(allocation)
-        computed = allocation.cached
-        if seq.swapped is not None:
-            computed, copies = self.cache.swap_in(allocation, seq.swapped)
-            computed = min(computed, len(seq.tokens) - 1)  # as ever, the last token is computed
-            self._copies += copies
-            seq.swapped = None
+        try:
+            self._copies += self.cache.fetch(allocation)
+            computed = allocation.cached
+            if seq.swapped is not None:
+                computed, copies = self.cache.swap_in(allocation, seq.swapped)
+                computed = min(computed, len(seq.tokens) - 1)  # as ever, the last token is computed
+                self._copies += copies
+                seq.swapped = None
+        except BaseException:
+            self.cache.close(allocation)  # nobody else knows of it yet
+            raise
         self.join(seq, allocation, computed)
         return True
 

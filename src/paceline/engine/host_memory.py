@@ -25,11 +25,16 @@ class HostMemory:
         self.preemption = Preemption(config.preemption, storage.block_bytes)
 
     def _to_swap(self) -> bool:
-        host = self._allocate(self.limits.swap_blocks, "preempted requests are computed again")
+        otherwise = "preempted requests are computed again"
+        host = self._allocate(self.limits.swap_blocks, otherwise)
         if host is None:
             return False
+        try:
+            rates = host.measure()
+        except (MemoryError, RuntimeError) as problem:  # a card is full when somebody is preempted
+            log.warning("copies to host memory cannot be tried (%s): %s", str(problem).partition("\n")[0], otherwise)
+            return False
         self._storage.hosts |= {Route.SWAP_OUT: host, Route.SWAP_IN: host}
-        rates = host.measure()
         self.preemption.observe_copies(rates.out, rates.back)
         log.debug("host memory to swap to: %.2f GiB, %.1f GB/s out, %.1f GB/s back", host.bytes / GIB, rates.out / 1e9,
                   rates.back / 1e9)

@@ -17,7 +17,7 @@ from paceline.engine.graphs import Graphs, power
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
 from paceline.engine.seats import DeviceSeats, drawing, send
-from paceline.engine.step import RowGroup
+from paceline.engine.step import RowGroup, Step
 from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import DeviceRows
 from paceline.kernels.triton.stepping_device import fill_kernel, note_kernel
@@ -81,22 +81,32 @@ class MixedGraphs:
         return captured.out[0][:len(wanted)]
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
-        """Run a step that draws its tokens by itself."""
-        return self.draw(batch, moved=False)
+    def launch(self, batch: Batch) -> Launched | None:
+        """Run a step that draws its tokens by itself. None: there is no memory for it, and nothing was done. Once its
+        moves have begun a lack of memory is an error: they must not be carried out twice."""
+        try:
+            filled = self._ready(batch)
+        except torch.OutOfMemoryError:
+            return None
+        self._forward.storage.apply(batch.step.moves, batch.step.copies)
+        return self._drawn(batch.step, *filled)
 
     @torch.inference_mode()
-    def draw(self, batch: Batch, moved: bool = True) -> Launched:
-        """The same; `moved`: its moves and copies have been carried out."""
-        step = batch.step
-        controls = self._seats.take(drawing(step.groups))
-        wanted, first = logit_rows(step.groups, batch.layout.offsets)
-        captured = self._filled(batch, wanted, controls)
-        if not moved:  # once there is memory for the step: who runs it otherwise moves by itself, and once is enough
-            self._forward.storage.apply(step.moves, step.copies)
+    def draw(self, batch: Batch) -> Launched:
+        """The same for a step whose moves and copies have been carried out."""
+        return self._drawn(batch.step, *self._ready(batch))
+
+    def _ready(self, batch: Batch) -> tuple[Captured[_Inputs], int, list[int]]:
+        """The captured step, filled; how many rows draw; each group's first of them."""
+        groups = batch.step.groups
+        controls = self._seats.take(drawing(groups))
+        wanted, first = logit_rows(groups, batch.layout.offsets)
+        return self._filled(batch, wanted, controls), len(wanted), first
+
+    def _drawn(self, step: Step, captured: Captured[_Inputs], count: int, first: list[int]) -> Launched:
         launched = Launched(step, self._graphs.device)
         captured.replay()
-        launched.drawn(captured.out[0][None, :max(1, len(wanted))], first)
+        launched.drawn(captured.out[0][None, :max(1, count)], first)
         return launched
 
     def _filled(self, batch: Batch, wanted: list[int], controls: Controls | None) -> Captured[_Inputs]:

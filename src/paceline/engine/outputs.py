@@ -15,6 +15,9 @@ from paceline.sampling.stop import StopMatcher
 from paceline.sampling.trace import Trace
 from paceline.speculation.stats import SpeculationStats
 
+BROKEN_OFF = ("cancelled", "timeout", "error")
+"""Ends that are no decision of the model's or the request's."""
+
 
 class TextStream(Protocol):
     """An incremental detokeniser: completed text per token, never half a character."""
@@ -224,6 +227,10 @@ class Record:
         if self.open:
             return []
         emitters = self.emitters
+        broken = next((one.finish_reason for one in emitters if one.finish_reason in BROKEN_OFF), None)
+        if broken is not None:  # there is no best of what did not all end
+            return [Completion(index, finish_reason=broken, logprobs=None if params.logprobs is None else [],
+                               seed=emitter.seed) for index, emitter in enumerate(emitters[:params.n])]
         if not params.searches:  # beams are in their order already
             for emitter in emitters:
                 if emitter.token_ids and emitter.cumulative is not None:

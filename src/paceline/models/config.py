@@ -77,6 +77,14 @@ class ModelConfig:
     def kv_source(self, layer: int) -> int:
         return self.kv_sources[layer] if self.kv_sources else layer
 
+    @property
+    def context(self) -> int:
+        """Tokens of a text where nobody asks for more. Of "longrope" what its list for short texts serves: the other
+        one is worse at them."""
+        original = self.rope.settings.get("original_max_position_embeddings") if self.rope.kind == "longrope" else None
+        longest = self.max_position_embeddings
+        return min(original, longest) if isinstance(original, int) and original > 0 else longest
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """From a Hugging Face config.json; a ModelFormatError says which key is missing or contradicts another."""

@@ -105,6 +105,15 @@ class Tokenizer:
         return self.table.size
 
     @property
+    def added_at_end(self) -> int:
+        """How many of the highest ids are tokens that were added to the vocabulary."""
+        added = self.backend.get_added_tokens_decoder()
+        at = self.vocab_size
+        while at - 1 in added:
+            at -= 1
+        return self.vocab_size - at
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids that skip_special leaves out of a text."""
         return self.table.special

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,7 @@ from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.quantised.codes import Outliers
 
+log = logging.getLogger("paceline.models")
 EMBEDDING = "model.embed_tokens.weight"
 EMPTY = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Ends of names under which files keep what a program computes by itself."""
@@ -65,12 +68,17 @@ class Weights:
                 and not (tied and name == "lm_head.weight")]
 
 
-def check_vocabulary(checkpoint: Checkpoint, token_ids: int) -> None:
-    """`token_ids`: one more than the tokenizer's highest id. Padding rows are fine, missing rows are not."""
+def check_vocabulary(checkpoint: Checkpoint, token_ids: int, added: int = 0) -> None:
+    """`token_ids`: one more than the tokenizer's highest id, of which the last `added` are tokens added to its
+    vocabulary. Padding rows are fine, missing rows are not, but for added tokens: models of text only may come with the
+    tokenizer of those that see as well (Gemma 3), and whoever uses such a token is told."""
     if not checkpoint.has(EMBEDDING):
         return
     rows = checkpoint.shape(EMBEDDING)[0]
-    if token_ids > rows:
+    if rows < token_ids <= rows + added:
+        log.warning("the tokenizer of %s has added tokens up to id %d, of which this model knows those below %d",
+                    checkpoint.path, token_ids - 1, rows)
+    elif token_ids > rows:
         raise ModelFormatError(
             f"tensor '{EMBEDDING}' in {checkpoint.path} has {rows} rows, but the tokenizer has ids up to "
             f"{token_ids - 1}: tokenizer and weights do not belong together.")
