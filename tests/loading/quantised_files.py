@@ -76,10 +76,11 @@ def gptq(outputs: int, inputs: int, group: int, *, bits: int = 4, version: int =
     return parts, weight
 
 
-def compressed_int8(outputs: int, inputs: int, groups: int | None = 1, *,
+def compressed_int8(outputs: int, inputs: int, groups: int | None = 1, *, bits: int = 8,
                     symmetric: bool = True) -> tuple[dict[str, torch.Tensor], np.ndarray]:
-    """groups None: one scale for the tensor."""
-    codes = RNG.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+    """groups None: one scale for the tensor. Codes of fewer bits lie in whole bytes all the same."""
+    half = 2 ** (bits - 1)
+    codes = RNG.integers(-half, half, (outputs, inputs)).astype(np.int8)
     scales = scales_of(1) if groups is None else scales_of(outputs, groups)
     zeros = np.zeros_like(scales, np.int8) if symmetric else RNG.integers(-20, 20, scales.shape).astype(np.int8)
     weight = np.zeros((outputs, inputs), np.float32)

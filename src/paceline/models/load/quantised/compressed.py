@@ -34,10 +34,11 @@ class CompressedTensors:
         if settings.get("sparsity_config", {}) and settings.get("sparsity_config").get("format", "dense") != "dense":
             raise settings.refusal(f"sparsity format {settings.get('sparsity_config').get('format')!r}")
         self._bits = next(iter(kinds))[0]
+        self._packs = settings.get("format") == "pack-quantized"
 
     @property
     def stored_as(self) -> str:
-        return "Q4_1" if self._bits == 4 else "Q8_0"
+        return "Q4_1" if self._bits == 4 and self._packs else "Q8_0"
 
     def shape(self, parts: Parts, module: str) -> tuple[int, int]:
         if not parts.has(module, "weight_packed"):
@@ -53,7 +54,9 @@ class CompressedTensors:
     def read(self, parts: Parts, module: str) -> Codes:
         rows, columns = self.shape(parts, module)
         scales = self._scales(parts, module, rows, columns)
+        bits = self._bits
         if not parts.has(module, "weight_packed"):
+            bits = 8  # a whole signed byte each, however few of its values are used
             codes = parts.take(module, "weight", (rows, columns), ("I8", "F8_E4M3"))
             zeros = parts.take(module, "weight_zero_point", parts.folder.shape(f"{module}.weight_scale"), ("I8",)) \
                 if parts.has(module, "weight_zero_point") else None
@@ -66,7 +69,7 @@ class CompressedTensors:
             if bool(((group_of < 0) | (group_of >= scales.shape[1])).any()):
                 raise ModelFormatError(f"tensor '{module}.weight_g_idx' in {parts.folder.path} names groups outside "
                                        f"of the {scales.shape[1]} that there are: download it again.")
-        return Codes(codes, scales, zeros, group_of, self._bits)
+        return Codes(codes, scales, zeros, group_of, bits)
 
     def _packed(self, parts: Parts, module: str, rows: int, columns: int,
                 groups: int) -> tuple[torch.Tensor, torch.Tensor]:
