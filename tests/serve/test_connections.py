@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 import uvicorn
 from serving import WAIT, metrics_of, served, until
+from uvicorn.server import ServerState
 
 from engine.tiny import tiny_engine
 from paceline.serve import connections
@@ -100,10 +102,90 @@ def test_a_client_that_reads_slowly_is_not() -> None:
         assert not ends
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HT"])
+HALF = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90\r\n\r\n{"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", HALF, HEALTH + HALF])
 def test_a_connection_that_says_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SILENT_S", 0.2)
     with served(tiny_engine()) as url, connect(url) as client:
         client.sendall(sent)
         assert ended(client)
         assert httpx.get(f"{url}/health", timeout=WAIT).status_code == 200
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time passes when it is told to."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.call_soon(self.stop)
+        self.run_forever()
+
+
+@contextmanager
+def alone() -> Iterator[tuple[Clock, Connection, Mock]]:
+    """A connection without a network: its clock, itself, and the transport it writes to."""
+    loop, transport = Clock(), Mock(spec=asyncio.Transport)
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    config = uvicorn.Config(app, log_config=None, lifespan="off")
+    config.load()
+    connection = Connection(most=9, stall_s=10.0, refusal=crowded, config=config, server_state=ServerState(),
+                            app_state={}, _loop=loop)
+    connection.connection_made(transport)
+    yield loop, connection, transport
+    connection.connection_lost(None)
+    loop.passes(0)
+    loop.close()
+
+
+def test_only_who_reads_nothing_at_all_is_cut_off() -> None:
+    with alone() as (clock, connection, transport):
+        connection.data_received(READ)
+        transport.get_write_buffer_size.return_value = 1_000_000
+        connection.pause_writing()
+        for _ in range(20):  # never down to where writing goes on
+            transport.get_write_buffer_size.return_value -= 1000
+            clock.passes(10.0)
+        assert not transport.abort.called
+        clock.passes(10.0)
+        assert transport.abort.called
+
+
+def test_a_body_may_come_slowly_but_not_stop() -> None:
+    with alone() as (clock, connection, transport):
+        connection.data_received(HALF)
+        for _ in range(20):
+            clock.passes(connections.SILENT_S * 0.9)
+            connection.data_received(b" ")
+        assert not transport.abort.called
+        clock.passes(connections.SILENT_S)
+        assert transport.abort.called
+
+
+def test_whoever_has_sent_all_may_wait() -> None:
+    with alone() as (clock, connection, transport):
+        connection.data_received(HALF)
+        connection.data_received(b" " * 89)
+        clock.passes(connections.SILENT_S * 3)
+        assert not transport.abort.called
+
+
+def test_a_head_does_not_get_longer_by_coming_in_pieces() -> None:
+    with alone() as (clock, connection, transport):
+        for _ in range(4):
+            connection.data_received(b"G")
+            clock.passes(connections.SILENT_S / 4)
+        assert transport.abort.called
