@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from serving import WAIT, ServerProcess, served
 
 from engine.tiny import tiny_engine
-from paceline.serve.hosts import is_loopback, name_of, trusted_hosts
+from paceline.serve.hosts import Hosts, is_loopback, name_of, trusted_hosts
 from paceline.serve.options import ServeOptions
 
 PATHS = ("/v1/models", "/health", "/", "/page/app.js", "/paceline/requests", "/metrics", "/nothing")
@@ -22,7 +25,7 @@ def test_a_server_without_keys_answers_to_this_machines_names_alone(server: Serv
                      f"[::1]:{port}"):
             assert http.get("/v1/models", headers={"host": name}).status_code == 200, name
         for name in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.evil.example", "",
-                     "192.168.1.7", "0.0.0.0", "[::2]"):
+                     "192.168.1.7", "0.0.0.0", "[::2]", "[::1].evil.example", "[::1]:80.evil.example"):
             for path in PATHS:
                 refused = http.get(path, headers={"host": name})
                 assert refused.status_code == 403, (name, path)
@@ -32,7 +35,7 @@ def test_a_server_without_keys_answers_to_this_machines_names_alone(server: Serv
         refused = http.post("/v1/completions", json={"prompt": "a"}, headers={"host": "evil.example"})
         assert refused.status_code == 403
     found = server.metrics()
-    assert found['paceline_http_responses_total{status="403"}'] >= 8 * len(PATHS) + 1
+    assert found['paceline_http_responses_total{status="403"}'] >= 10 * len(PATHS) + 1
 
 
 def test_an_operator_may_name_others(start: Callable[..., ServerProcess]) -> None:
@@ -66,3 +69,31 @@ def test_names_in_one_spelling() -> None:
     assert [name_of(host) for host in ("LocalHost:80", "[::1]:80", "::1", "a.example.", "10.0.0.1:1")] == [
         "localhost", "::1", "::1", "a.example", "10.0.0.1"]
     assert is_loopback("127.0.0.1") and is_loopback("::1") and not is_loopback("nowhere.invalid")
+    assert not is_loopback("a..b")
+    for host in ("[::1].evil.example", "[::1]:", "[::1]:80x", "[::1]]", "[[::1]"):
+        assert name_of(host) != "::1", host
+
+
+@pytest.mark.parametrize("sent, status", [
+    (b"GET /health HTTP/1.0\r\n\r\n", 200), (b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n", 200),
+    (b"GET /health HTTP/1.0\r\nhost: evil.example\r\n\r\n", 403), (b"GET /health HTTP/1.0\r\nhost:\r\n\r\n", 403),
+])
+def test_a_probe_may_leave_the_name_out(server: ServerProcess, sent: bytes, status: int) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), WAIT) as client:
+        client.sendall(sent)
+        assert client.makefile("rb").readline().split()[1] == b"%d" % status
+
+
+def test_two_names_are_refused() -> None:
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def never(*call: Any) -> None:
+        raise AssertionError("let through")
+
+    scope = {"type": "http", "method": "GET", "headers": [(b"host", b"localhost"), (b"host", b"localhost")]}
+    asyncio.run(Hosts(never, ["localhost"])(scope, never, send))
+    assert statuses[0] == 403

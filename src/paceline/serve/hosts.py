@@ -8,6 +8,7 @@ the server for the page's. Such requests carry the page's name in `Host`.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.options import ServeOptions
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+BRACKETED = re.compile(r"\[([^\[\]]*)\](?::[0-9]+)?")
 
 
 def trusted_hosts(options: ServeOptions) -> tuple[str, ...]:
@@ -31,13 +33,13 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a server that listens there; `host` is a name or an address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return ipaddress.ip_address(found[0][4][0]).is_loopback
 
 
 class Hosts:
-    """Refuses requests whose `Host` names another."""
+    """Refuses requests whose `Host` names another. Those without (HTTP/1.0 probes) pass: browsers send one."""
 
     def __init__(self, app: ASGIApp, trusted: Iterable[str]) -> None:
         self._app = app
@@ -46,7 +48,7 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             given = Headers(scope=scope).getlist("host")
-            if len(given) != 1 or name_of(given[0]) not in self._trusted:
+            if len(given) > 1 or any(name_of(host) not in self._trusted for host in given):
                 refusal = ApiError(403, "This server is not called by that name: use localhost, or have it started "
                                    "with --allowed-host NAME.", code="host_not_allowed")
                 await refusal.response()(scope, receive, send)
@@ -56,8 +58,8 @@ class Hosts:
 
 def name_of(host: str) -> str:
     """A host as it may stand in a header, without its port and brackets, in one spelling."""
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
+    if bracketed := BRACKETED.fullmatch(host):
+        host = bracketed[1]
     elif host.count(":") == 1:
         host = host.partition(":")[0]
     return host.rstrip(".").lower()
