@@ -85,9 +85,10 @@ def listen(options: ServeOptions) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {options.host}:{options.port} ({error.strerror}): choose another --port "
-                          "or --host.") from None
+    except (OSError, OverflowError, UnicodeError) as error:  # the latter: no port, no name at all
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"Cannot listen on {options.host}:{options.port} ({why}): choose another --port or "
+                          "--host.") from None
     return made
 
 
