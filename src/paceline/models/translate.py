@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.errors import ModelFormatError
 from paceline.models.interface import WeightSource
+from paceline.models.load.quantised.codes import Outliers
 from paceline.models.packing import PackingWeights
 
 Shape = tuple[int, ...]
@@ -76,6 +78,16 @@ class Translated:
         theirs, layout = self._find(name)
         source = getattr(self._weights, "blocks", None)
         return None if source is None or layout is not None else source(theirs, shape)
+
+    def outliers(self, name: str) -> Outliers | None:
+        """Columns of a matrix that the file keeps in floats."""
+        theirs, layout = self._find(name)
+        source = getattr(self._weights, "outliers", None)
+        found: Outliers | None = None if source is None else source(theirs)
+        if found is not None and layout is not None:
+            raise ModelFormatError(f"tensor '{theirs}' keeps outlier columns in floats, which this version cannot run "
+                                   "natively in this architecture's layout: use --kernels reference.")
+        return found
 
     def let_go(self) -> None:
         source = getattr(self._weights, "let_go", None)
