@@ -139,6 +139,17 @@ def test_matrices_of_layers_are_rounded_and_routers_embeddings_and_vectors_are_n
         matrices(other)
 
 
+def test_masks_that_a_file_keeps_are_not_written(tmp_path: Path) -> None:
+    layer = "gpt_neox.layers.0.attention."
+    tensors = {f"{layer}query_key_value.weight": torch.ones(8, 32), f"{layer}query_key_value.bias": torch.ones(8),
+               f"{layer}bias": torch.ones(1, 1, 4, 4, dtype=torch.bool), f"{layer}masked_bias": torch.tensor(-1e9)}
+    config = {"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "intermediate_size": 64, "vocab_size": 8, "max_position_embeddings": 4}
+    report = rounded(tmp_path, write_folder(tmp_path / "m", config, [tensors]), "int8")
+    with open_checkpoint(report.out) as checkpoint:
+        assert sorted(checkpoint.names()) == [f"{layer}query_key_value.bias", f"{layer}query_key_value.weight"]
+
+
 # -- rounding --------------------------------------------------------------------------------------------------------
 
 def test_rounding_is_within_half_a_step() -> None:

@@ -18,7 +18,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.quantised.codes import Codes
 from paceline.models.load.resolve import resolve
-from paceline.models.load.weights import Weights
+from paceline.models.load.weights import EMPTY, Weights
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.quantize import layouts, rounding
@@ -164,7 +164,7 @@ def _write(job: Job, checkpoint: Checkpoint, chosen: set[str], size: int, calibr
            progress: Progress) -> int:
     layout = _layout(job, size)
     writer = FolderWriter(folder)
-    names = checkpoint.names()
+    names = [name for name in checkpoint.names() if not name.endswith(EMPTY)]  # masks, which are no floats
     for number, name in enumerate(names):
         progress("rounding", number, len(names))
         if name in chosen:
