@@ -86,6 +86,7 @@ def test_an_engine_that_died_is_told_by_health_and_refusals() -> None:
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
+        assert http.head("/health").status_code == http.head("/ready").status_code == 503
         assert http.post("/v1/completions", json=BODY).status_code == 503
         assert http.get("/v1/models").status_code == 200
 

@@ -138,6 +138,9 @@ def test_health_and_version(http: httpx.Client) -> None:
     assert http.get("/ready").json() == {"status": "ready"}
     told = http.get("/version").json()
     assert told["model"] == NAME and told["version"]
+    for path in ("/health", "/ready"):
+        probe, told_length = http.head(path), http.get(path).headers["content-length"]
+        assert probe.status_code == 200 and not probe.content and probe.headers["content-length"] == told_length
 
 
 def test_no_other_origin_is_let_in_unless_asked(http: httpx.Client, tiny_folder: Path) -> None:
