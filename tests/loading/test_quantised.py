@@ -24,6 +24,13 @@ Made = tuple[dict[str, torch.Tensor], np.ndarray]
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 
+
+def reshaped(made: Made, *shape: int) -> Made:
+    """With the scales in another shape."""
+    parts, weight = made
+    return parts | {"weight_scale": parts["weight_scale"].reshape(shape)}, weight
+
+
 CASES: dict[str, tuple[Callable[[], Made], dict[str, Any]]] = {
     "awq": (lambda: awq(16, 96, 32), AWQ),
     "awq, older keys": (lambda: awq(16, 64, 32), {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}),
@@ -35,6 +42,9 @@ CASES: dict[str, tuple[Callable[[], Made], dict[str, Any]]] = {
     "gptq of 8 bits": (lambda: gptq(16, 64, 16, bits=8), GPTQ | {"bits": 8, "group_size": 16}),
     "int8 per channel": (lambda: compressed_int8(6, 40), compressed_config()),
     "int8 per tensor": (lambda: compressed_int8(6, 40, None), compressed_config(strategy="tensor")),
+    "int8 per channel, scales in a row": (lambda: reshaped(compressed_int8(6, 40), 6), compressed_config()),
+    "int8 per tensor, the scale in a matrix": (lambda: reshaped(compressed_int8(6, 40, None), 1, 1),
+                                               compressed_config(strategy="tensor")),
     "int8 in groups, with zero points": (lambda: compressed_int8(6, 40, 5, symmetric=False),
                                          compressed_config(strategy="group", group_size=8)),
     "int4 in whole bytes": (lambda: compressed_int8(6, 64, 2, bits=4),
@@ -138,6 +148,9 @@ def test_packing_is_the_inverse_of_unpacking(bits: int, axis: int) -> None:
 @pytest.mark.parametrize(("config", "named"), [
     ({"quant_method": "hqq"}, "quant_method 'hqq'"),
     ({"bits": 4}, "quant_method None"),
+    ({"quant_method": ["awq"]}, "quant_method ['awq']"),
+    (compressed_config() | {"config_groups": [1]}, "config_groups [1]"),
+    (compressed_config() | {"sparsity_config": "dense"}, "sparsity_config 'dense'"),
     (AWQ | {"bits": 3}, "bits 3"),
     (AWQ | {"version": "gemv"}, "version 'gemv'"),
     (AWQ | {"zero_point": False}, "zero_point False"),
@@ -171,6 +184,8 @@ def test_an_unknown_quantisation_is_named_with_what_is_read(tmp_path: Path, conf
     ("gptq", "qzeros", torch.zeros(1, 2, dtype=torch.int32), "qzeros"),
     ("int8 per channel", "weight_scale", torch.ones(5, 1), "weight_scale"),
     ("int8 per channel", "weight_scale", torch.ones(6, 7), "weight_scale"),
+    ("int4 in whole bytes", "weight_scale", torch.ones(6, 4), "weight_scale.* groups of 32"),
+    ("int4 in whole bytes", "weight_scale", torch.ones(6, 1), "weight_scale.* groups of 32"),
     ("int8 per channel", "weight", torch.ones(6, 40, dtype=torch.int32), "weight"),
     ("packed int4", "weight_shape", torch.tensor([6, 72]), "weight_shape"),
     ("packed int4", "weight_g_idx", torch.full((64,), 2), "weight_g_idx"),

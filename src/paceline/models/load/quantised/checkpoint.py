@@ -65,9 +65,9 @@ class QuantisedFolder(Checkpoint):
             raise ModelFormatError(f"{where}: quantization_config must be an object, got {raw!r}.")
         settings = Settings(raw, where)
         method = raw.get("quant_method")
-        if method not in SCHEMES:
+        if not isinstance(method, str) or method not in SCHEMES:
             raise settings.refusal(f"quant_method {method!r}")
-        self._scheme = SCHEMES[str(method)](settings)
+        self._scheme = SCHEMES[method](settings)
         marker = "." + self._scheme.parts[0]
         self._modules = {name.removesuffix(marker) + ".weight": name.removesuffix(marker)
                          for name in folder.names() if name.endswith(marker)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -26,14 +25,17 @@ class CompressedTensors:
 
     def __init__(self, settings: Settings) -> None:
         settings.one_of("format", FORMATS)
-        schemes = [group.get("weights") for group in (settings.get("config_groups") or {}).values()
+        schemes = [group.get("weights") for group in settings.mapping("config_groups").values()
                    if isinstance(group, Mapping)]
-        kinds = {_kind(weights, settings) for weights in schemes if isinstance(weights, Mapping)}
+        weights = [Settings(scheme, settings.where) for scheme in schemes if isinstance(scheme, Mapping)]
+        kinds = {_kind(scheme) for scheme in weights}
         if len({bits for bits, _ in kinds}) != 1:
             raise settings.refusal(f"{len(kinds)} kinds of weights in config_groups, where one is read")
-        if settings.get("sparsity_config", {}) and settings.get("sparsity_config").get("format", "dense") != "dense":
-            raise settings.refusal(f"sparsity format {settings.get('sparsity_config').get('format')!r}")
+        sparsity = settings.mapping("sparsity_config").get("format", "dense")
+        if sparsity != "dense":
+            raise settings.refusal(f"sparsity format {sparsity!r}")
         self._bits = next(iter(kinds))[0]
+        self._group_sizes = {_group_size(scheme) for scheme in weights}
         self._packs = settings.get("format") == "pack-quantized"
 
     @property
@@ -86,17 +88,30 @@ class CompressedTensors:
     def _scales(self, parts: Parts, module: str, rows: int, columns: int) -> torch.Tensor:
         """[rows, groups], whatever the strategy."""
         found = parts.folder.shape(f"{module}.weight_scale")
-        if found in ((), (1,)):
+        if found in ((), (1,), (1, 1)):
             return parts.take(module, "weight_scale", found, _SCALES).reshape(1, 1).expand(rows, 1)
+        if found == (rows,):
+            return parts.take(module, "weight_scale", found, _SCALES)[:, None]
         groups = found[1] if len(found) == 2 else 1
-        if groups < 1 or columns % groups:
-            groups = 1
+        if not parts.has(module, "weight_g_idx"):
+            if groups < 1 or columns % groups:
+                groups = 1
+            if None not in self._group_sizes and columns // groups not in self._group_sizes:
+                sizes = " or ".join(map(str, self._group_sizes))
+                raise ModelFormatError(f"tensor '{module}.weight_scale' in {parts.folder.path} has shape "
+                                       f"{list(found)}, which does not scale {columns} columns in groups of "
+                                       f"{sizes}: config and weights do not belong together.")
         return parts.take(module, "weight_scale", (rows, groups), _SCALES)
 
 
-def _kind(weights: Mapping[str, Any], settings: Settings) -> tuple[int, str]:
-    part = Settings(weights, settings.where)
-    kind = part.one_of("type", ("int", "float"), "int")
-    bits = part.one_of("num_bits", (4, 8) if kind == "int" else (8,))
-    part.one_of("strategy", ("tensor", "channel", "group"), "tensor")
-    return bits, kind
+def _kind(weights: Settings) -> tuple[int, str]:
+    kind = weights.one_of("type", ("int", "float"), "int")
+    return weights.one_of("num_bits", (4, 8) if kind == "int" else (8,)), kind
+
+
+def _group_size(weights: Settings) -> int | None:
+    """Columns that share a scale; None: all of a row, or as many as the scales say."""
+    if weights.one_of("strategy", ("tensor", "channel", "group"), "tensor") != "group":
+        return None
+    size = None if weights.get("group_size") is None else weights.group_size()
+    return None if size == -1 else size

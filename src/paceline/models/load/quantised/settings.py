@@ -22,6 +22,13 @@ class Settings:
     def get(self, key: str, default: Any = None) -> Any:
         return self._raw.get(key, default)
 
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Empty where nothing is said."""
+        value = self._raw.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.refusal(f"{key} {value!r}, which is no object")
+        return value
+
     def number(self, key: str, default: int | None = None) -> int:
         value = self._raw.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
