@@ -139,9 +139,10 @@ def test_a_text_may_be_plain_or_packed(tmp_path):
     assert quality.read_text(tmp_path / "a.txt") == quality.read_text(tmp_path / "a.txt.gz") == "Zwölf Boxkämpfer"
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"not gzip"])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"not gzip",
+                                     gzip.compress(b"text", mtime=0)[:10] + b"\xff" * 20])
 def test_a_text_that_cannot_be_read_is_named(content, tmp_path, capsys):
-    path = tmp_path / ("a.gz" if content == b"not gzip" else "a.txt")
+    path = tmp_path / ("a.txt" if content in (None, b"\xff\xfe\x00") else "a.gz")
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="UTF-8"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def read_text(path: str | Path) -> str:
     try:
         raw = Path(path).read_bytes()
         return (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path} as text ({error}): give a UTF-8 file, plain or .gz.") from None
 
 
