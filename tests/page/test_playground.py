@@ -33,16 +33,25 @@ def say(page: Any, text: str = PROMPT) -> Any:
     return page.locator(".answer").nth(before)
 
 
-def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, server: ServerProcess) -> None:
-    page = open_page(server.url)
-    settle(page)
+def grew(page: Any) -> bool:
+    """Whether an answer was seen at several lengths."""
+    settle(page, max_tokens="400", method="off")
     page.evaluate("""() => {
         window.lengths = new Set();
         new MutationObserver(() => lengths.add(document.querySelectorAll('.answer .tok').length))
             .observe(document.querySelector('.log'), { childList: true, subtree: true });
     }""")
+    say(page)
+    return bool(page.evaluate("lengths.size") > 2)
+
+
+def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, server: ServerProcess) -> None:
+    page = open_page(server.url)
+    # On a busy machine an answer may be whole before the page is drawn once: some of several long ones is not, unless
+    # none ever streams.
+    assert any(grew(page) for _ in range(8)), "every answer came at once: they do not stream"
+    settle(page)
     answer = say(page)
-    assert page.evaluate("lengths.size") > 2, "the answer came at once: it did not stream"
     body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 96, "seed": 7,
             "speculation": None}
     told = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=90).json()
