@@ -49,7 +49,7 @@ def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, serv
     page = open_page(server.url)
     # On a busy machine an answer may be whole before the page is drawn once: some of several long ones is not, unless
     # none ever streams.
-    assert any(grew(page) for _ in range(8)), "every answer came at once: they do not stream"
+    assert any(grew(page) for _ in range(20)), "every answer came at once: they do not stream"
     settle(page)
     answer = say(page)
     body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 96, "seed": 7,
@@ -108,6 +108,19 @@ def test_the_keyboard_reaches_every_token(open_page: OpenPage, server: ServerPro
     assert answer.locator(".tok[tabindex='0']").count() == 1, "the text must be one stop of the Tab key"
 
 
+def stopped_early(page: Any) -> bool:
+    """Whether an answer ended by pressing Stop at its first tokens. On a busy machine it may be whole by then."""
+    settle(page, max_tokens="450", method="off")
+    page.evaluate("""() => new MutationObserver((_, observer) => {
+        const stop = [...document.querySelectorAll('button')].find((one) => one.textContent.trim() === 'Stop');
+        if (!stop || !document.querySelector('.answer .tok')) return;
+        observer.disconnect();
+        stop.click();
+    }).observe(document.querySelector('.log'), { childList: true, subtree: true })""")
+    say(page)
+    return "stopped" in page.locator(".facts").last.text_content()
+
+
 def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPage, server: ServerProcess) -> None:
     page = open_page(server.url)
     settle(page)
@@ -116,13 +129,7 @@ def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPa
     page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
     say(page, "and again")
     assert [message["role"] for message in asked[0]["messages"]] == ["user", "assistant", "user"]
-    settle(page, max_tokens="450", method="off")
-    page.fill("#prompt", PROMPT)
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".answer .tok")
-    page.click("text=Stop")
-    page.wait_for_selector(".answer[data-done]")
-    assert "stopped" in page.locator(".facts").last.text_content()
+    assert any(stopped_early(page) for _ in range(20)), "Stop stops nothing"
     page.click("text=Clear")
     assert page.locator(".welcome").is_visible()
 
