@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from paceline.bench.matrix_subjects import NamedWeights, RandomSubject
-from paceline.bench.report import Row, document, emit, json_argument, say
-from paceline.errors import PacelineError
+from paceline.bench.report import Row, conclude, document, json_argument
 from paceline.llm import LLM
 from paceline.models.decoder import Decoder
 from paceline.models.load.adapters import Pair, PeftAdapter, Targets
@@ -111,15 +110,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     json_argument(parser)
     given = parser.parse_args()
-    try:
-        result = check(given.device)
-    except PacelineError as problem:
-        raise SystemExit(f"error: {problem}") from None
-    emit(result, given.json)
-    for failure in result["failures"]:
-        say(failure)
-    if result["failures"]:
-        raise SystemExit(1)
+    conclude(lambda: check(given.device), given.json)
 
 
 if __name__ == "__main__":

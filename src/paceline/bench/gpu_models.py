@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.bench.gpu_matrix import run
 from paceline.bench.matrix_subjects import RandomSubject
-from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.bench.report import Row, conclude, document, json_argument, say
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError, PacelineError
 from paceline.request import SamplingParams
@@ -113,15 +113,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="of the matrix")
     json_argument(parser)
     given = parser.parse_args()
-    try:
-        result = check(given.architectures.split(","), given.device, given.dtype)
-    except PacelineError as problem:
-        raise SystemExit(f"error: {problem}") from None
-    emit(result, given.json)
-    for failure in result["failures"]:
-        say(failure)
-    if result["failures"]:
-        raise SystemExit(1)
+    conclude(lambda: check(given.architectures.split(","), given.device, given.dtype), given.json)
 
 
 if __name__ == "__main__":

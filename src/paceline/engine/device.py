@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.launched import MOST_REPEATS, Launched
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import RowGroup, Step
@@ -22,7 +23,6 @@ from paceline.models.interface import CausalLM
 if TYPE_CHECKING:
     from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.graphs import DeviceDecoder
-    from paceline.engine.launched import Launched
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.runner import Runner
 
@@ -33,7 +33,6 @@ ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
 """Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
 none has come for QUIET seconds."""
 QUIET = 1.0
-MOST_REPEATS = 16
 
 
 class DeviceSteps:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.launched import Launched
+from paceline.engine.launched import MOST_REPEATS, Launched
 from paceline.engine.seats import DeviceSeats, send
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import RowGroup, Step
@@ -28,7 +28,6 @@ from paceline.sampling.device.sampler import Rows
 from paceline.sampling.device.state import Controls
 
 log = logging.getLogger("paceline.engine")
-MOST_REPEATS = 16
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 

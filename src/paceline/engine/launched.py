@@ -9,6 +9,9 @@ import torch
 
 from paceline.engine.step import Step
 
+MOST_REPEATS = 16
+"""How often a step may be repeated before the host looks."""
+
 
 class Launched:
     """Made in front of the launch; drawn() once behind it, when the tokens lie in a tensor on the device."""
