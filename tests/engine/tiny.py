@@ -48,28 +48,36 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+HEADS_OF_THEIR_OWN = {"gemma2": "", "gpt_neox": "", "olmo2": "c"}
+"""Tied to these, greedy decoding stays on one or two tokens, and equality would mean little. What their weights' names
+are salted with: the first that gives a lively text."""
+
+
 class RandomWeights:
     """Every tensor there is, filled from its own name: the same in every process."""
 
-    def __init__(self, gain: float = 1.5) -> None:
+    def __init__(self, gain: float = 1.5, salt: str = "", head: bool = False) -> None:
         """Large enough by default that the next token depends on the whole context, so that equality means
-        something; a small gain makes a calm model, in which small errors stay small."""
+        something; a small gain makes a calm model, in which small errors stay small. `head`: it is not tied."""
         self._gain = gain
+        self._salt = salt
+        self._head = head
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+        seed = int.from_bytes(hashlib.sha256((name + self._salt).encode()).digest()[:7], "little")
         values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         if name.endswith("norm.weight"):
             return 1.0 + 0.1 * values
         return values * (self._gain / shape[-1] ** 0.5 if len(shape) > 1 else 0.1)
 
     def has(self, name: str) -> bool:
-        return name != "lm_head.weight"
+        return self._head or name != "lm_head.weight"
 
 
 def tiny_model(name: str = "llama", **changes: Any) -> Any:
-    shape = ModelConfig.from_dict(BASE | SHAPES[name] | changes)
-    return build(shape, RandomWeights(), shape.max_position_embeddings)
+    head = name in HEADS_OF_THEIR_OWN
+    shape = ModelConfig.from_dict(BASE | SHAPES[name] | {"tie_word_embeddings": not head} | changes)
+    return build(shape, RandomWeights(salt=HEADS_OF_THEIR_OWN.get(name, ""), head=head), shape.max_position_embeddings)
 
 
 def tiny_engine(model: Any = None, tokenizer: Any = None, **options: Any) -> Engine:

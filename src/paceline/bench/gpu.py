@@ -22,6 +22,8 @@ from paceline.models.registry import build
 from paceline.request import SamplingParams
 
 BATCHES = (1, 8, 32, 128)
+BREAKDOWN_ROWS = (1, 64)
+"""A plain step and one that verifies many tokens of the same request."""
 PROMPT = 512
 CASES = ("tpot", "ttft", "mixed", "verify", "breakdown")
 VLLM = {
@@ -120,8 +122,9 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         for count, value in verification_curve(llm, PROMPT).items():
             note(f"verify_{count}", "ms", value)
     if "breakdown" in cases:
-        for name, value in breakdown(llm, PROMPT).items():
-            note(f"kernel {name}", "us", value)
+        for count in BREAKDOWN_ROWS:
+            for name, value in breakdown(llm, PROMPT, count).items():
+                note(f"kernel {name} at {count}", "us", value)
     note("weights", "GB", floor / 1e9, text="read by every step; divided by the card's bandwidth it is the floor")
     return document(rows, shape=shape, dtype=dtype, deterministic=deterministic, kv_dtype=kv_dtype,
                     kernels=llm.engine.kernels.name, prompt=PROMPT, requests=requests)

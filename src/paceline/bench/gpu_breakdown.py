@@ -66,8 +66,8 @@ def verification_curve(llm: LLM, prefix: int) -> dict[int, float]:
     return found
 
 
-def breakdown(llm: LLM, prefix: int, rows: int = 1) -> dict[str, float]:
-    """Microseconds a step spends in each kernel, most first, and in all."""
+def breakdown(llm: LLM, prefix: int, rows: int) -> dict[str, float]:
+    """Microseconds a step over `rows` tokens of one request spends in each kernel, most first, and in all."""
     graph = _captured(llm, prefix, rows)
     graph.replay()
     torch.cuda.synchronize()
