@@ -16,7 +16,7 @@ from engine.test_equality_matrix import preempt_at, strangers
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
-from paceline.engine.device import free_running
+from paceline.engine.device import draws_on_device
 from paceline.engine.outputs import Record
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
@@ -372,7 +372,7 @@ def test_a_device_never_runs_ahead_of_what_the_host_decides(wish: dict[str, Any]
     engine.add([1, 2], SamplingParams(**wish))
     engine.add([1, 2], SamplingParams())
     engine.step()
-    held = [(seq.free_running, free_running(seq)) for seq in engine.scheduler.running]
+    held = [(seq.free_running, draws_on_device(seq)) for seq in engine.scheduler.running]
     assert held == [(False, False)] * 2 + [(True, True)]
 
 

@@ -14,7 +14,7 @@ from engine.tiny import tiny_model
 from grammar.structured import BEGIN, END, PROMPT, TOOL, structured_llm, token, tokenizer
 from paceline import SamplingParams
 from paceline.bench.schemas import SCHEMAS
-from paceline.engine.device import free_running
+from paceline.engine.device import draws_on_device
 from paceline.engine.replay import replay_on
 from paceline.errors import EmptySupportError, GrammarError, RequestError
 from paceline.sampling.trace import Trace
@@ -213,7 +213,7 @@ def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
     """Before its grammar is there, too."""
     llm = structured_llm()
     names = [llm.engine.add(PROMPT, params) for params in (SamplingParams(choice=["a"]), SamplingParams())]
-    assert [free_running(llm.engine.record(name).sequences[0]) for name in names] == [False, True]
+    assert [draws_on_device(llm.engine.record(name).sequences[0]) for name in names] == [False, True]
     assert [llm.engine.record(name).sequences[0].free_running for name in names] == [False, True]
     for name in names:
         llm.engine.cancel(name)

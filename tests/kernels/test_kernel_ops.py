@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from paceline.kernels import select
 from paceline.kernels.reference.ordered import ACTIVATIONS, exp, ordered_sum, silu
+from paceline.kernels.reference.products import BATCH, bmm_by_batches
 
 CPU = torch.device("cpu")
 REFERENCE, EAGER = select(True, CPU), select(False, CPU)
@@ -200,3 +201,15 @@ def test_reference_ops_of_a_row_do_not_see_its_neighbours(op, threads):
     for first, last in ((0, 1), (17, 19), (2, 129)):
         assert torch.equal(op(x[first:last].clone()), whole[first:last])
         assert torch.equal(op(torch.cat((torch.randn(3, 96), x[first:last])))[3:], whole[first:last])
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 70])
+def test_products_by_batches_of_one_size(count, monkeypatch):
+    """As on a card, where the number of products in a call decides how each is summed."""
+    a, b = torch.randn(count, 3, 40), torch.randn(count, 40, 5)
+    calls = []
+    whole = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: calls.append(a.shape[0]) or whole(a, b))
+    found = bmm_by_batches(a, b)
+    assert calls == [BATCH] * -(-count // BATCH)
+    torch.testing.assert_close(found, whole(a, b))

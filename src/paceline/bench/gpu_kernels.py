@@ -24,10 +24,10 @@ from paceline.bench.gpu_timing import copies, microseconds
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.triton import load
-from paceline.kernels.triton.attention import Sharing, Tuning, attend
+from paceline.kernels.triton.attention import Sharing, Tuning, attend, shape_of
 from paceline.kernels.triton.choices import Product, Way, choose
 from paceline.kernels.triton.linear import product
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
+from paceline.kernels.triton.rows import DeviceRows
 
 BF16 = torch.bfloat16
 Tensor = torch.Tensor
@@ -191,8 +191,7 @@ def _decode_step(device: torch.device, batch: int, context: int, count: int, par
     slots = (tables[:, physical // 16] * 16 + physical % 16).flatten()
     layout = Layout(physical.repeat(batch), [count * i for i in range(batch + 1)], [context] * batch,
                     [parents] * batch, 16, [GroupView(tables, slots)])
-    rows = RowsShape.of(layout, max(1, tuning.split_m // shared), max(1, tuning.chunk_m // shared))
-    layout.device = DeviceRows.of(layout, rows, device)
+    layout.device = DeviceRows.of(layout, shape_of(layout, tuning, shared), device)
     return layout
 
 
@@ -220,9 +219,11 @@ def attention(bench: Bench, shape: Shape) -> None:
     grid = {"default": fast, "64 high": replace(fast, small_m=64), "blocks of 32": replace(fast, block_n=32),
             "blocks of 128": replace(fast, block_n=128), "spans of 64": replace(fast, split=64),
             "spans of 256": replace(fast, split=256)}
-    for items, warps, stages in ((2, 2, 5), (2, 4, 6), (4, 2, 3), (4, 2, 6), (4, 4, 3), (4, 4, 5), (8, 2, 4)):
-        ways = (Sharing(math.inf, items, warps, stages),)
-        grid[f"{items} items, {warps} warps, {stages} stages"] = replace(fast, shared=ways, single=ways)
+    for items, warps, stages, height in ((2, 2, 5, 64), (2, 4, 6, 64), (4, 2, 3, 64), (4, 2, 6, 64), (4, 4, 3, 64),
+                                         (4, 4, 5, 64), (8, 2, 4, 64), (1, 4, 5, 64), (2, 4, 5, 64), (2, 4, 3, 32),
+                                         (2, 4, 5, 32), (2, 4, 3, 16), (2, 4, 5, 16)):
+        ways = (Sharing(math.inf, items, warps, stages, height),)
+        grid[f"{items} items, {warps} warps, {stages} stages, {height} high"] = replace(fast, shared=ways, single=ways)
     tree = [-1, *(i // 2 for i in range(63))]
     for batch, context, count, parents in (
             (1, 512, 1, None), (1, 4096, 1, None), (8, 512, 1, None), (8, 4096, 1, None), (32, 512, 1, None),

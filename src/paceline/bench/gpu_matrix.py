@@ -1,6 +1,6 @@
 """The equality matrix with real drafters on a card: in deterministic mode every request gets the tokens it gets alone
 with speculation off, whatever drafts for it, as chain or tree, greedy or drawn with all controls, alone, in a crowd, in
-chunks, preempted or on a warm cache.
+chunks, preempted, swapped or on a warm cache.
 
 Prints a table, a line a drafter and a column a circumstance, and exits with 1 where a token differs or a drafter fails.
 Without a card (--device cpu with TRITON_INTERPRET=1) the same code runs in Triton's interpreter.
@@ -54,9 +54,12 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks": {"max_prefill_chunk": 7},
     "ahead": {"schedule_ahead": True},
     "preempted": {"watermark": 0.0, "preemption": "recompute"},
+    "swapped": {"watermark": 0.0, "preemption": "swap", "swap_space": 0.1},
     "warm": {"enable_prefix_caching": True},
 }
 """By name, with the engine's options."""
+CROWDED = {"preempted": "preemptions", "swapped": "swap_blocks_in"}
+"""Circumstances with room for about one request at a time, and what is counted where they come about."""
 BLOCK = 16
 Text = tuple[list[int], str | None]
 
@@ -137,9 +140,9 @@ def plain_texts(subject: Subject, cases: Sequence[Case]) -> list[Text]:
 def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expected: Sequence[Text]) -> list[Outcome]:
     """Every case under one circumstance. A crowd is all of them at once."""
     own = _blocks([max(cases, key=_length)])
-    room = own + own // 2 if circumstance == "preempted" else _blocks(cases)
+    room = own + own // 2 if circumstance in CROWDED else _blocks(cases)
     options = {"enable_prefix_caching": False, "kv_blocks": room, "block_size": BLOCK} | CIRCUMSTANCES[circumstance]
-    if circumstance == "preempted":
+    if circumstance in CROWDED:
         options["max_model_len"] = own * BLOCK
     llm = subject.llm(**options)
     wishes = [wish_of(case, text) for case, text in zip(cases, expected)]
@@ -148,8 +151,8 @@ def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expecte
     else:
         for _ in range(2 if circumstance == "warm" else 1):
             found = llm.generate([case.prompt for case in cases], [case.params for case in cases], speculation=wishes)
-    if circumstance == "preempted" and len(cases) > 1 and llm.metrics()["preemptions"] == 0:
-        raise PacelineError("Nobody was preempted: this cell proves nothing; give it more requests.")
+    if circumstance in CROWDED and len(cases) > 1 and llm.metrics()[CROWDED[circumstance]] == 0:
+        raise PacelineError(f"Nobody was {circumstance}: this cell proves nothing; give it more requests.")
     llm.engine.cache.check([])
     stats = [out.speculation for out in found]
     return [Outcome(case, circumstance, text, want, 0 if stat is None else stat.accepted,

@@ -20,7 +20,7 @@ from paceline.engine.adapters import Adapters
 from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps, captured_steps, free_running
+from paceline.engine.device import DeviceSteps, captured_steps, draws_on_device
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.host_memory import HostMemory, host_report
@@ -149,7 +149,7 @@ class Engine:
             seq.state = state
             seq.wait_for_commit = params.searches
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
-            seq.free_running = drafter is None and free_running(seq)
+            seq.free_running = drafter is None and draws_on_device(seq)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:

@@ -69,7 +69,8 @@ class DeviceSteps:
         if step.repeated and self.decoder is not None:
             self.launched.append(self.decoder.launch(step))
             return True
-        if runner.graphs is None or not all(draws_by_itself(group) for group in step.groups):
+        if runner.graphs is None or not all(group.seq.free_running and group.draft is None and decided_on_device(group)
+                                            for group in step.groups):
             return False
         batch = runner.prepare(step)
         if not batch.on_host:
@@ -153,18 +154,24 @@ def capturable(model: CausalLM) -> bool:
     return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)
 
 
-def free_running(seq: Sequence) -> bool:
+def draws_on_device(seq: Sequence) -> bool:
     """Whether a device can draw one token of this sequence after another without the host."""
     state, params = seq.state, seq.request.params
     structured = state.grammar is not None or params.structure is not None
     return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt or seq.adapter)
 
 
-def draws_by_itself(group: RowGroup) -> bool:
-    """Whether all that a group yields is a token that a device can draw: further samples have no seat yet, and a
-    prompt's scores are the host's."""
-    seq = group.seq
-    if group.draft is not None or not seq.free_running or group.siblings:
+def decided_on_device(group: RowGroup) -> bool:
+    """Whether a device can decide all that a group yields: nothing, one token, or what becomes of a draft under the
+    coupled rule. Further samples have no seat yet, and a prompt's scores are the host's."""
+    seq, request = group.seq, group.seq.request
+    draws = len(group.tokens) - group.logits_from
+    if request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
         return False
-    request = seq.request
-    return request.max_tokens > 0 and (request.params.prompt_logprobs is None or group.start >= seq.prompt_len)
+    if not draws:
+        return True
+    if not draws_on_device(seq) or group.siblings or request.max_tokens == 0:
+        return False
+    if group.draft is None:
+        return draws == 1
+    return draws == len(group.draft) + 1 == len(group.tokens) and seq.record.speculation.rule == "coupled"

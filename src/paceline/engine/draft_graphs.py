@@ -12,7 +12,7 @@ import torch
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.device import free_running
+from paceline.engine.device import decided_on_device
 from paceline.engine.graphs import Graphs
 from paceline.engine.runner import Batch
 from paceline.engine.seats import DeviceSeats, drawing, send
@@ -90,7 +90,8 @@ class DraftGraphs:
 
     def verifies(self, groups: Seq[RowGroup]) -> bool:
         """Whether everything such a step decides can be decided on the device: nobody's draw needs the host."""
-        return self._seats is not None and all(_verifiable(group) for group in groups)
+        return self._seats is not None and all(
+            decided_on_device(group) and (group.draft is None or len(group.tokens) <= WIDEST) for group in groups)
 
     @staticmethod
     def plain(tokens: list[int]) -> Verified | None:
@@ -178,7 +179,7 @@ class DraftGraphs:
     def _shape(self, rows: int, depth: int) -> RowsShape:
         forward, heads = self._forward, self._forward.heads
         tile_rows, chunk_rows = attention.tile_rows(forward.kernels.tuning(forward.dtype, heads.dim),
-                                                    heads.query // heads.keys)
+                                                    heads.query // heads.keys, rows)
         tile_rows = min(tile_rows, rows)
         lowest = min(tile_rows, TREE_ROWS) if depth else tile_rows
         # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
@@ -230,21 +231,6 @@ def _place_drafts(groups: Seq[RowGroup], parents: np.ndarray, offsets: np.ndarra
         first += size
         offsets[place] = first
     offsets[place + 1:] = first
-
-
-def _verifiable(group: RowGroup) -> bool:
-    """Whether a device can decide a group: it draws nothing, one token without the host, or after every row of a draft
-    under the coupled rule."""
-    draws, seq = len(group.tokens) - group.logits_from, group.seq
-    if seq.request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
-        return False
-    if not draws:
-        return True
-    if not free_running(seq) or group.siblings or seq.request.max_tokens == 0:
-        return False
-    if group.draft is None:
-        return draws == 1
-    return draws == len(group.draft) + 1 == len(group.tokens) <= WIDEST and seq.record.speculation.rule == "coupled"
 
 
 def _depth(groups: Seq[RowGroup]) -> int:

@@ -24,50 +24,62 @@ AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the keys of up to `tiles` tiles are shared out."""
+    """How the keys of tiles are shared out, for up to `most` tiles of one row or up to `most` rows of a step."""
 
-    tiles: float
+    most: float
     items: int
     """Wanted in all, for each of the device's processors."""
     warps: int = 4
     stages: int = 3
+    height: int = 64
+    """(row, head) pairs of a tile. Few rows make low tiles, so that there are enough of them: cutting their keys into
+    more pieces instead takes as long again to put together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Shapes of the tiles. In deterministic mode every number that shapes a sum is the same for every tile."""
 
-    split_m: int
-    """(row, head) pairs of a tile whose keys are shared out; the smallest tiles are 16 high where that is allowed."""
     chunk_m: int
     block_n: int
     split: int
     """Keys that are summed up by themselves (deterministic), or the smallest number an item gets."""
     processors: int
     shared: tuple[Sharing, ...]
-    """By number of tiles, for tiles of several rows."""
+    """By number of rows, for tiles of several rows."""
     single: tuple[Sharing, ...] = ()
-    """The same for tiles of one row; none: as the others."""
+    """By number of tiles, for tiles of one row; none: as the others."""
     chunk_warps: int = 8
     chunk_stages: int = 2
     small_m: int = 16
+    """No tile is lower: rows that are missing are computed as if they were there."""
 
     def sharing(self, shape: RowsShape) -> Sharing:
-        among = self.single if shape.tile_rows == 1 and self.single else self.shared
-        return next(one for one in among if shape.tiles <= one.tiles)
+        if shape.tile_rows == 1 and self.single:
+            return next(one for one in self.single if shape.tiles <= one.most)
+        return self.several(shape.rows)
+
+    def several(self, rows: int) -> Sharing:
+        """For tiles of several rows, in a step of so many."""
+        return next(one for one in self.shared if rows <= one.most)
 
 
 def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -> Tuning:
     """float32 multiplies without tensor cores, whose tiles must be small; the rest are trials on an H200."""
     if dtype == torch.float32:
-        return Tuning(16, 16, 32, 256, processors, (Sharing(math.inf, 4, stages=1),), chunk_warps=4, chunk_stages=1)
+        return Tuning(16, 32, 256, processors, (Sharing(math.inf, 4, stages=1, height=16),), chunk_warps=4,
+                      chunk_stages=1)
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
-    single = ((Sharing(16, 4), Sharing(32, 2, stages=6), Sharing(128, 4, warps=2), Sharing(math.inf, 4, 2, 6))
-              if dim > 64 else
-              (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5)))
-    return Tuning(64, 128, 64, 128, processors, (Sharing(math.inf, 4),), single, chunk_warps=4, chunk_stages=3)
+        return Tuning(64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
+    if dim > 64:
+        single = (Sharing(16, 4), Sharing(32, 2, stages=6), Sharing(128, 4, warps=2), Sharing(math.inf, 4, 2, 6))
+        several: tuple[Sharing, ...] = (
+            Sharing(16, 2, height=16), Sharing(32, 2, height=32), Sharing(math.inf, 1, stages=5))
+    else:
+        single = (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5))
+        several = (Sharing(32, 2, stages=5, height=16), Sharing(math.inf, 2, stages=5, height=32))
+    return Tuning(128, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
@@ -98,14 +110,14 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2,
-            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen), DEPTH=shape.depth,
+            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen.small_m), DEPTH=shape.depth,
             REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
             num_warps=how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
             q.stride(0), out.stride(0), k_cache.stride(0), view.tables.stride(0), shape.chunks, base2,
-            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, chosen, chosen.chunk_m),
+            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, chosen.chunk_m),
             SPLIT=chosen.split, BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps,
             num_stages=chosen.chunk_stages)
     return out
@@ -113,19 +125,17 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
 
 def shape_of(layout: Layout, chosen: Tuning, shared: int) -> RowsShape:
     """Room for just this step; `shared` query heads to a KV head."""
-    return RowsShape.of(layout, *tile_rows(chosen, shared))
+    return RowsShape.of(layout, *tile_rows(chosen, shared, layout.rows))
 
 
-def tile_rows(chosen: Tuning, shared: int) -> tuple[int, int]:
-    """Most rows of a tile whose keys are shared out, and of a chunk."""
-    return max(1, chosen.split_m // shared), max(1, chosen.chunk_m // shared)
+def tile_rows(chosen: Tuning, shared: int, rows: int) -> tuple[int, int]:
+    """Most rows of a tile whose keys are shared out, in a step of so many rows that has such tiles; and of a chunk."""
+    return max(1, chosen.several(rows).height // shared), max(1, chosen.chunk_m // shared)
 
 
-def _height(pairs: int, chosen: Tuning, height: int | None = None) -> int:
+def _height(pairs: int, least: int) -> int:
     """BLOCK_M for a tile of so many (row, head) pairs."""
-    if height is None:
-        height = chosen.small_m if pairs <= chosen.small_m else chosen.split_m
-    return max(height, 1 << (pairs - 1).bit_length())
+    return max(least, 1 << (pairs - 1).bit_length())
 
 
 def _plan(rows: DeviceRows, layout: Layout, view: GroupView, heads: int, kv_heads: int, dim: int, chosen: Tuning,

@@ -143,7 +143,7 @@ class TritonKernels(Composed):
     def mixed_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Room for steps of up to `rows` rows in up to `groups` chains of any length. Tiles are of one row, as where
         all decode: the chains of several rows, prompts mostly, are cut into chunks however short they are."""
-        _, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
+        _, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys, rows)
         # Every chain may end with a chunk that is not full.
         return RowsShape(rows, min(rows, groups), 1, chunks=rows // chunk_rows + min(groups, rows // 2),
                          chunk_rows=chunk_rows, chunk_from=2)
@@ -151,5 +151,5 @@ class TritonKernels(Composed):
     def rows_shape(self, rows: int, group_rows: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Room for steps of up to `rows` rows in groups of at most `group_rows` each (1: plain decoding), trees of at
         most `depth` (0: chains only): what a captured graph's DeviceRows are made with."""
-        tile_rows, _ = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys)
+        tile_rows, _ = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys, rows)
         return RowsShape.bucket(rows, min(group_rows, tile_rows), depth)
