@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -69,6 +70,19 @@ def make(groups: list[Group], *, heads: int = 6, kv_heads: int = 2, dim: int = 1
     layout = Layout(torch.tensor(positions), offsets, [group.start for group in groups],
                     [group.parents for group in groups], block_size, [view])
     return Step(layout, torch.cat(queries), keys, values, prefixes, own)
+
+
+LATENT = 24
+"""Features of a latent value, the first of a key's 32."""
+
+
+def latent_step(groups: list[Group], **how: Any) -> Step:
+    """Keys that all heads share, whose beginnings are the values."""
+    step = make(groups, kv_heads=1, dim=32, **how)
+    step.values = step.keys[..., :LATENT]
+    step.prefixes = [(k, k[..., :LATENT]) for k, _ in step.prefixes]
+    step.own = [(k, k[..., :LATENT]) for k, _ in step.own]
+    return step
 
 
 def attend(kernels: Kernels, step: Step, softcap: float = 0.0) -> torch.Tensor:

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_steps import CASES, attend, make, oracle
+from paged_steps import CASES, LATENT, attend, latent_step, oracle
 
 from paceline.kernels import select
 
 CPU = torch.device("cpu")
 REFERENCE, EAGER = select(True, CPU), select(False, CPU)
 BOTH = pytest.mark.parametrize("kernels", [REFERENCE, EAGER], ids=["reference", "eager"])
-
-
-LATENT = 24
-"""Features of a value, the first of a key's 32."""
-
-
-def latent_step(groups, **how):
-    """Keys that all heads share, whose beginnings are the values."""
-    step = make(groups, kv_heads=1, dim=32, **how)
-    step.values = step.keys[..., :LATENT]
-    step.prefixes = [(k, k[..., :LATENT]) for k, _ in step.prefixes]
-    step.own = [(k, k[..., :LATENT]) for k, _ in step.own]
-    return step
 
 
 @BOTH

@@ -182,17 +182,15 @@ def between(bench: Bench, shape: Shape, rows: Sequence[int]) -> None:
                     x, n, m, None, heads, c, c, k, s)]})
 
 
-def _decode_step(device: torch.device, batch: int, context: int, count: int, parents: list[int] | None,
-                 tuning: Tuning, shared: int) -> Layout:
+def decode_step(device: torch.device, batch: int, context: int, count: int,
+                parents: list[int] | None = None) -> Layout:
     """`batch` groups of `count` rows after `context` tokens, blocks side by side."""
     blocks = -(-(context + count) // 16)
     tables = 1 + torch.arange(batch * blocks, device=device, dtype=torch.int32).view(batch, blocks)
     physical = context + torch.arange(count, device=device)
     slots = (tables[:, physical // 16] * 16 + physical % 16).flatten()
-    layout = Layout(physical.repeat(batch), [count * i for i in range(batch + 1)], [context] * batch,
-                    [parents] * batch, 16, [GroupView(tables, slots)])
-    layout.device = DeviceRows.of(layout, shape_of(layout, tuning, shared), device)
-    return layout
+    return Layout(physical.repeat(batch), [count * i for i in range(batch + 1)], [context] * batch, [parents] * batch,
+                  16, [GroupView(tables, slots)])
 
 
 def _attention_calls(bench: Bench, shape: Shape, batch: int, context: int, count: int, tuning: Tuning,
@@ -200,7 +198,8 @@ def _attention_calls(bench: Bench, shape: Shape, batch: int, context: int, count
                      parents: list[int] | None = None) -> list[Callable[[], object]]:
     """One call a cache, all after one planning, which is part of the first call as it is of a model's first layer."""
     heads = shape.heads
-    layout = _decode_step(bench.device, batch, context, count, parents, tuning, heads.query // heads.keys)
+    layout = decode_step(bench.device, batch, context, count, parents)
+    layout.device = DeviceRows.of(layout, shape_of(layout, tuning, heads.query // heads.keys), bench.device)
     q = torch.randn(batch * count, heads.query, heads.dim, device=bench.device, dtype=BF16)
     view = layout.views[0]
 

@@ -47,7 +47,8 @@ def test_cells_in_the_interpreter(device: torch.device, name: str, style: str, c
     if device.type != "cpu":
         pytest.skip("the whole matrix runs on the card")
     beside = ["plain", "ngram", "suffix", "wrong tree"] if circumstance in gpu_matrix.CROWDED else ["plain"]
-    result = gpu_matrix.run(subject(), [name, *(other for other in beside if other != name)], [style], [circumstance], 6)
+    names = [name, *(other for other in beside if other != name)]
+    result = gpu_matrix.run(subject(), names, [style], [circumstance], 6)
     assert result["differences"] == []
     assert f"{name}" in gpu_matrix.table(result)
 

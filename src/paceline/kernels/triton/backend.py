@@ -9,10 +9,9 @@ from paceline.kernels.eager import EagerKernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
-from paceline.kernels.reference import ReferenceKernels
-from paceline.kernels.triton import attention, elementwise, linear
+from paceline.kernels.triton import attention, elementwise, latent, linear
 from paceline.kernels.triton.attention import Tuning, tuning
-from paceline.kernels.triton.choices import NORM_INSIDE, Product, Way, choose
+from paceline.kernels.triton.choices import NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
 from paceline.kernels.triton.rows import RowsShape
 
 COUNTERS = 1 << 16
@@ -29,7 +28,7 @@ class TritonKernels(Composed):
     def __init__(self, deterministic: bool, device: torch.device) -> None:
         self.deterministic = deterministic
         self.name = "triton-deterministic" if deterministic else "triton"
-        self._exact, self._eager = ReferenceKernels(), EagerKernels()
+        self._eager = EagerKernels()
         """For what has no kernel here."""
         self._processors = 4
         if device.type == "cuda":
@@ -53,7 +52,9 @@ class TritonKernels(Composed):
         return linear.vendor(x, matrix, bias) if how.way is Way.VENDOR else self._product(x, matrix, bias, how)
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (self._exact if self.deterministic else self._eager).linear_by_head(x, weight)
+        if self.deterministic or x.shape[0] <= SKINNY_ROWS:
+            return latent.linear_by_head(x, weight, not self.deterministic)
+        return self._eager.linear_by_head(x, weight)
 
     def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,
                    residual: torch.Tensor) -> torch.Tensor:
@@ -131,9 +132,7 @@ class TritonKernels(Composed):
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
                softcap: float = 0.0) -> torch.Tensor:
         if values_in_keys(k_cache, v_cache):
-            # No tile here is as wide as a latent key (576 features): torch, in the form that keeps this mode's promise.
-            return (self._exact if self.deterministic else self._eager).attend(q, k_cache, v_cache, layout, view, scale,
-                                                                               softcap=softcap)
+            return latent.attend(q, k_cache, v_cache.shape[2], layout, view, scale, softcap, not self.deterministic)
         return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, self.tuning(q.dtype, q.shape[2]),
                                 self.deterministic, self._arrived, softcap)
 

@@ -262,3 +262,18 @@ def tile_project_kernel(x, weight, bias, q_out, keys, values, slots, cos, sin, r
     value = values + slot[None, :] * value_stride + (m - (HEADS + KV_HEADS) * DIM)[:, None]
     tl.store(value, first.to(values.dtype.element_ty), mask=is_v)
     tl.store(value + HALF, second.to(values.dtype.element_ty), mask=is_v)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def by_head_kernel(x, weight, out, rows, size, K, x_stride, head_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                   BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr):
+    """out [rows, heads, size] = x [rows, heads, K] times weight [heads, size, K], head by head. Grid (tiles of size,
+    tiles of rows, heads)."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head = tl.program_id(2)
+    live = m < size
+    y, _ = products(x + head.to(tl.int64) * head_stride, weight + head.to(tl.int64) * size * K, m, m, live, n, rows, K,
+                    x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, False, PRECISION)
+    at = (n.to(tl.int64)[None, :] * tl.num_programs(2) + head) * size + m[:, None]
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=live[:, None] & (n < rows)[None, :])

@@ -1,0 +1,73 @@
+"""Launching latent attention (MLA), and products with a matrix for each head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.triton.latent_device import gather_latents_kernel, latent_kernel
+from paceline.kernels.triton.linear_device import by_head_kernel
+from paceline.kernels.triton.rows import DeviceRows, RowsShape
+
+SPLIT = 256
+"""Keys that are summed up by themselves; part of what defines the bits."""
+MOST_RESULTS = 64 << 20
+"""Bytes of spans' sums that are kept; a step that needs more has rows enough to keep the card busy without."""
+
+
+def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, view: GroupView, scale: float,
+           softcap: float, fused: bool) -> torch.Tensor:
+    """q [N, H, rank + rope] over k_cache [slots, 1, rank + rope], whose first `rank` features are the values ->
+    [N, H, rank]. The contract is Kernels.attend."""
+    q = q.contiguous()
+    count, heads, width = q.shape
+    rows = layout.device
+    if rows is None:
+        rows = layout.device = DeviceRows.of(layout, RowsShape.of(layout, 1, 1), q.device)
+    out = torch.empty((count, heads, rank), dtype=q.dtype, device=q.device)
+    longest = max(start + end - begin for start, begin, end in zip(layout.starts, layout.offsets, layout.offsets[1:]))
+    splits = triton.cdiv(longest, SPLIT)
+    apart = splits > 1 and count * splits * heads * rank * 4 <= MOST_RESULTS
+    results = extremes = out
+    if apart:
+        results = torch.empty((count, splits, heads, rank), dtype=torch.float32, device=q.device)
+        extremes = torch.empty((2, count, splits, heads), dtype=torch.float32, device=q.device)
+    block_h = 16 if q.dtype == torch.float32 else min(64, max(16, triton.next_power_of_2(heads)))
+    shape: dict[str, Any] = {
+        "HEADS": heads, "RANK": rank, "BLOCK_H": block_h, "BLOCK_R": max(16, triton.next_power_of_2(rank)),
+        "BLOCK_N": 16 if q.dtype == torch.float32 else 32, "SPLIT": SPLIT, "WINDOW": view.window is not None,
+        "enable_fp_fusion": fused, "num_warps": 8 if block_h > 32 else 4}
+    blocks = triton.cdiv(heads, block_h)
+    base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
+    latent_kernel[(count, blocks, splits if apart else 1)](
+        q, k_cache, out, results, extremes, view.tables, view.slots, rows.group, rows.positions, rows.prefix,
+        rows.ancestors, q.stride(0), k_cache.stride(0), view.tables.stride(0), splits, base2, view.window or 0, cap,
+        ROPE=width - rank, BLOCK_P=max(16, triton.next_power_of_2(width - rank)), BLOCK_SIZE=layout.block_size,
+        APART=apart, DEPTH=rows.shape.depth, CAPPED=softcap > 0.0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_stages=1 if q.dtype == torch.float32 else 2,
+        **shape)
+    if apart:
+        gather_latents_kernel[(count, blocks)](
+            results, extremes, out, rows.positions, splits, view.window or 0, **shape)
+    return out
+
+
+def linear_by_head(x: torch.Tensor, weight: torch.Tensor, fused: bool) -> torch.Tensor:
+    """x [N, H, K], weight [H, M, K] -> [N, H, M]. The order of a sum depends on neither N nor the rest of the rows."""
+    rows, heads, inputs = x.shape
+    size = weight.shape[1]
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    out = torch.empty((rows, heads, size), dtype=x.dtype, device=x.device)
+    height, width, columns, stages = 64, 64 if rows > 16 else 16, 64, 3
+    if x.dtype == torch.float32:  # without tensor cores
+        height, width, columns, stages = 32, 16, 32, 2
+    by_head_kernel[(triton.cdiv(size, height), triton.cdiv(rows, width), heads)](
+        x, weight, out, rows, size, inputs, x.stride(0), x.stride(1), BLOCK_M=height, BLOCK_N=width, BLOCK_K=columns,
+        EVEN=inputs % columns == 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", enable_fp_fusion=fused,
+        num_warps=4, num_stages=stages)
+    return out
