@@ -360,6 +360,24 @@ def test_the_command_says_what_it_wrote_and_what_it_cost(tmp_path: Path, text: P
     assert "No perplexity report" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("model", "out"), [
+    (".", "m-int8"), ("./", "m-int8"), ("../m", "m-int8"), ("..", "all-int8"), ("../m/", "m-int8")])
+def test_the_folder_is_named_after_the_model_however_it_is_called(tmp_path: Path, monkeypatch: Any, model: str,
+                                                                  out: str) -> None:
+    jobs: list[Job] = []
+
+    def stop(job: Job, progress: Any) -> None:
+        jobs.append(job)
+        raise ConfigError("that is all")
+
+    here = tmp_path / "all" / "m"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(run, "quantize", stop)
+    assert main(["quantize", model]) == 2
+    assert jobs[0].out == Path(out)
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--to", "int3"], "int8, int4, awq"), (["--to", "awq"], "--text"), (["--outliers", "6"], "--text"),
     (["--to", "int4", "--outliers", "6", "--text", "TEXT"], "--to int8"),
@@ -402,3 +420,18 @@ def test_a_run_that_fails_leaves_no_folder_and_one_that_fails_to_measure_leaves_
     with pytest.raises(ConfigError, match="no room"):
         rounded(tmp_path, tiny_folder(tmp_path / "m"), "int8")
     assert not list(tmp_path.glob("out-*"))
+
+
+def test_a_folder_that_was_there_and_empty_stays_there_when_a_run_fails(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*anything: Any) -> None:
+        raise ConfigError("no room")
+
+    model, out = tiny_folder(tmp_path / "m"), tmp_path / "own"
+    out.mkdir()
+    monkeypatch.setattr(run, "write_tokenizer", full)
+    with pytest.raises(ConfigError, match="no room"):
+        quantize(Job(model=str(model), to="int8", out=out), quietly)
+    assert out.is_dir() and not list(out.iterdir())
+    monkeypatch.undo()
+    quantize(Job(model=str(model), to="int8", out=out), quietly)
+    assert (out / "config.json").is_file()

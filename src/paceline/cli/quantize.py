@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,9 +41,9 @@ def quantize(
     from paceline.quantize.plan import Job
     from paceline.quantize.run import quantize as run
 
-    name = Path(model or options.DEFAULT_MODEL).expanduser().name.removesuffix(".gguf")
-    job = Job(model=model, to=to, out=out or Path(f"{name}-{to}"), text=text, measure=measure, group_size=group_size,
-              outliers=outliers, calibration_tokens=calibration_tokens, measured_tokens=measured_tokens, device=device)
+    out = out or Path(f"{_name(model or options.DEFAULT_MODEL)}-{to}")
+    job = Job(model=model, to=to, out=out, text=text, measure=measure, group_size=group_size, outliers=outliers,
+              calibration_tokens=calibration_tokens, measured_tokens=measured_tokens, device=device)
     with loading_bars() as progress:
         report = run(job, progress)
     if as_json:
@@ -50,6 +51,11 @@ def quantize(
     else:
         for line in _lines(report):
             typer.echo(line)
+
+
+def _name(model: str) -> str:
+    """Of a folder, a file or a hub id; "." and ".." have that of the folder they stand for."""
+    return Path(os.path.abspath(Path(model).expanduser())).name.removesuffix(".gguf")
 
 
 def _lines(report: Report) -> list[str]:

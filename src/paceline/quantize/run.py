@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,8 +75,8 @@ class Calibration:
 
 
 def quantize(job: Job, progress: Progress) -> Report:
-    """Everything is checked before the first tensor is rounded; a run that fails before
-    all is written leaves no folder behind."""
+    """Everything is checked before the first tensor is rounded; a run that fails before all is written leaves nothing
+    behind."""
     job.check()
     texts = {path: read_text(path) for path in (job.text, job.measure) if path is not None}
     device = str(choose_device(job.device))
@@ -90,13 +89,9 @@ def quantize(job: Job, progress: Progress) -> Report:
         shapes = matrices(checkpoint)
         size = choose_group_size(job, shapes)
         chosen = fitting(job, shapes, size)
-        folder = new_folder(job.out)
-        try:
+        with new_folder(job.out) as folder:
             calibration = _calibrate(job, checkpoint, calibration_ids, chosen, size, device, progress)
             written = _write(job, checkpoint, chosen, size, calibration, folder, progress)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         before = _perplexity("perplexity before", checkpoint, measured_ids, device, progress)
     with open_checkpoint(folder) as rounded:
         after = _perplexity("perplexity after", rounded, measured_ids, device, progress)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,26 @@ _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
            "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
-def new_folder(path: Path) -> Path:
-    """Made, or there and empty; anything else is not overwritten."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Made, or there and empty; anything else is not overwritten. If what is done inside fails, the folder is as it was
+    before: gone, or there and empty."""
+    there = path.exists()
+    if there and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} is there already: name another folder with --out, or remove it.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"Cannot make the folder {path}: {error.strerror}; name another one with --out.") from None
-    return path
+    try:
+        yield path
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what counts
+            for file in path.iterdir():
+                file.unlink()
+            if not there:
+                path.rmdir()
+        raise
 
 
 class FolderWriter:
