@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import transformers
 
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
@@ -95,6 +98,43 @@ def test_gemma2_caps_and_alternates():
     assert (config.score_cap, config.logit_cap, config.activation) == (50.0, 30.0, "gelu_tanh")
     assert ModelConfig.from_dict({**LEAST, "model_type": "gemma2", "num_attention_heads": 8,
                                   "attn_logit_softcapping": None}).score_cap == 0.0
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
+                                        "mixtral", "olmo2", "phi3", "qwen3", "qwen3_moe"])
+def test_null_says_nothing(model_type):
+    """Where transformers gives null no meaning of its own: it refuses some of these, and ignores others."""
+    least = {**LEAST, "model_type": model_type, "num_attention_heads": 8, "hidden_size": 64, "num_local_experts": 8,
+             "num_experts_per_tok": 2}
+    for key in ("attention_bias", "head_dim", "hidden_act", "hidden_activation", "layer_norm_eps", "layer_types",
+                "mlp_only_layers", "num_key_value_heads", "query_pre_attn_scalar", "rms_norm_eps", "rope_parameters",
+                "rope_local_base_freq", "rope_scaling", "rope_theta", "rotary_pct", "sliding_window_pattern",
+                "tie_word_embeddings", "use_parallel_residual"):
+        assert ModelConfig.from_dict({**least, key: None}) == ModelConfig.from_dict(least), key
+    if model_type == "mixtral":
+        assert ModelConfig.from_dict({**least, "norm_topk_prob": None}).renormalise_experts
+
+
+@pytest.mark.parametrize("key", ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping"])
+def test_null_switches_off_where_transformers_says_so(key):
+    least = {**LEAST, "num_attention_heads": 8}
+    theirs = transformers.Gemma2Config(**{**least, key: None})
+    config = ModelConfig.from_dict({**least, "model_type": "gemma2", key: None})
+    ours = {"sliding_window": config.windows[0], "attn_logit_softcapping": config.score_cap or None,
+            "final_logit_softcapping": config.logit_cap or None}
+    assert ours == {name: getattr(theirs, name) for name in ours}
+
+
+@pytest.mark.parametrize("parts", [
+    {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+    {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": None},
+    {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}])
+def test_what_gemma3_means_by_rope_parameters_that_say_little(parts):
+    theirs = transformers.Gemma3TextConfig(rope_parameters=copy.deepcopy(parts)).rope_parameters
+    config = ModelConfig.from_dict({**GEMMA3, "rope_scaling": None, "rope_parameters": parts})
+    for kind, rope in (("full_attention", config.rope), ("sliding_attention", config.local_rope)):
+        assert (rope.theta, rope.kind, rope.settings.get("factor")) == (
+            theirs[kind]["rope_theta"], theirs[kind]["rope_type"], theirs[kind].get("factor"))
 
 
 def test_gpt2_and_gpt_neox_have_their_own_words():

@@ -262,17 +262,17 @@ def _dense_layers(read: _Reader, layers: int) -> frozenset[int]:
 def _ropes(raw: Mapping[str, Any], head_dim: int) -> tuple[RopeConfig, RopeConfig | None]:
     """Of layers that see everything, and of those with a window where theirs is another. Both spellings: one of each
     under rope_parameters, or a theta of its own for the windowed ones, which are then not scaled."""
-    parts = raw.get("rope_parameters")
+    parts, theta = raw.get("rope_parameters"), raw.get("rope_local_base_freq")
     if isinstance(parts, Mapping) and any(isinstance(value, Mapping) for value in parts.values()):
         unknown = set(parts) - {"full_attention", "sliding_attention"}
         if unknown or "full_attention" not in parts:
             raise ModelFormatError(f"config.json: rope_parameters differs by layer type and names {sorted(parts)}; "
                                    "full_attention, and sliding_attention beside it, are supported.")
-        bare = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
-        full, local = (_rope({**bare, "rope_parameters": parts.get(kind) or parts["full_attention"]}, head_dim)
-                       for kind in ("full_attention", "sliding_attention"))
+        bare = {key: value for key, value in raw.items() if key != "rope_scaling"}
+        near = parts.get("sliding_attention") or ({"rope_theta": theta} if theta else parts["full_attention"])
+        full, local = (_rope({**bare, "rope_parameters": part, "rope_theta": fallback}, head_dim)
+                       for part, fallback in ((parts["full_attention"], raw.get("rope_theta")), (near, theta)))
         return full, local if local != full else None
-    theta = raw.get("rope_local_base_freq")
     local = _rope({**raw, "rope_parameters": None, "rope_scaling": None, "rope_theta": theta}, head_dim)
     return _rope(raw, head_dim), local if theta is not None else None
 

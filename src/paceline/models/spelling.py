@@ -9,23 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """words: their key -> ours. assumed: our key -> what it is where a config does not have it."""
+    """words: their key -> ours. assumed: our key -> what it is where a config does not have it. switches: those of
+    assumed whose null says that there is none; any other null says nothing, as if the key were not there."""
 
     words: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    switches: frozenset[str] = frozenset()
 
 
 _GEMMA_WORDS = {"hidden_activation": "hidden_act"}
+_GEMMA_SWITCHES = frozenset({"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"})
 FAMILIES: dict[str, Family] = {
     "gemma2": Family(_GEMMA_WORDS, {
         "hidden_act": "gelu_pytorch_tanh", "norm_offset": 1.0, "head_dim": 256, "num_key_value_heads": 4,
         "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-        "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+        "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        _GEMMA_SWITCHES),
     "gemma3_text": Family(_GEMMA_WORDS, {
         "hidden_act": "gelu_pytorch_tanh", "norm_offset": 1.0, "head_dim": 256, "num_attention_heads": 8,
         "num_key_value_heads": 4, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
         "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262208,
-        "max_position_embeddings": 131072}),
+        "max_position_embeddings": 131072}, _GEMMA_SWITCHES),
     "gpt2": Family({
         "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
         "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
@@ -47,11 +51,8 @@ def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("model_type") == "gemma3" and isinstance(raw.get("text_config"), Mapping):
         raw = {"tie_word_embeddings": True, **raw["text_config"], "model_type": "gemma3_text"}
     family = FAMILIES.get(str(raw.get("model_type")), Family())
-    known = dict(raw)
-    for theirs, ours in family.words.items():
-        value = known.pop(theirs, None)
-        if value is not None:
-            known[ours] = value
-    if known.get("model_type") == "gpt2" and known.get("intermediate_size") is None and "hidden_size" in known:
+    known = {key: value for key, value in raw.items() if value is not None or key in family.switches}
+    known |= {ours: known.pop(theirs) for theirs, ours in family.words.items() if theirs in known}
+    if known.get("model_type") == "gpt2" and "intermediate_size" not in known and "hidden_size" in known:
         known["intermediate_size"] = 4 * known["hidden_size"]
     return {**family.assumed, **known}
