@@ -83,3 +83,11 @@ def fitting(job: Job, shapes: dict[str, tuple[int, int]], group_size: int) -> se
         raise ConfigError(f"No matrix of this model has a width of whole groups of {group_size} and rows in eights: "
                           "use --to int8.")
     return names
+
+
+def in_floats(checkpoint: Checkpoint, chosen: set[str]) -> list[str]:
+    """Modules that multiply or look up and are not among the chosen: embeddings, routers, what does not fit; and the
+    head, which is a module even where it has no tensor of its own."""
+    names = [name.removesuffix(".weight") for name in checkpoint.names()
+             if name.endswith(".weight") and name not in chosen and len(checkpoint.shape(name)) > 1]
+    return list(dict.fromkeys([*names, "lm_head"]))

@@ -24,7 +24,7 @@ from paceline.quantize import layouts, rounding
 from paceline.quantize.awq import Folds, error_of, search
 from paceline.quantize.calibrate import WINDOW, Inputs, layer_inputs
 from paceline.quantize.gptq import compensated_groups_of_int4
-from paceline.quantize.plan import Job, choose_group_size, fitting, matrices
+from paceline.quantize.plan import Job, choose_group_size, fitting, in_floats, matrices
 from paceline.quantize.sites import Site, check_known, known
 from paceline.quantize.writer import FolderWriter, new_folder, write_tokenizer
 
@@ -157,7 +157,7 @@ def _fit(job: Job, site: Site, seen: Inputs, names: list[str], checkpoint: Check
 
 def _write(job: Job, checkpoint: Checkpoint, chosen: set[str], size: int, calibration: Calibration, folder: Path,
            progress: Progress) -> int:
-    layout = _layout(job, size)
+    layout = _layout(job, size, in_floats(checkpoint, chosen))
     writer = FolderWriter(folder)
     names = [name for name in checkpoint.names() if not name.endswith(EMPTY)]  # masks, which are no floats
     for number, name in enumerate(names):
@@ -186,10 +186,12 @@ def _rounded(job: Job, weight: torch.Tensor, size: int, columns: torch.Tensor | 
     return rounding.groups_of_int4(weight, size) if job.to == "int4" else rounding.zeroed_groups_of_int4(weight, size)
 
 
-def _layout(job: Job, size: int) -> layouts.Layout:
+def _layout(job: Job, size: int, others: list[str]) -> layouts.Layout:
+    if job.outliers is not None:
+        return layouts.int8_outliers(job.outliers)
     if job.to == "int8":
-        return layouts.int8() if job.outliers is None else layouts.int8_outliers(job.outliers)
-    return layouts.int4(size) if job.to == "int4" else layouts.int4_awq(size)
+        return layouts.int8(others)
+    return layouts.int4(size, others) if job.to == "int4" else layouts.int4_awq(size, others)
 
 
 def _config(checkpoint: Checkpoint, layout: layouts.Layout) -> dict[str, Any]:
