@@ -13,7 +13,8 @@ import zlib
 from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
 from paceline.engine.preemption import Preemption
-from paceline.engine.scheduler import Scheduler, SchedulerConfig
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.engine.sequence import PENDING, Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
 from paceline.kernels.groups import CacheGroup

@@ -7,7 +7,7 @@ from simulation import World, group
 
 from paceline.cache.manager import CacheManager
 from paceline.engine.queue import WaitingQueue
-from paceline.engine.scheduler import SchedulerConfig
+from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.engine.sequence import Sequence
 from paceline.errors import QueueFullError
 from paceline.request import Request, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from simulation import PENDING, STOP, World, group, oracle
 
 from paceline.cache.manager import CacheManager
-from paceline.engine.scheduler import SchedulerConfig
+from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, Step
 from paceline.errors import ConfigError, QueueFullError, RequestError

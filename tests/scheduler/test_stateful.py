@@ -11,7 +11,7 @@ from simulation import STOP, World, group, propose
 
 from paceline.cache.host import HostLimits
 from paceline.cache.manager import CacheManager
-from paceline.engine.scheduler import SchedulerConfig
+from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.errors import RequestError
 
 GROUPS = st.sampled_from([

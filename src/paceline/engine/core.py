@@ -19,6 +19,7 @@ from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
 from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
+from paceline.engine.books import Books, Touched
 from paceline.engine.decide import Decider, Decision
 from paceline.engine.device import DeviceSteps, captured_steps, draws_on_device
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
@@ -28,8 +29,9 @@ from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import Batch, Runner, StepLogits
-from paceline.engine.scheduler import Scheduler, SchedulerConfig
-from paceline.engine.sequence import Sequence, Status
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler_config import SchedulerConfig
+from paceline.engine.sequence import Status
 from paceline.engine.step import Step
 from paceline.engine.structures import Structures
 from paceline.engine.warming import capture_steps
@@ -46,7 +48,7 @@ from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
 from paceline.speculation.control import AdaptiveController
-from paceline.speculation.drafter import DraftContext, Drafter, Observation
+from paceline.speculation.drafter import DraftContext, Drafter
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.verify import rule_for
 
@@ -102,6 +104,7 @@ class Engine:
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
         self.structures = Structures(tokenizer, self._vocab, eos_ids, clock)
+        self._books = Books(self.metrics, self.observers, self._drafting, self.structures, clock)
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf
@@ -170,7 +173,7 @@ class Engine:
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """End a request now, wherever it is; its blocks are free when this returns."""
         for seq in self.scheduler.cancel(request_id):
-            self._close(seq, reason)
+            self._books.close(seq, reason)
 
     def take(self, request_id: str) -> Record:
         """The record of a finished request, forgotten by the engine from here on."""
@@ -201,28 +204,28 @@ class Engine:
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
         begun = self.clock()
-        touched: list[Record] = []
+        touched: Touched = {}
         for seq in self.scheduler.expire(begun):
-            self._close(seq, "timeout")
-            self._touch(seq.record, touched)
+            self._books.close(seq, "timeout")
+            touched[seq.record.request.id] = seq.record
         for request_id in self.structures.release(self._records, self.scheduler):
             self.cancel(request_id, "error")
-            self._touch(self._records[request_id], touched)
+            touched[request_id] = self._records[request_id]
         if self._device_steps is not None and self._step_on_device(self._device_steps, begun, touched):
-            return self._clear(touched)
+            return list(touched.values())
         batch = self._ahead
         self._ahead = None
         try:
             if batch is None:
                 batch = self._plan()
                 if batch is None:
-                    return self._clear(touched)
+                    return list(touched.values())
             planned = self.clock()
             step = batch.step
-            self._note_scheduled(step, planned)
+            self._books.scheduled(step, planned)
             out = self._execute(batch)
             if out is None:
-                return self._clear(touched)
+                return list(touched.values())
             ran = self.clock()
             if self.config.schedule_ahead:
                 self._ahead = self._plan()
@@ -231,7 +234,7 @@ class Engine:
             tokens = self._commit(step, decisions, decided, touched)
         except BaseException as problem:
             self._fail(None if batch is None else batch.step, problem, touched)
-            return touched
+            return list(touched.values())
         draft = self._drafting.seconds
         ahead = draft if self._ahead is not None else 0.0  # drafted while this step was being decided
         times = StepTimes(planned - begun - draft + ahead, ran - planned, decided - ran - ahead,
@@ -240,9 +243,9 @@ class Engine:
         self.preemption.observe_prompt(batch.layout.rows, step.prompt_rows, sum(times))
         self._drafting.account(step, decisions, batch.layout.rows, step.prompt_rows, times)
         self.observers.stepped(step, decisions, begun, times)
-        return self._clear(touched)
+        return list(touched.values())
 
-    def _step_on_device(self, device: DeviceSteps, begun: float, touched: list[Record]) -> bool:
+    def _step_on_device(self, device: DeviceSteps, begun: float, touched: Touched) -> bool:
         """Launch what the device can run by itself, then book the oldest step launched. False: there is none."""
         step: Step | None = None
         try:
@@ -250,7 +253,7 @@ class Engine:
                 step = device.plan(self.scheduler, begun - self._last_arrival)
                 if step is None:
                     break
-                self._note_preempted(step)
+                self._books.preempted(step)
                 try:
                     launched = device.launch(step, self.runner)
                 except torch.OutOfMemoryError:
@@ -259,7 +262,7 @@ class Engine:
                     self._start_over()
                     return True
                 if launched:
-                    self._note_scheduled(step, self.clock())
+                    self._books.scheduled(step, self.clock())
                 else:
                     self._ahead = self.runner.prepare(step)
             if not device.launched:
@@ -299,89 +302,21 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return None
-        self._note_preempted(step)
+        self._books.preempted(step)
         return self.runner.prepare(step)
 
-    def _note_preempted(self, step: Step) -> None:
-        for seq in step.preempted:
-            self.metrics.preemptions += 1
-            seq.record.metrics.preemptions += 1
-
-    def _note_scheduled(self, step: Step, now: float) -> None:
-        """Counts and times of who runs."""
-        for group in step.groups:
-            seq = group.seq
-            metrics = seq.record.metrics
-            metrics.steps += 1
-            if group.start < seq.prompt_len and metrics.first_scheduled is None:
-                metrics.first_scheduled = now
-                metrics.cached_tokens = seq.cached_tokens
-                metrics.cache_miss = seq.cache_miss
-                self.metrics.prompt_tokens += seq.prompt_len
-                self.metrics.cached_tokens += min(seq.cached_tokens, seq.prompt_len)
-
-    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: list[Record]) -> int:
+    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: Touched) -> int:
         """Book what was decided; how many tokens that was."""
         alive = [group.seq.status is not Status.FINISHED for group in step.groups]
         self.scheduler.commit(step, decisions)
-        count = 0
-        for group, decision, was_alive in zip(step.groups, decisions, alive):
-            if not was_alive or not (decision.tokens or decision.finish or decision.branches):
-                continue
-            count += self._settle(group.seq, decision, now)
-            if decision.siblings:
-                count += sum(self._settle(sibling, further, now)
-                             for sibling, further in zip(group.siblings, decision.siblings))
-            count += sum(self._settle(branch.seq, Decision(branch.tokens, finish=branch.finish), now)
-                         for branch in decision.branches)
-            self._touch(group.seq.record, touched)
+        count = self._books.decided(step, decisions, alive, now, touched)
+        if self._ahead is not None:
+            for group in self._ahead.step.groups:
+                if group.seq.allocation is not None:
+                    self.runner.remember(group.seq.allocation.seat, group.seq.tokens[-1])
         return count
 
-    def _settle(self, seq: Sequence, decision: Decision, now: float) -> int:
-        """A decided sequence: counts, times, the drafter's lesson, the end. Returns the tokens it got."""
-        tokens = decision.tokens
-        record: Record = seq.record
-        if tokens:
-            metrics = record.metrics
-            metrics.output_tokens += len(tokens)
-            if seq.sample == 0:
-                metrics.token_times += [now] * len(tokens)
-            seq.state.append(tokens)
-            if self._ahead is not None and seq.allocation is not None:
-                self.runner.remember(seq.allocation.seat, tokens[-1])
-            if record.speculation is not None:
-                self._learn(seq, decision, record.speculation)
-        if decision.error is not None:
-            record.error = decision.error
-        if decision.finish is not None:
-            self._close(seq, decision.finish)
-        return len(tokens)
-
-    def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
-        tokens, path = decision.tokens, decision.path
-        if decision.draft is not None:
-            self.metrics.drafted += len(decision.draft)
-            self.metrics.accepted += len(path)
-        if seq.sample == 0:
-            stats.provenance.extend(decision.origins)
-        self._drafting.observe(seq, Observation(
-            tokens, [row - 1 for row in path], decision.draft, decision.chosen))
-
-    def _close(self, seq: Sequence, reason: str) -> None:
-        """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""
-        seq.emitter.finish(reason)
-        self._drafting.release(seq)
-        record: Record = seq.record
-        record.open -= 1
-        self.structures.forget(record.request.id)
-        self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
-        if record.open == 0:
-            record.metrics.finished = self.clock()
-            if record.trace is not None:
-                record.trace.finish_reason = record.emitters[0].finish_reason or ""
-            self.observers.closed(record)
-
-    def _fail(self, step: Step | None, problem: BaseException, touched: list[Record]) -> None:
+    def _fail(self, step: Step | None, problem: BaseException, touched: Touched) -> None:
         """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
         broke while it was put together, and nobody can say on whose account; all requests end."""
         records = list(self._records.values()) if step is None else [group.seq.record for group in step.groups]
@@ -398,9 +333,8 @@ class Engine:
                 if record.open:  # the scheduler had let go of a sample and could not say so
                     record.end("error", self.clock())
                     self.observers.closed(record)
-                self._touch(record, touched)
+                touched[record.request.id] = record
         self._start_over()
-        self._clear(touched)
         if not isinstance(problem, Exception):
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
 
@@ -412,16 +346,6 @@ class Engine:
         self.scheduler.abandon()
 
     # ---------------------------------------------------------------- small things
-
-    def _touch(self, record: Record, touched: list[Record]) -> None:
-        if not record.fresh:
-            record.fresh = True
-            touched.append(record)
-
-    def _clear(self, touched: list[Record]) -> list[Record]:
-        for record in touched:
-            record.fresh = False
-        return touched
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -179,7 +179,6 @@ class Record:
     __slots__ = (
         "emitters",
         "error",
-        "fresh",
         "metrics",
         "open",
         "prompt_logprobs",
@@ -202,8 +201,6 @@ class Record:
         self.error: PacelineError | None = None
         self.open = len(sequences)
         """Sequences that have not finished."""
-        self.fresh = False
-        """Already in the list of what this step touched."""
 
     def end(self, reason: str, now: float) -> None:
         """Close whatever is still open, at once."""

@@ -11,8 +11,9 @@ from heapq import heappop, heappush
 from paceline.cache.allocation import Allocation
 from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, SlotMove
-from paceline.engine.filling import SchedulerConfig, StepFiller
+from paceline.engine.filling import StepFiller
 from paceline.engine.preemption import Preemption
+from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import Branch, GroupResult, RowGroup, Step
 from paceline.errors import QueueFullError, RequestError
@@ -374,6 +375,3 @@ class Scheduler:
             self._waiting.discard(seq)
             self._filler.forget_swapped(seq)
         seq.draft = None
-
-
-__all__ = ["Scheduler", "SchedulerConfig"]
