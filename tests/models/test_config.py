@@ -105,7 +105,7 @@ def test_gemma2_caps_and_alternates():
 def test_null_says_nothing(model_type):
     """Where transformers gives null no meaning of its own: it refuses some of these, and ignores others."""
     least = {**LEAST, "model_type": model_type, "num_attention_heads": 8, "hidden_size": 64, "num_local_experts": 8,
-             "num_experts_per_tok": 2}
+             "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     for key in ("attention_bias", "head_dim", "hidden_act", "hidden_activation", "layer_norm_eps", "layer_types",
                 "mlp_only_layers", "num_key_value_heads", "query_pre_attn_scalar", "rms_norm_eps", "rope_parameters",
                 "rope_local_base_freq", "rope_scaling", "rope_theta", "rotary_pct", "sliding_window_pattern",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from harness import DictWeights, Hand, Rows
 from oracles import oracle, text
 
@@ -136,6 +137,28 @@ def test_which_layers_are_mixtures(name):
     mixtures = ModelConfig.from_dict(raw).expert_layers
     assert mixtures is not None and [mixtures.at(layer) for layer in range(6)] == [False, False, True, False, True,
                                                                                   False]
+
+
+SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 24,
+         "moe_intermediate_size": 8, "max_position_embeddings": 128, "n_routed_experts": 32, "kv_lora_rank": 8,
+         "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 6, "q_lora_rank": None}
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("V3", {}), ("V3", {"norm_topk_prob": None}), ("V3", {"rope_interleave": None}),
+    ("V3", {"routed_scaling_factor": 1.5}), ("V2", {"num_experts_per_tok": 3}),
+    ("V2", {"num_experts_per_tok": 3, "norm_topk_prob": None})])
+def test_rules_that_a_config_leaves_out_are_transformers_own(kind, said):
+    theirs = getattr(transformers, f"Deepseek{kind}Config")(**SIZES, **said)
+    config = ModelConfig.from_dict({**SIZES, **said, "model_type": theirs.model_type})
+    mixtures, rule = config.expert_layers, config.expert_layers.rule
+    assert [mixtures.at(layer) for layer in range(6)] == [layer >= theirs.first_k_dense_replace for layer in range(6)]
+    assert (rule.chosen, mixtures.shared, rule.normalise, rule.scale) == (
+        theirs.num_experts_per_tok, theirs.n_shared_experts, bool(theirs.norm_topk_prob), theirs.routed_scaling_factor)
+    assert (rule.groups, rule.kept) == ((theirs.n_group, theirs.topk_group) if kind == "V3" else (1, 1))
+    assert rule.sigmoid is mixtures.corrected is (kind == "V3")
+    assert config.latent.interleaved is bool(getattr(theirs, "rope_interleave", True))
+    assert config.rope.theta == theirs.rope_parameters["rope_theta"] and config.rope.kind == "default"
 
 
 @pytest.mark.parametrize(("name", "change", "named"), [

@@ -69,7 +69,7 @@ def expert_layers(raw: Mapping[str, Any]) -> ExpertLayers | None:
     if not raw.get("n_routed_experts"):
         return None
     count, chosen = _count(raw, "n_routed_experts"), _count(raw, "num_experts_per_tok")
-    method = raw.get("topk_method", "noaux_tc" if raw.get("model_type") == "deepseek_v3" else "greedy")
+    method = raw.get("topk_method", "greedy")
     corrected = method == "noaux_tc"
     if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise ModelFormatError(f"config.json: topk_method {method!r} is not supported; supported are greedy, "
@@ -84,7 +84,7 @@ def expert_layers(raw: Mapping[str, Any]) -> ExpertLayers | None:
         raise ModelFormatError(
             f"config.json: {chosen} experts a token (num_experts_per_tok) cannot be chosen from {kept} (topk_group) of "
             f"{groups} (n_group) equal groups of {count} (n_routed_experts).")
-    normalise = bool(raw.get("norm_topk_prob", corrected))
+    normalise = bool(raw.get("norm_topk_prob"))
     # DeepSeek-V2 scales what it does not normalise, V3 both.
     scale = float(raw.get("routed_scaling_factor", 1.0)) if corrected or not normalise else 1.0
     rule = RoutingRule(chosen, scoring == "sigmoid", groups, kept, min(2 if corrected else 1, count // groups),

@@ -19,7 +19,15 @@ class Family:
 
 _GEMMA_WORDS = {"hidden_activation": "hidden_act"}
 _GEMMA_SWITCHES = frozenset({"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"})
+_EXPERT_SWITCHES = frozenset({"n_shared_experts", "norm_topk_prob"})
 FAMILIES: dict[str, Family] = {
+    # Sizes of tensors are not assumed: a config without them is broken, and says nothing about its files.
+    "deepseek_v2": Family({"num_experts": "n_routed_experts"}, {"n_shared_experts": 2, "topk_method": "greedy"},
+                          _EXPERT_SWITCHES),
+    "deepseek_v3": Family({"num_local_experts": "n_routed_experts"}, {
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3, "rope_interleave": True},
+        _EXPERT_SWITCHES | {"rope_interleave"}),
     "gemma2": Family(_GEMMA_WORDS, {
         "hidden_act": "gelu_pytorch_tanh", "norm_offset": 1.0, "head_dim": 256, "num_key_value_heads": 4,
         "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
