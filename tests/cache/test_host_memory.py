@@ -76,6 +76,64 @@ def test_measuring_leaves_the_cache_as_it_was() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, (p for planes in storage.planes for p in planes)))
 
 
+class Runtime:
+    """CUDA's, of which a call that fails is the last error until somebody asks for it."""
+
+    def __init__(self, register: int) -> None:
+        self.register = register
+        self.last = 0
+        self.registered: list[int] = []
+        self.unregistered: list[int] = []
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.last = self.register
+        self.registered.append(pointer)
+        return self.register
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        self.unregistered.append(pointer)
+        return 0
+
+    def launch(self) -> None:
+        error, self.last = self.last, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+
+
+class LaterRuntime(Runtime):
+    def cudaGetLastError(self) -> int:
+        error, self.last = self.last, 0
+        return error
+
+
+@pytest.mark.parametrize("kind", [Runtime, LaterRuntime])
+def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_no_error_is_left(
+        kind: type[Runtime], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = kind(register=2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: runtime.launch())
+    storage = KVStorage(GROUPS, [6, 6], 4, torch.float32, CPU)
+    host = HostStorage(storage.planes, 4, 4, torch.device("cuda"))
+    runtime.launch()
+    assert not host.pinned and host.bytes == 4 * sum(storage.block_bytes)
+    assert len(runtime.registered) == 1, "who is refused once does not ask again"
+    assert [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()] == [
+        f"{4 * storage.block_bytes[0]} bytes of host memory cannot be pinned (CUDA error 2): copies there and back "
+        "take longer"]
+    del host
+    assert not runtime.unregistered
+
+
+def test_pinned_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(register=0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    storage = KVStorage(GROUPS, [6, 6], 4, torch.float32, CPU)
+    host = HostStorage(storage.planes, 4, 4, torch.device("cuda"))
+    assert host.pinned and len(runtime.registered) == 2 and not runtime.unregistered
+    del host
+    assert sorted(runtime.unregistered) == sorted(runtime.registered)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_copies_taken_together_do_what_they_do_one_by_one(seed: int) -> None:
     chance = random.Random(seed)

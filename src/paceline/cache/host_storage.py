@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 
 from paceline.cache.transfers import Route
 from paceline.kernels.reference.quantised import as_bytes
+
+log = logging.getLogger("paceline.engine")
 
 OUT = (Route.SWAP_OUT, Route.OFFLOAD)
 SAMPLE_BLOCKS = 64
@@ -31,8 +35,9 @@ class CopyRates(NamedTuple):
 class HostStorage:
     """Of each cache group `num_blocks` blocks, the bytes of all planes of a block side by side.
 
-    On a card the memory is pinned, so that a block is one transfer that nobody waits for. Everything runs on the
-    current stream, in order with the steps that write and read the blocks; the host itself never looks at them.
+    On a card the memory is pinned, so that a block is one transfer that nobody waits for; where the system does not
+    let it, copies take longer and the host waits for them. Everything runs on the current stream, in order with the
+    steps that write and read the blocks; the host itself never looks at them.
     """
 
     def __init__(self, planes: Sequence[Sequence[torch.Tensor]], block_size: int, num_blocks: int,
@@ -42,8 +47,9 @@ class HostStorage:
         self._planes = [[_by_block(plane, block_size) for plane in own] for own in planes]
         self._device = device
         self.block_bytes = [sum(plane.shape[1] for plane in own) for own in self._planes]
-        self._memory = [_allocate(num_blocks, size, device) for size in self.block_bytes]
+        self._memory = [_allocate(num_blocks, size) for size in self.block_bytes]
         self._num_blocks = num_blocks
+        self.pinned = device.type == "cuda" and all(_pin(memory, device) for memory in self._memory)
 
     @property
     def bytes(self) -> int:
@@ -120,17 +126,28 @@ def _by_block(plane: torch.Tensor, block_size: int) -> torch.Tensor:
     return as_bytes(plane).view(torch.uint8).view(plane.shape[0] // block_size, -1)
 
 
-def _allocate(blocks: int, size: int, device: torch.device) -> torch.Tensor:
-    memory = torch.from_numpy(np.empty((blocks, size), dtype=np.uint8))
-    if device.type == "cuda":
-        _pin(memory)
-    return memory
+def _allocate(blocks: int, size: int) -> torch.Tensor:
+    return torch.from_numpy(np.empty((blocks, size), dtype=np.uint8))
 
 
-def _pin(memory: torch.Tensor) -> None:
-    """Until it is freed. torch's own pinned memory comes in powers of two: up to twice what was asked for."""
+def _pin(memory: torch.Tensor, device: torch.device) -> bool:
+    """Until it is freed; False, and said in the log: it cannot be. torch's own pinned memory comes in powers of two: up
+    to twice what was asked for."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     problem = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(problem):
-        raise RuntimeError(f"{memory.numel()} bytes of host memory cannot be pinned ({problem})")
+        _clear_last_error(runtime, device)
+        log.warning("%d bytes of host memory cannot be pinned (CUDA error %d): copies there and back take longer",
+                    memory.numel(), int(problem))
+        return False
     weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+    return True
+
+
+def _clear_last_error(runtime: Any, device: torch.device) -> None:
+    """A call that failed stays CUDA's last error until somebody asks, and who launches the next kernel asks."""
+    if hasattr(runtime, "cudaGetLastError"):
+        runtime.cudaGetLastError()
+        return
+    with suppress(RuntimeError):  # versions of torch that have no such call: a kernel of our own takes the blame
+        torch.ones(1, device=device)
