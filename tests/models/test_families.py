@@ -152,6 +152,21 @@ def test_a_folder_answers_as_transformers_does(name, tmp_path: Path):
     assert said.error is None and said.outputs[0].token_ids == tokens[30:]
 
 
+@pytest.mark.parametrize(("name", "window", "groups"), [
+    ("phi3-window", 14, ["full"]), ("gemma2", 12, ["full"]), ("gemma3", 12, ["full", "window-12"])])
+def test_a_window_that_hides_nothing_is_none(name, window, groups, tmp_path: Path):
+    """In an engine for texts as long as the window; Gemma 3's layers with one have a rotation of their own as well. The
+    engine for longer texts has the windows, and the same bits for short ones."""
+    oracle(name).theirs.save_pretrained(tmp_path)
+    score = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    short, long = (LLM(str(tmp_path), kv_blocks=8, max_model_len=length, deterministic=True)
+                   for length in (window, window + 1))
+    assert [group.name for group in short.engine.model.cache_groups] == groups
+    assert any(group.window == window for group in long.engine.model.cache_groups)
+    few, many = (llm.generate([text(window - 1)], score)[0].prompt_logprobs[1:] for llm in (short, long))
+    assert [entry.raw for entry in few] == [entry.raw for entry in many]
+
+
 @pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
 @pytest.mark.parametrize("config", [
     transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=64),

@@ -97,6 +97,7 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
     if length > shape.max_position_embeddings:
         log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
                     length, shape.max_position_embeddings)
+    shape = shape.below(length)
     model: CausalLM
     native = wants_native(options, checkpoint, device)
     if native and options.kv_dtype == "fp8":

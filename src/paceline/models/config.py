@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import ModelFormatError
@@ -84,6 +84,14 @@ class ModelConfig:
         original = self.rope.settings.get("original_max_position_embeddings") if self.rope.kind == "longrope" else None
         longest = self.max_position_embeddings
         return min(original, longest) if isinstance(original, int) and original > 0 else longest
+
+    def below(self, length: int) -> ModelConfig:
+        """The same for texts of at most `length` tokens: a window that hides nothing in those is none, and costs
+        nothing. Where windows also decide how a layer rotates they stay."""
+        if self.local_rope is not None:
+            return self
+        return replace(self, windows=tuple(window if window is not None and window < length else None
+                                           for window in self.windows))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
