@@ -144,6 +144,17 @@ def test_a_tied_head_is_not_reported_as_unused(tmp_path: Path) -> None:
     assert weights_of(tmp_path, tensors_of("lm_head.weight"), tie_word_embeddings=True).unused() == []
 
 
+@pytest.mark.parametrize(("config", "head", "unused"), [
+    ({"model_type": "gpt2"}, "lm_head.weight", False),
+    ({"model_type": "gemma3", "text_config": {}}, "language_model.lm_head.weight", False),
+    ({"model_type": "gpt_neox", "tie_word_embeddings": True}, "embed_out.weight", False),
+    ({"model_type": "gpt_neox"}, "embed_out.weight", True),
+    ({"model_type": "gemma2", "tie_word_embeddings": False}, "lm_head.weight", True)])
+def test_a_head_is_tied_as_its_family_says_under_its_own_name(tmp_path: Path, config: dict[str, Any], head: str,
+                                                              unused: bool) -> None:
+    assert weights_of(tmp_path, tensors_of(head), **config).unused() == [head] * unused
+
+
 @pytest.mark.parametrize(("name", "shape", "hint"), [
     ("missing", (1,), "tensor 'missing' is missing"),
     ("wide", (4, 7), r"tensor 'wide'.*\[4, 6\].*\[4, 7\]"),

@@ -11,11 +11,14 @@ import torch
 from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.quantised.codes import Outliers
+from paceline.models.spelling import spelled
 
 log = logging.getLogger("paceline.models")
 EMBEDDING = "model.embed_tokens.weight"
 EMPTY = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Ends of names under which files keep what a program computes by itself."""
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Ends of names of heads: that of a text model beside others has their prefix."""
 
 
 class Weights:
@@ -61,11 +64,10 @@ class Weights:
 
     def unused(self) -> list[str]:
         """Tensors nobody took, apart from those that carry nothing of their own (stored rotary frequencies and masks,
-        the head of a model whose config ties it to the embedding). A reason to warn: the model may be another one."""
-        tied = bool(self.checkpoint.config.get("tie_word_embeddings"))
-        return [name for name in self.checkpoint.names()
-                if name not in self._taken and not name.endswith(EMPTY)
-                and not (tied and name == "lm_head.weight")]
+        the head of a model that ties it to the embedding, by its config or by its family's custom). A reason to warn:
+        the model may be another one."""
+        nothing = EMPTY + (HEADS if spelled(self.checkpoint.config).get("tie_word_embeddings") else ())
+        return [name for name in self.checkpoint.names() if name not in self._taken and not name.endswith(nothing)]
 
 
 def check_vocabulary(checkpoint: Checkpoint, token_ids: int, added: int = 0) -> None:
