@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import peft
 import pytest
 import torch
 from oracles import Oracle, oracle, text
+from safetensors.torch import load_file, save_file
 
 from engine.tiny import tiny_llm
 from paceline import SamplingParams
@@ -38,9 +40,12 @@ def trained(theirs: Any, folder: Path, **config: Any) -> Any:
     return made
 
 
-def compare(subject: Oracle, folder: Path, **config: Any) -> None:
+def compare(subject: Oracle, folder: Path, renamed: Callable[[str], str] = str, **config: Any) -> None:
+    """`renamed`: the name of a factor in the file, from the one that PEFT gave it."""
     tokens = text(30)
     made = trained(subject.theirs, folder, **config)
+    path = folder / "adapter_model.safetensors"
+    save_file({renamed(name): tensor for name, tensor in load_file(path).items()}, path)
     with torch.inference_mode():
         want = made(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
     llm = tiny_llm(subject.ours, max_model_len=128)
@@ -67,6 +72,39 @@ def test_every_linear_layer_of_an_architecture(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 def test_the_attention_of_mixtures(name: str, tmp_path: Path) -> None:
     compare(oracle(name), tmp_path, r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+
+
+SEEING = {"old": ("base_model.model.language_model.model.", "base_model.model.language_model.lm_head"),
+          "new": ("base_model.model.model.language_model.", "base_model.model.lm_head")}
+"""What the names of layers and head begin with in adapters for Gemma 3 that also sees."""
+
+
+def as_part(name: str, form: str) -> str:
+    layers, head = SEEING[form]
+    return name.replace("base_model.model.model.", layers).replace("base_model.model.lm_head", head)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("form", SEEING)
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj", "lm_head"]], ids=["all", "some"])
+def test_adapters_for_a_model_that_also_sees_are_for_its_text_part(form: str, targets: Any, tmp_path: Path) -> None:
+    compare(oracle("gemma3"), tmp_path, lambda name: as_part(name, form), r=4, target_modules=targets)
+
+
+@pytest.mark.parametrize("form", SEEING)
+def test_what_is_for_the_eyes_is_refused_by_name(form: str, tmp_path: Path) -> None:
+    """And so is a text part of which something is missing, by the names that the adapter has for it."""
+    subject = oracle("gemma3")
+    trained(subject.theirs, tmp_path, r=4, target_modules=["q_proj"])
+    path, eye = tmp_path / "adapter_model.safetensors", "base_model.model.vision_tower.encoder.layers.0.q_proj"
+    factors = {as_part(name, form): tensor for name, tensor in load_file(path).items()}
+    save_file(factors | {f"{eye}.lora_{factor}.weight": torch.ones(4, 4) for factor in "AB"}, path)
+    llm = tiny_llm(subject.ours, max_model_len=128)
+    with pytest.raises(ModelFormatError, match=r"no linear layer .* named 'vision_tower\S+q_proj'\."):
+        llm.load_adapter("own", str(tmp_path))
+    save_file({name: tensor for name, tensor in factors.items() if "layers.1." not in name}, path)
+    with pytest.raises(ModelFormatError, match=r"nothing was found for '\S*language_model\S*layers\.1\S+q_proj'\."):
+        llm.load_adapter("own", str(tmp_path))
 
 
 def test_latent_attention_refuses_by_name(tmp_path: Path) -> None:

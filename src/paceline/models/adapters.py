@@ -36,7 +36,7 @@ class Adapter:
 
 def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
     """`linears`: those of a model that can have additions. Refused with the names that differ where it does not fit."""
-    linears = list(linears)
+    linears = _called_as_in(adapter, linears)
     _check(name, adapter, linears)
     additions: dict[Weight, LowRank] = {}
     for linear in linears:
@@ -45,6 +45,17 @@ def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
         if own:
             additions[linear.weight] = _stack(own, linear)
     return Adapter(name, adapter.revision, additions)
+
+
+def _called_as_in(adapter: PeftAdapter, linears: Iterable[Linear]) -> list[Linear]:
+    """With the names that the adapter has for their modules: the first ones, or those which they have as a part of a
+    model that also sees, where more of its factors are for those."""
+    linears = list(linears)
+    ways = range(min((len(module.names) for linear in linears for module in linear.modules), default=1))
+    known = [sum(module.names[way] in adapter.pairs for linear in linears for module in linear.modules) for way in ways]
+    way = known.index(max(known))
+    return [Linear(linear.weight, linear.bias, [replace(module, names=(module.names[way],))
+                                                for module in linear.modules]) for linear in linears]
 
 
 def _places(linear: Linear) -> list[tuple[int, Module]]:

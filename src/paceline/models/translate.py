@@ -31,11 +31,16 @@ class Layout:
 class Module:
     """A linear layer, or one of several whose weights lie stacked, as those who train the model know it."""
 
-    name: str
+    names: tuple[str, ...]
+    """Those of a text model by itself first, then those it has as a part of others."""
     size: int
     """Outputs."""
     reorder: Callable[[torch.Tensor], torch.Tensor] | None = None
     """As in Layout."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
 TRANSPOSED = Layout(lambda shape: shape[::-1], lambda tensor: tensor.t().contiguous())
@@ -97,8 +102,10 @@ class Translated:
     def module(self, name: str, size: int) -> Module:
         """A linear layer as their model calls it, whatever names and layouts a file has."""
         theirs, layout = self._theirs(f"{name}.weight")
-        prefix = self._prefixes[0] if name.startswith("model.") else ""
-        return Module(prefix + theirs.removesuffix(".weight"), size, None if layout is None else layout.reorder)
+        inside = name.startswith("model.")
+        names = tuple((prefix if inside else _beside(prefix)) + theirs.removesuffix(".weight")
+                      for prefix in self._prefixes)
+        return Module(names, size, None if layout is None else layout.reorder)
 
     def _theirs(self, name: str) -> tuple[str, Layout | None]:
         theirs = name
@@ -115,10 +122,16 @@ class Translated:
         return found + theirs, layout
 
 
+def _beside(prefix: str) -> str:
+    """What the names of a head begin with, where those of the layers begin with `prefix`."""
+    parts = prefix.split(".")
+    return "".join(f"{part}." for part in parts[:parts.index("model")]) if "model" in parts else ""
+
+
 def module_of(weights: WeightSource, name: str, size: int) -> Module:
     """The module behind a weight that is taken under Llama's name."""
     source = weights.source if isinstance(weights, PackingWeights) else weights
-    return source.module(name, size) if isinstance(source, Translated) else Module(name, size)
+    return source.module(name, size) if isinstance(source, Translated) else Module((name,), size)
 
 
 def translate(weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,

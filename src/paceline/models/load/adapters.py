@@ -61,7 +61,7 @@ class Targets:
         if self.exclude and _named(self.exclude, module):
             return False
         if isinstance(self.modules, str) and self.modules.lower() == ALL_LINEAR:
-            return module not in HEADS
+            return module.rpartition(".")[2] not in HEADS
         if not _named(self.modules, module):
             return False
         whole = isinstance(self.modules, str) or module in self.modules
