@@ -38,12 +38,12 @@ class Merged(NamedWeights):
         return weight if pair is None else weight + (pair.b @ pair.a * pair.scale).to(weight.device, weight.dtype)
 
 
-def random_adapter(name: str, model: Any) -> PeftAdapter:
+def random_adapter(name: str, model: Any, rank: int = RANK) -> PeftAdapter:
     """For every linear layer but the head."""
     assert isinstance(model, Decoder)
     luck = NamedWeights(torch.device("cpu"), torch.float32, name)
-    pairs = {module.name: Pair(luck.take(f"{module.name} a", (RANK, linear.weight.shape[1])),
-                               luck.take(f"{module.name} b", (module.size, RANK)), SCALE)
+    pairs = {module.name: Pair(luck.take(f"{module.name} a", (rank, linear.weight.shape[1])),
+                               luck.take(f"{module.name} b", (module.size, rank)), SCALE)
              for linear in model.linears() for module in linear.modules if module.name != "lm_head"}
     return PeftAdapter(Path(name), name, Targets("all-linear"), pairs)
 
