@@ -11,7 +11,7 @@ from paceline.errors import ModelFormatError
 from paceline.kernels import select
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
-from paceline.models.rope import Rope, inverse_frequencies
+from paceline.models.rope import FILLED_AT_ONCE, Rope, inverse_frequencies
 
 EAGER = select(False, torch.device("cpu"))
 
@@ -69,6 +69,25 @@ def test_a_model_of_kind_factors_takes_them_from_its_weights():
                     DictWeights(tensors), 64)
     tokens = text(30)
     assert torch.equal(Hand(halved, EAGER).run(tokens), Hand(by_name, EAGER).run(tokens))
+
+
+def test_rows_are_computed_when_they_are_needed_and_have_the_bits_of_a_whole_table():
+    config, cpu = ModelConfig.from_dict(oracle("rope-llama3").raw), torch.device("cpu")
+    length = 3 * FILLED_AT_ONCE + 77
+    frequencies, amplitude = inverse_frequencies(config, length)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+    whole = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+    rope, place = Rope(config, length, cpu), None
+    for filled, positions in ((FILLED_AT_ONCE, [0, 5]), (FILLED_AT_ONCE, []), (2 * FILLED_AT_ONCE, [FILLED_AT_ONCE, 9]),
+                              (length, [length - 1, FILLED_AT_ONCE]), (length, list(range(0, length, 7)))):
+        at = torch.tensor(positions, dtype=torch.int64)
+        for got, want in zip(rope.at(at), whole):
+            assert torch.equal(got, want[at])
+        assert rope._filled == filled
+        assert place in (None, rope._cos.data_ptr()), "a table stays where it is"
+        place = rope._cos.data_ptr()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(rope.halves(), (cos, sin)))
 
 
 def test_partial_rotation_leaves_the_other_features_alone():

@@ -11,30 +11,51 @@ import torch
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig, RopeConfig
 
+FILLED_AT_ONCE = 4096
+"""Rows of a table that are computed together."""
+
 
 class Rope:
-    """cos and sin for every position below `max_model_len`, float32, in the form Kernels.rotate takes."""
+    """cos and sin for every position below `max_model_len`, float32, in the form Kernels.rotate takes. The table has
+    its place for all of them and never moves: captured steps read it. On a CPU its rows are computed when a position
+    near them is first asked for, and memory that nobody wrote to is not taken: of a context of 131,072 tokens few
+    engines see the end."""
 
     def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device,
                  factors: torch.Tensor | None = None) -> None:
         """`factors` [rotary_dim / 2] divide the frequencies (kind "factors": the rope_freqs.weight of a
         GGUF file)."""
-        frequencies, amplitude = inverse_frequencies(config, max_model_len)
+        self._frequencies, self._amplitude = inverse_frequencies(config, max_model_len)
         if factors is not None:
-            frequencies = frequencies / factors.float().cpu()
-        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-        self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device)
+            self._frequencies = self._frequencies / factors.float().cpu()
+        self._cos, self._sin = (torch.empty((max_model_len, 1, config.rope.rotary_dim), device=device)
+                                for _ in range(2))
+        self._filled = 0
+        self._on_demand = device.type == "cpu"
+        if not self._on_demand:
+            self._fill(max_model_len)
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of each pair once: [max_model_len, rotary_dim / 2]."""
-        half = self._cos.shape[-1] // 2
-        return self._cos[:, 0, :half].contiguous(), self._sin[:, 0, half:].contiguous()
+        return self._rows(0, len(self._cos))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[N] int64 -> cos, sin, each [N, 1, rotary_dim]."""
+        if self._on_demand and self._filled < len(self._cos) and len(positions):
+            self._fill(int(positions.max()) + 1)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _fill(self, rows: int) -> None:
+        while self._filled < min(rows, len(self._cos)):
+            first, last = self._filled, min(self._filled + FILLED_AT_ONCE, len(self._cos))
+            cos, sin = self._rows(first, last)
+            self._cos[first:last, 0] = torch.cat((cos, cos), dim=-1).to(self._cos.device)
+            self._sin[first:last, 0] = torch.cat((-sin, sin), dim=-1).to(self._sin.device)
+            self._filled = last
+
+    def _rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(first, last, dtype=torch.float32)[:, None] * self._frequencies
+        return angles.cos() * self._amplitude, angles.sin() * self._amplitude
 
 
 def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
