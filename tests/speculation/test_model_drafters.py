@@ -62,7 +62,7 @@ def check_equal(kind: str, style: str, wish: dict[str, Any], circumstance: str) 
     """The text is plain decoding's, the drafter did not fail, no block is lost."""
     options: dict[str, Any] = {"alone": {}, "batch": {}, "warm": {}, "preempted": {},
                                "chunks": {"max_prefill_chunk": 7, "max_batch_tokens": 40},
-                               "crowded": {"kv_blocks": 18, "max_model_len": 120, "watermark": 0.0},
+                               "crowded": {"kv_blocks": 16, "max_model_len": 120, "watermark": 0.0},
                                "ahead": {"schedule_ahead": True}}[circumstance]
     llm = drafting_llm(kind, **options)
     if circumstance == "warm":
