@@ -90,6 +90,9 @@ float scaled(float x, float temperature) {
 
 // A floor for logits that lets every score of at least `floor` pass, and little else; above -inf.
 float lowest(float temperature, double floor) {
+    if (floor <= -double(kMost)) {
+        return -kMost;  // scores end there, however far below it a logit would take them
+    }
     double low = floor * double(temperature);
     low -= std::fabs(low) * 1e-6 + double(std::max(temperature, 1.0f)) * 3e-45;
     return float(std::min(std::max(low, -double(kMost)), double(kMost)));

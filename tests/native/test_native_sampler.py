@@ -160,6 +160,13 @@ def test_supports_and_tokens_are_numpys(asked, width, luck, position):
     both(torch.from_numpy(logits), states, position)
 
 
+@pytest.mark.parametrize("params", [{"min_p": 1e-9}, {"top_p": 1e-9}, {"top_k": 5, "top_p": 0.5}, {"top_k": 1}])
+def test_scores_that_all_end_at_the_lowest_float(params):
+    """Logits so low and a temperature so small that every score is the lowest float: all of them are equal."""
+    logits = torch.tensor([[-1.4e37, -1e36, -3e38], [-1e38, -2e38, -np.inf]])
+    both(logits, [state_of(3, seed, temperature=1e-9, **params) for seed in (1, 2)], 7)
+
+
 KINDS = [
     {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.7}, {"temperature": 0.8, "top_p": 0.95},
     {"temperature": 0.8, "top_k": 40}, {"top_p": 0.9, "top_k": 1000}, {"min_p": 0.05},

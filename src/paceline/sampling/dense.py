@@ -79,6 +79,7 @@ def _low(temperature: Floats, floor: Doubles) -> Floats:
     low = floor * temperature
     # Rounding it to float32 moves it by far less than the millionth taken off.
     low -= np.abs(low) * 1e-6 + np.maximum(temperature, _ONE) * 3e-45
+    low[floor <= -FLOAT_MAX] = -FLOAT_MAX  # scores end there, however far below it a logit would take them
     return np.minimum(np.maximum(low, -FLOAT_MAX), FLOAT_MAX).astype(np.float32)
 
 
