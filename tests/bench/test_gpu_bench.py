@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.bench import gpu_peers
-from paceline.bench.gpu_shapes import SHAPES, config_of, weight_bytes
+from paceline.bench.gpu_shapes import SHAPES, cache_bytes, config_of, weight_bytes
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 
@@ -50,3 +50,8 @@ def test_a_peer_that_fails_is_left_out_with_its_reason(monkeypatch: pytest.Monke
     monkeypatch.setattr(gpu_peers, "PEERS", (Broken,))
     assert gpu_peers.measure("smollm2-135m", "float32", ("ttft",), (), 12, device="cpu") == {}
     assert "broken is left out (RuntimeError: no such kernel)" in capsys.readouterr().err
+
+
+def test_what_a_step_reads_of_its_caches() -> None:
+    """8B: 32 layers, 8 KV heads of 128, 16 bits."""
+    assert cache_bytes(config_of("llama-3.1-8b"), torch.bfloat16, 3) == 3 * 2 * 32 * 8 * 128 * 2

@@ -12,7 +12,8 @@ import torch
 
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
 from paceline.bench.gpu_peers import measure
-from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, config_of, weight_bytes
+from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, cache_bytes, config_of, weight_bytes
+from paceline.bench.gpu_timing import bandwidth
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.config import EngineOptions
 from paceline.engine.build import choose_device, engine_for
@@ -100,6 +101,7 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
     peer = VLLM.get(shape, {}) if "H200" in torch.cuda.get_device_name() and not deterministic else {}
     rows: list[Row] = []
     beside = measure(shape, dtype, cases, peers, PROMPT) if peers else {}
+    floor, speed = weight_bytes(config, number), bandwidth()
 
     def note(case: str, unit: str, value: float, higher: bool = False, text: str = "") -> None:
         say(f"gpu {shape}: {case} {value:.4g} {unit}")
@@ -110,10 +112,11 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
     llm = engine(shape, number, deterministic, kv_dtype)
     seconds(llm, prompts_of([8], config.vocab_size, 0), [4])
     note("start", "s", time.perf_counter() - begun, text="random weights on the device, kernels compiled, one captured")
-    floor = weight_bytes(config, number)
     if "tpot" in cases:
         for batch in batches:
-            note(f"tpot_{batch}", "ms", tpot(llm, config.vocab_size, batch, repeats))
+            moved = floor + cache_bytes(config, number, batch * (PROMPT + 72))  # 72: half way through the output
+            note(f"tpot_{batch}", "ms", tpot(llm, config.vocab_size, batch, repeats),
+                 text=f"reads {moved / 1e9:.2f} GB of weights and caches, which take {moved / speed * 1e3:.2f} ms")
     if "ttft" in cases:
         note("ttft_2048", "ms", ttft(llm, config.vocab_size, 2048, repeats))
     if "mixed" in cases:
@@ -125,7 +128,8 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         for count in BREAKDOWN_ROWS:
             for name, value in breakdown(llm, PROMPT, count).items():
                 note(f"kernel {name} at {count}", "us", value)
-    note("weights", "GB", floor / 1e9, text="read by every step; divided by the card's bandwidth it is the floor")
+    note("weights", "GB", floor / 1e9, text="read by every step")
+    note("bandwidth", "TB/s", speed / 1e12, higher=True, text="of a copy; what a step reads divided by it is the floor")
     return document(rows, shape=shape, dtype=dtype, deterministic=deterministic, kv_dtype=kv_dtype,
                     kernels=llm.engine.kernels.name, prompt=PROMPT, requests=requests)
 

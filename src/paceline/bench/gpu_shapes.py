@@ -58,3 +58,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     d, h = config.head_dim, config.hidden_size
     attention = h * d * (config.num_heads + 2 * config.num_kv_heads) + config.num_heads * d * h
     return (config.num_layers * (attention + 3 * h * config.intermediate_size) + config.vocab_size * h) * dtype.itemsize
+
+
+def cache_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Keys and values of so many tokens, all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * tokens

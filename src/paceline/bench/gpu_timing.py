@@ -41,3 +41,13 @@ def microseconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> flo
         times.append(float(start.elapsed_time(end)) * 1000 / count)
     del graph
     return sorted(times)[len(times) // 2]
+
+
+def bandwidth(size: int = 1 << 30) -> float:
+    """Bytes a second that the card moves when it copies so many."""
+    source = torch.zeros(size // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    found = size / microseconds([lambda: target.copy_(source)]) * 1e6
+    del source, target
+    torch.cuda.empty_cache()  # the engine to come shares out what is free
+    return found

@@ -49,6 +49,8 @@ class CapturedForward:
         self.dtype = activations(model, device)
         self.device = device
         self.most_groups, width = tables[0].shape
+        self.longest = width * storage.block_size
+        """Tokens of a text that the block tables have room for."""
         self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=device) for _ in tables]
 
     @property

@@ -104,7 +104,7 @@ class Engine:
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
         self.structures = Structures(tokenizer, self._vocab, eos_ids, clock)
-        self._books = Books(self.metrics, self.observers, self._drafting, self.structures, clock)
+        self._books = Books(self.metrics, self.observers, self._drafting, self.structures, lambda: self.clock())
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf

@@ -31,6 +31,9 @@ ROWS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 40
 MOST_DRAWS = 512
 DEPTHS = (0, 8, 33)
 """Longest path of a tree, its root included; 0: chains only."""
+MOST_SCRATCH = 1 << 30
+"""Bytes for the pieces of keys of a captured step, which has room for the longest texts there can be: in deterministic
+mode rows times context. A step that needs more is launched, with room for the texts it has."""
 WIDEST = 128
 """Rows of a draft, its root included."""
 
@@ -84,9 +87,12 @@ class DraftGraphs:
         if self._seats is not None and all(group.draft is None for group in groups):
             return False
         draws = sum(len(group.tokens) - group.logits_from for group in groups)
-        return (rows <= ROWS[-1] and draws <= MOST_DRAWS
+        if rows > ROWS[-1]:
+            return False
+        depth = _depth(groups)
+        return (draws <= MOST_DRAWS and depth <= DEPTHS[-1]
                 and all(len(group.tokens) <= WIDEST for group in groups if group.parents is not None)
-                and _depth(groups) <= DEPTHS[-1])
+                and self._scratch(_bucket(ROWS, rows), _bucket(DEPTHS, depth)) <= MOST_SCRATCH)
 
     def verifies(self, groups: Seq[RowGroup]) -> bool:
         """Whether everything such a step decides can be decided on the device: nobody's draw needs the host."""
@@ -136,9 +142,9 @@ class DraftGraphs:
         """The captured step that takes this one, its inputs on their way."""
         layout, groups = batch.layout, batch.step.groups
         count, views = layout.rows, len(layout.views)
-        rows = next(size for size in ROWS if size >= count)
-        draws = min(next(size for size in (1, *ROWS) if size >= len(wanted)), rows)
-        depth = next(size for size in DEPTHS if size >= _depth(groups))
+        rows = _bucket(ROWS, count)
+        draws = min(_bucket((1, *ROWS), len(wanted)), rows)
+        depth = _bucket(DEPTHS, _depth(groups))
         captured = self._captured.get((rows, draws, depth, controls))
         if captured is None:
             captured = self._captured[rows, draws, depth, controls] = self._capture(rows, draws, depth, controls)
@@ -187,6 +193,10 @@ class DraftGraphs:
                          chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
                          chunk_rows=chunk_rows)
 
+    def _scratch(self, rows: int, depth: int) -> int:
+        forward = self._forward
+        return forward.kernels.scratch(self._shape(rows, depth), forward.longest, forward.heads, forward.dtype)
+
     def _prepare(self, controls: Controls) -> None:
         """Everything that must lie where it lies before a step is captured."""
         assert self._seats is not None
@@ -231,6 +241,10 @@ def _place_drafts(groups: Seq[RowGroup], parents: np.ndarray, offsets: np.ndarra
         first += size
         offsets[place] = first
     offsets[place + 1:] = first
+
+
+def _bucket(sizes: Seq[int], least: int) -> int:
+    return next(size for size in sizes if size >= least)
 
 
 def _depth(groups: Seq[RowGroup]) -> int:

@@ -9,9 +9,12 @@ import torch
 from paged_steps import TREE, Group, Step, make, oracle
 
 from paceline.kernels import select
-from paceline.kernels.layout import GroupView
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads
 from paceline.kernels.paths import ancestry
 from paceline.kernels.reference.quantised import quantised
+from paceline.kernels.triton import attention
+from paceline.kernels.triton.plan import make_plan, room_for
 from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 STEPS = {
@@ -163,3 +166,40 @@ def test_a_prompt_has_the_same_bits_in_any_chunking(exact, device):
                          views=[GroupView(view.tables, view.slots[-rows:])])
         part.layout, part.q = layout, part.q[-rows:]
         assert torch.equal(attend(exact, on(part, device)), whole[-rows:])
+
+
+@pytest.mark.parametrize("dim", [16, 72])
+@pytest.mark.parametrize("rows", [14, 27, 40])
+def test_tiles_of_every_height(device, dim, rows):
+    """The heights of 16-bit models, here in float32: few rows make low tiles."""
+    groups = [Group(37, rows - 9), Group(5, 8, [-1, 0, 0, 1, 1, 2, 4, 4]), Group(70, 1)]
+    step = on(make(groups, heads=6, kv_heads=2, dim=dim, window=30), device)
+    chosen = attention.tuning(torch.float16, dim, False, 4)
+    got = attention.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, None, chosen, False,
+                           torch.zeros(1 << 10, dtype=torch.int32, device=device))
+    high = {(16, 14): 16, (16, 27): 16, (16, 40): 32, (72, 14): 16, (72, 27): 32, (72, 40): 64}[dim, rows]
+    assert step.layout.device.shape.tile_rows == min(rows - 9, high // 3)
+    torch.testing.assert_close(got.cpu().double(), oracle(groups, step), atol=2e-5, rtol=0)
+
+
+def test_scratch_is_for_rows_in_tiles_alone(exact):
+    """Rows of prompts are cut into chunks, which keep nothing: 8,192 of them cost no more than 256 seats do."""
+    shape = exact.mixed_shape(8192, 256, Heads(32, 8, 128), torch.bfloat16)
+    assert room_for(shape, 131_072, 8, 256, True, 264) == (256 * 512, 256 * 512)
+    assert exact.scratch(shape, 131_072, Heads(32, 8, 128), torch.bfloat16) == 256 * 512 * 32 * 130 * 4
+
+
+def test_a_plan_for_more_keys_than_32_bits_count(device):
+    """256 requests behind a prefix of 262,144 tokens that they share, 32 KV heads."""
+    layout = Layout(torch.zeros(256, dtype=torch.int64), list(range(257)), [262_143] * 256, [None] * 256, 16, [])
+    rows = DeviceRows.of(layout, RowsShape.bucket(256, 1, 0), device)
+    plan = make_plan(rows, window=None, longest=262_144, heads=32, kv_heads=32, dim=16, split=128, fixed=False,
+                     target=528, block_n=64)
+    assert 256 <= int(plan.total) <= plan.items.shape[0]
+
+
+def test_too_many_tiles_are_refused(exact, device):
+    step = on(make(STEPS["decodes"]), device)
+    exact._arrived = exact._arrived[:7]
+    with pytest.raises(ValueError, match="4 tiles of 2 heads do not fit into 7 counters"):
+        attend(exact, step)

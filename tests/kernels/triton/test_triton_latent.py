@@ -53,12 +53,15 @@ def test_half_precision(kernels, device, dtype):
 
 
 @pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("room", [0, latent.MOST_RESULTS], ids=["one after the other", "side by side"])
-def test_the_same_bits_in_any_company_and_way(exact, device, window, room, monkeypatch):
-    """Alone its spans run side by side; in company they run as there is room for what they find."""
+@pytest.mark.parametrize(("processors", "room"), [(0, 0), (99, 0), (99, latent.MOST_RESULTS)],
+                         ids=["one after the other", "side by side, row by row", "side by side"])
+def test_the_same_bits_in_any_company_and_way(exact, device, window, processors, room, monkeypatch):
+    """Alone its spans run side by side; in company they run as there are programs, and room for what they find."""
     groups = STEPS["everything"]
+    exact._processors = 99
     alone = [attend(exact, on(latent_step([group], window=window, place=index), device))
              for index, group in enumerate(groups)]
+    exact._processors = processors
     monkeypatch.setattr(latent, "MOST_RESULTS", room)
     together = attend(exact, on(latent_step(groups, window=window), device))
     assert torch.equal(torch.cat(alone), together)

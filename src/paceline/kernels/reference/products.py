@@ -42,9 +42,12 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def bmm_by_batches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """BATCH products a call, the last ones padded with zeros."""
+    """BATCH products a call, the last ones padded with zeros, and all laid out in the same way: where its factors lie
+    also decides how a product is summed."""
     count = a.shape[0]
-    padded_a, padded_b = (F.pad(part, (0, 0, 0, 0, 0, -count % BATCH)) if count % BATCH else part for part in (a, b))
+    if not count:
+        return torch.bmm(a, b)
+    padded_a, padded_b = (F.pad(part, (0, 0, 0, 0, 0, -count % BATCH)).contiguous() for part in (a, b))
     parts = [torch.bmm(padded_a[begin:begin + BATCH], padded_b[begin:begin + BATCH])
              for begin in range(0, count, BATCH)]
     return torch.cat(parts)[:count]

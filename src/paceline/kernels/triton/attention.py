@@ -102,6 +102,8 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         **overlapped(q.device, q.shape[0], heads * dim)}
     base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
     shape = rows.shape
+    if shape.tiles * kv_heads > arrived.shape[0]:
+        raise ValueError(f"{shape.tiles} tiles of {kv_heads} heads do not fit into {arrived.shape[0]} counters")
     if shape.tiles:
         plan = _plan(rows, layout, view, heads, kv_heads, dim, chosen, deterministic)
         tile_m = shape.tile_rows * shared

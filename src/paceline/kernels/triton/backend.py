@@ -12,9 +12,10 @@ from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, latent, linear
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
+from paceline.kernels.triton.plan import room_for
 from paceline.kernels.triton.rows import RowsShape
 
-COUNTERS = 1 << 16
+COUNTERS = 1 << 18
 """Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
 
 
@@ -132,12 +133,20 @@ class TritonKernels(Composed):
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
                softcap: float = 0.0) -> torch.Tensor:
         if values_in_keys(k_cache, v_cache):
-            return latent.attend(q, k_cache, v_cache.shape[2], layout, view, scale, softcap, not self.deterministic)
+            return latent.attend(q, k_cache, v_cache.shape[2], layout, view, scale, softcap, not self.deterministic,
+                                 self._processors)
         return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, self.tuning(q.dtype, q.shape[2]),
                                 self.deterministic, self._arrived, softcap)
 
     def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
         return tuning(dtype, dim, self.deterministic, self._processors)
+
+    def scratch(self, shape: RowsShape, longest: int, heads: Heads, dtype: torch.dtype) -> int:
+        """Bytes that attention keeps for pieces of keys in such a step, texts of up to `longest` tokens."""
+        chosen = self.tuning(dtype, heads.dim)
+        target = chosen.processors * chosen.sharing(shape).items
+        _, cells = room_for(shape, longest, heads.keys, chosen.split, self.deterministic, target)
+        return 4 * cells * heads.query * (heads.dim + 2)
 
     def mixed_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Room for steps of up to `rows` rows in up to `groups` chains of any length. Tiles are of one row, as where

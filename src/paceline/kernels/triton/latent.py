@@ -16,11 +16,11 @@ from paceline.kernels.triton.rows import DeviceRows, RowsShape
 SPLIT = 256
 """Keys that are summed up by themselves; part of what defines the bits."""
 MOST_RESULTS = 64 << 20
-"""Bytes of spans' sums that are kept; a step that needs more has rows enough to keep the card busy without."""
+"""Bytes of spans' sums that are kept at a time; rows that need more take turns."""
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, view: GroupView, scale: float,
-           softcap: float, fused: bool) -> torch.Tensor:
+           softcap: float, fused: bool, processors: int) -> torch.Tensor:
     """q [N, H, rank + rope] over k_cache [slots, 1, rank + rope], whose first `rank` features are the values ->
     [N, H, rank]. The contract is Kernels.attend."""
     q = q.contiguous()
@@ -29,30 +29,34 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, vi
     if rows is None:
         rows = layout.device = DeviceRows.of(layout, RowsShape.of(layout, 1, 1), q.device)
     out = torch.empty((count, heads, rank), dtype=q.dtype, device=q.device)
+    single = q.dtype == torch.float32
+    block_h = 16 if single else min(64, max(16, triton.next_power_of_2(heads)))
+    blocks = triton.cdiv(heads, block_h)
     longest = max(start + end - begin for start, begin, end in zip(layout.starts, layout.offsets, layout.offsets[1:]))
     splits = triton.cdiv(longest, SPLIT)
-    apart = splits > 1 and count * splits * heads * rank * 4 <= MOST_RESULTS
+    # Many rows keep the card busy by themselves.
+    apart = splits > 1 and count * blocks < 2 * processors
+    at_once = min(count, max(1, MOST_RESULTS // (splits * heads * rank * 4))) if apart else count
     results = extremes = out
     if apart:
-        results = torch.empty((count, splits, heads, rank), dtype=torch.float32, device=q.device)
-        extremes = torch.empty((2, count, splits, heads), dtype=torch.float32, device=q.device)
-    block_h = 16 if q.dtype == torch.float32 else min(64, max(16, triton.next_power_of_2(heads)))
+        results = torch.empty((at_once, splits, heads, rank), dtype=torch.float32, device=q.device)
+        extremes = torch.empty((2, at_once, splits, heads), dtype=torch.float32, device=q.device)
     shape: dict[str, Any] = {
         "HEADS": heads, "RANK": rank, "BLOCK_H": block_h, "BLOCK_R": max(16, triton.next_power_of_2(rank)),
-        "BLOCK_N": 16 if q.dtype == torch.float32 else 32, "SPLIT": SPLIT, "WINDOW": view.window is not None,
-        "enable_fp_fusion": fused, "num_warps": 8 if block_h > 32 else 4}
-    blocks = triton.cdiv(heads, block_h)
+        "BLOCK_N": 16 if single else 32, "SPLIT": SPLIT, "WINDOW": view.window is not None, "enable_fp_fusion": fused,
+        "num_warps": 8 if block_h > 32 else 4}
     base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
-    latent_kernel[(count, blocks, splits if apart else 1)](
-        q, k_cache, out, results, extremes, view.tables, view.slots, rows.group, rows.positions, rows.prefix,
-        rows.ancestors, q.stride(0), k_cache.stride(0), view.tables.stride(0), splits, base2, view.window or 0, cap,
-        ROPE=width - rank, BLOCK_P=max(16, triton.next_power_of_2(width - rank)), BLOCK_SIZE=layout.block_size,
-        APART=apart, DEPTH=rows.shape.depth, CAPPED=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_stages=1 if q.dtype == torch.float32 else 2,
-        **shape)
-    if apart:
-        gather_latents_kernel[(count, blocks)](
-            results, extremes, out, rows.positions, splits, view.window or 0, **shape)
+    for first in range(0, count, at_once):
+        here = min(at_once, count - first)
+        latent_kernel[(here, blocks, splits if apart else 1)](
+            q, k_cache, out, results, extremes, view.tables, view.slots, rows.group, rows.positions, rows.prefix,
+            rows.ancestors, q.stride(0), k_cache.stride(0), view.tables.stride(0), first, splits, base2,
+            view.window or 0, cap, ROPE=width - rank, BLOCK_P=max(16, triton.next_power_of_2(width - rank)),
+            BLOCK_SIZE=layout.block_size, APART=apart, DEPTH=rows.shape.depth, CAPPED=softcap > 0.0,
+            PRECISION="ieee" if single else "tf32", num_stages=1 if single else 2, **shape)
+        if apart:
+            gather_latents_kernel[(here, blocks)](
+                results, extremes, out, rows.positions, first, splits, view.window or 0, **shape)
     return out
 
 

@@ -49,15 +49,16 @@ def walk_latents(latent, turned, cache, slots, table, ancestors, row, pos, prefi
     return highest, total, acc
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits", "window"])
+@triton.jit(do_not_specialize=["table_stride", "first", "splits", "window"])
 def latent_kernel(q, cache, out, results, extremes, tables, slots, group_of_row, positions, prefixes, ancestors,
-                  q_stride, stride, table_stride, splits, scale, window, cap, HEADS: tl.constexpr, RANK: tl.constexpr,
-                  ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
-                  BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, APART: tl.constexpr,
-                  DEPTH: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """Grid (rows, blocks of heads, spans or 1) -> out [rows, HEADS, RANK], or (APART) results [rows, spans, HEADS,
-    RANK] float32 and extremes [2, rows, spans, HEADS], for gather_latents_kernel."""
-    row = tl.program_id(0)
+                  q_stride, stride, table_stride, first, splits, scale, window, cap, HEADS: tl.constexpr,
+                  RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr,
+                  BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
+                  APART: tl.constexpr, DEPTH: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+                  PRECISION: tl.constexpr):
+    """Rows from `first` on. Grid (rows, blocks of heads, spans or 1) -> out [N, HEADS, RANK], or (APART) results
+    [rows, spans, HEADS, RANK] float32 and extremes [2, rows, spans, HEADS], for gather_latents_kernel."""
+    row = first + tl.program_id(0)
     pos = tl.load(positions + row)
     if pos >= 0:
         h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -80,7 +81,7 @@ def latent_kernel(q, cache, out, results, extremes, tables, slots, group_of_row,
                 latent, turned, cache, slots, table, ancestors, row, pos, prefix, tl.maximum(span * SPLIT, begin),
                 tl.minimum(span * SPLIT + SPLIT, end), stride, scale, window, cap, RANK, ROPE, BLOCK_H, BLOCK_R,
                 BLOCK_P, BLOCK_N, BLOCK_SIZE, DEPTH, WINDOW, CAPPED, PRECISION)
-            cell = (row.to(tl.int64) * splits + span) * HEADS + h
+            cell = (tl.program_id(0).to(tl.int64) * splits + span) * HEADS + h
             tl.store(extremes + cell, highest, mask=live)
             tl.store(extremes + tl.num_programs(0).to(tl.int64) * splits * HEADS + cell, total, mask=live)
             tl.store(results + cell[:, None] * RANK + r[None, :], acc, mask=cells)
@@ -99,12 +100,12 @@ def latent_kernel(q, cache, out, results, extremes, tables, slots, group_of_row,
             tl.store(out + at, mixed.to(out.dtype.element_ty), mask=cells)
 
 
-@triton.jit(do_not_specialize=["splits", "window"])
-def gather_latents_kernel(results, extremes, out, positions, splits, window, HEADS: tl.constexpr, RANK: tl.constexpr,
-                          BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-                          WINDOW: tl.constexpr):
-    """Grid (rows, blocks of heads): the spans of a row in order."""
-    row = tl.program_id(0)
+@triton.jit(do_not_specialize=["first", "splits", "window"])
+def gather_latents_kernel(results, extremes, out, positions, first, splits, window, HEADS: tl.constexpr,
+                          RANK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+                          SPLIT: tl.constexpr, WINDOW: tl.constexpr):
+    """Rows from `first` on. Grid (rows, blocks of heads): the spans of a row in order."""
+    row = first + tl.program_id(0)
     pos = tl.load(positions + row)
     if pos >= 0:
         h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -118,7 +119,7 @@ def gather_latents_kernel(results, extremes, out, positions, splits, window, HEA
         if WINDOW:
             begin = tl.maximum(pos + 1 - window, 0) // BLOCK_N * BLOCK_N
         for span in range(begin // SPLIT, tl.cdiv(pos + 1, SPLIT)):
-            cell = (row.to(tl.int64) * splits + span) * HEADS + h
+            cell = (tl.program_id(0).to(tl.int64) * splits + span) * HEADS + h
             part_highest = tl.load(extremes + cell, mask=live, other=float("-inf"))
             part_total = tl.load(extremes + tl.num_programs(0).to(tl.int64) * splits * HEADS + cell, mask=live,
                                  other=0.0)

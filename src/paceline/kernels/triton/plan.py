@@ -16,7 +16,7 @@ import triton.language as tl
 
 from paceline.kernels.triton.launch import overlapped
 from paceline.kernels.triton.overlap_device import start
-from paceline.kernels.triton.rows import DeviceRows
+from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 RECORD = 16
 _RECORD = tl.constexpr(RECORD)
@@ -44,7 +44,9 @@ def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, win
     span = SPLIT
     if not FIXED:
         keys = tl.sum(tl.where(high > 0, high - low, 0), 0)
-        span = SPLIT * tl.maximum(1, tl.cdiv(keys * KV_HEADS, target * SPLIT))
+        # Beyond 32 bits where many share a long prefix.
+        shares = tl.cdiv(keys.to(tl.int64) * KV_HEADS, target.to(tl.int64) * SPLIT)
+        span = SPLIT * tl.maximum(1, shares).to(tl.int32)
     pieces = tl.where(high > 0, tl.cdiv(high, span) - low // span, 0)
     if own == 0:
         tl.store(total, tl.sum(pieces, 0))
@@ -94,16 +96,22 @@ class Plan:
     """[2, cells * heads] float32: the highest score (base 2) and the sum of weights."""
 
 
+def room_for(shape: RowsShape, longest: int, kv_heads: int, split: int, fixed: bool, target: int) -> tuple[int, int]:
+    """Items and cells that a step may need, texts of up to `longest` tokens."""
+    items, cells = (count * triton.cdiv(longest, split) for count in (shape.tiles, shape.tiled_rows))
+    if not fixed:
+        # Spans are so long that they fit `target` times, and each tile may have two that are cut short.
+        wanted = triton.cdiv(target, kv_heads)
+        items = min(items, wanted + 2 * shape.tiles)
+        cells = min(cells, wanted * shape.tile_rows + 2 * shape.tiled_rows)
+    return items, cells
+
+
 def make_plan(rows: DeviceRows, *, window: int | None, longest: int, heads: int, kv_heads: int, dim: int, split: int,
               fixed: bool, target: int, block_n: int) -> Plan:
     """Launches the planning. `longest`: context that fits the block tables; `target`: items wanted, see plan_kernel."""
     shape, device = rows.shape, rows.data.device
-    room, cells = (count * triton.cdiv(longest, split) for count in (shape.tiles, shape.rows))
-    if not fixed:
-        # Spans are so long that they fit `target` times, and each tile may have two that are cut short.
-        wanted = triton.cdiv(target, kv_heads)
-        room = min(room, wanted + 2 * shape.tiles)
-        cells = min(cells, wanted * shape.tile_rows + 2 * shape.rows)
+    room, cells = room_for(shape, longest, kv_heads, split, fixed, target)
     height = cells * heads
     plan = Plan(torch.empty((max(room, 1), RECORD), dtype=torch.int32, device=device),
                 torch.empty(1, dtype=torch.int32, device=device),

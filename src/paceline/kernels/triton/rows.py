@@ -42,13 +42,18 @@ class RowsShape:
     chunk_from: int = CHUNK_FROM
 
     @property
+    def tiled_rows(self) -> int:
+        """Rows that tiles can hold; those of chunks are not among them."""
+        return min(self.rows, self.tiles * self.tile_rows)
+
+    @property
     def size(self) -> int:
         """int32 values of the whole."""
         return (3 + self.depth) * self.rows + 2 * self.tiles + 2 * self.chunks
 
     @staticmethod
     def of(layout: Layout, tile_rows: int, chunk_rows: int) -> RowsShape:
-        """Just large enough for this step."""
+        """Large enough for this step, and little larger."""
         tiles = chunks = depth = 0
         widest = 1
         for (begin, end), parents in zip(pairwise(layout.offsets), layout.parents, strict=True):
@@ -62,6 +67,8 @@ class RowsShape:
             else:
                 tiles += -(-rows // tile_rows)
                 widest = max(widest, min(rows, tile_rows))
+        # A kernel is compiled for each depth: few of them.
+        depth = 1 << (depth - 1).bit_length() if depth else 0
         return RowsShape(layout.rows, tiles, widest, depth, chunks=chunks, chunk_rows=chunk_rows)
 
     @staticmethod
