@@ -12,6 +12,7 @@ import torch
 
 from kernels.triton.test_device_decoding import made
 from paceline import LLM, SamplingParams
+from paceline.engine import draft_graphs
 
 PROMPT = [3, 14, 15, 92, 65, 35]
 OTHER = [2, 71, 82, 81]
@@ -76,6 +77,15 @@ def test_who_needs_the_host_is_decided_there_from_captured_logits(device: torch.
     wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
     assert tokens_of(llm, wish, PENALISED) == expected
     assert calls["run"] == 2 and not calls["verify"]
+
+
+def test_a_step_that_would_need_much_scratch_is_launched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(device, GREEDY)[:4]
+    llm, calls = watched(device)
+    assert llm.engine.runner.drafts._scratch(2, 0) > 0
+    monkeypatch.setattr(draft_graphs, "MOST_SCRATCH", 0)
+    assert tokens_of(llm, {"method": "oracle", "k": 2, "tokens": expected}, GREEDY, count=4) == expected
+    assert not calls and llm.engine.report()["accepted"] >= 2
 
 
 @pytest.mark.full
