@@ -11,8 +11,16 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, Needs, Observation
-from paceline.speculation.drafters.auto import LONGEST_PAUSE, AutoDrafter, Reputation, build
+from paceline.speculation.drafters.auto import (
+    LONGEST_PAUSE,
+    MOST_REPUTATIONS,
+    AutoDrafter,
+    Reputation,
+    Reputations,
+    build,
+)
 from paceline.speculation.options import Options
+from paceline.speculation.parts import MOST_PARTS, Part
 from paceline.speculation.tree import DraftTree
 
 
@@ -56,7 +64,7 @@ class Says:
 
 
 def auto(*drafters: Says, clock: Any = None) -> tuple[AutoDrafter, Text]:
-    drafter = AutoDrafter("auto", [(one, Reputation()) for one in drafters], *([] if clock is None else [clock]))
+    drafter = AutoDrafter("auto", [(Part(one), Reputation()) for one in drafters], *([] if clock is None else [clock]))
     text = Text()
     drafter.begin(text)
     return drafter, text
@@ -167,10 +175,119 @@ def test_a_candidate_that_raises_is_left_out_and_the_others_go_on(where: str) ->
     assert not sound.open
 
 
+@pytest.mark.parametrize("where", ["begin", "propose", "observe", "release"])
+def test_a_candidate_that_is_left_out_gives_back_what_it_holds_and_is_told_of(where: str) -> None:
+    broken, sound = Says("broken", [5], 0.9, fail=where), Says("sound", [6], 0.8)
+    drafter = AutoDrafter("auto", [(Part(broken), Reputation()), (Part(sound), Reputation())])
+    heard: list[tuple[Any, str, str]] = []
+    drafter.listen(lambda sequence, name, problem: heard.append((sequence, name, str(problem))))
+    text = Text()
+    drafter.begin(text)
+    drafter.propose([text], [BUDGET])
+    drafter.observe(text, Observation([6]))
+    drafter.release(text)
+    assert heard == [(text, "broken", f"broken broke in {where}")]
+    assert not sound.open and (where == "release" or not broken.open)
+
+
 def test_when_nobody_is_left_the_engine_hears_of_it() -> None:
-    drafter, text = auto(Says("broken", [5], 0.9, fail="propose"))
+    broken = Says("broken", [5], 0.9, fail="propose")
+    drafter, text = auto(broken)
     with pytest.raises(RuntimeError, match="broke in propose"):
         drafter.propose([text], [BUDGET])
+    assert not broken.open
+
+
+@pytest.mark.parametrize("scores", [[float("nan")] * 2, ["x", 0.5], [0.5]])
+def test_a_candidate_with_a_malformed_draft_is_left_out_alone(scores: Any) -> None:
+    class Malformed(Says):
+        def propose(self, sequences: Sequence[Any], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+            draft = DraftTree.chain([5, 6], self.name)
+            draft.scores = scores
+            return [draft]
+
+    drafter, text = auto(Malformed("bad", None), Says("sound", [6], 0.8))
+    (draft,) = drafter.propose([text], [BUDGET])
+    assert draft is not None and draft.drafter == "sound"
+
+
+class Grows(Says):
+    """A tree without scores: so many siblings at every depth, of which the last is right and goes on."""
+
+    def __init__(self, name: str, tokens: list[int], siblings: int) -> None:
+        super().__init__(name, tokens)
+        self.siblings = siblings
+
+    def propose(self, sequences: Sequence[Any], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        self.asked += budgets
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        for token in (self.tokens or [])[:budgets[0].depth]:
+            tokens += [token + 50 + sibling for sibling in range(self.siblings - 1)] + [token]
+            parents += [parent] * self.siblings
+            parent = len(tokens) - 1
+        return [DraftTree(tokens, parents, self.name)]
+
+
+def test_a_tree_without_scores_is_learnt_about_by_depth() -> None:
+    """One that is never right falls behind; one that always is comes to be preferred, siblings and all."""
+    wrong, right = Grows("wrong", [40, 41], 2), Grows("right", [5, 6], 2)
+    drafter, text = auto(wrong, right)
+    cheap = Budget(2, 64, price=0.05, pace=0.0)
+    for _ in range(12):
+        (draft,) = drafter.propose([text], [cheap])
+        drafter.observe(text, Observation([5, 6, 1]))
+    assert draft is not None and draft.drafter == "right"
+    assert draft.scores is not None and draft.scores[0] == draft.scores[1] > 0.4, "two siblings share nearly 1"
+    (records,) = drafter._records.values()
+    assert records[0].places.rates(1)[0] < 0.3 and records[1].places.rates(2)[1] > 0.85
+
+
+def test_the_forecast_of_a_tree_without_scores_counts_all_its_nodes() -> None:
+    """Right at every depth, and still dearer than it is worth: eight nodes a depth at a price of 0.3 each."""
+    bush = Grows("bush", [5, 6], 8)
+    drafter, text = auto(bush)
+    for _ in range(200):
+        assert drafter.propose([text], [BUDGET]) == [None]
+        drafter.observe(text, Observation([5]))
+    assert len(bush.asked) < 20
+
+
+def test_probes_are_passed_on_and_left_whole() -> None:
+    probing, other = Says("probing", [5, 6, 7], 0.9), Says("other", [8, 9, 10], 0.95)
+    probing.needs = Needs(probes=True)
+    drafter, text = auto(probing, other)
+    assert drafter.needs.probes and not auto(other)[0].needs.probes
+    other.tokens = None
+    probing.score = 0.35
+    (draft,) = drafter.propose([text], [BUDGET])
+    assert draft is not None and draft.tokens == [5, 6, 7], "the last ones are hopeless, and are there to be observed"
+    probing.tokens, other.tokens, other.score = None, [8, 9, 10], 0.6
+    (draft,) = drafter.propose([text], [BUDGET])
+    assert draft is not None and draft.tokens == [8, 9], ".6 and .36 are worth .3, .216 is not"
+
+
+def test_parts_keep_their_own_limits() -> None:
+    scored, unscored = Says("scored", [5, 6, 7, 8], 0.9), Says("unscored", [5, 6, 7, 8])
+    drafter = AutoDrafter("auto", [(Part(scored, depth=2, nodes=2), Reputation()),
+                                   (Part(unscored, depth=3, nodes=3), Reputation())])
+    text = Text()
+    drafter.begin(text)
+    for _ in range(3):
+        drafter.propose([text], [BUDGET])
+        drafter.observe(text, Observation([1]))
+    assert {(one.depth, one.nodes) for one in scored.asked} == {(2, 2)}
+    assert unscored.asked and all(one.depth <= 3 and one.nodes == 3 for one in unscored.asked)
+
+
+def test_reputations_are_kept_for_the_latest_wishes_only() -> None:
+    known = Reputations()
+    first, kept = known.of("first"), known.of({"method": "ngram"})
+    for number in range(MOST_REPUTATIONS):
+        known.of(f"wish {number}")
+        assert known.of({"method": "ngram"}) is kept
+    assert len(known) == MOST_REPUTATIONS and known.of("first") is not first
 
 
 def test_it_is_made_of_the_drafters_it_is_given() -> None:
@@ -184,7 +301,7 @@ def test_it_is_made_of_the_drafters_it_is_given() -> None:
     build("auto", Options("auto", {}), context)
     build("auto", Options("auto", {"drafters": ["x", {"method": "y"}]}), context)
     assert built == ["ngram", "suffix", "x", {"method": "y"}]
-    for wrong in ([], "ngram", 3):
+    for wrong in ([], "ngram", 3, ["ngram"] * (MOST_PARTS + 1), [{"method": "ngram", "verify": "coupled"}], [3]):
         with pytest.raises(RequestError, match="drafters"):
             build("auto", Options("auto", {"drafters": wrong}), context)
 

@@ -15,7 +15,8 @@ from paceline.speculation import spec
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
 from paceline.speculation.drafters.merge import MergeDrafter, Record
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
-from paceline.speculation.ensemble import UNKNOWN, Ensemble, Part
+from paceline.speculation.ensemble import UNKNOWN, Ensemble
+from paceline.speculation.parts import Part
 from paceline.speculation.tree import DraftTree
 from speculation.fake_text import FakeText, propose, say, verify
 
@@ -213,8 +214,52 @@ def test_a_part_that_fails_is_dropped_alone_and_logged_once(kind: type[Ensemble]
     assert [record.message for record in caplog.records if "bad" in record.message] == [
         "both goes on without bad, which failed: RuntimeError: bad has had enough"]
     assert propose(drafter, first).tokens == [1, 2]
+    assert bad.calls.count("release") == 2, "what it held of both was given back when it was dropped"
     drafter.release(first)
-    assert "release" not in bad.calls and good.calls.count("release") == 1
+    assert bad.calls.count("release") == 2 and good.calls.count("release") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moment", ["begin", "propose", "observe", "release"])
+def test_whoever_listens_hears_of_parts_that_fail(kind: type[Ensemble], moment: str) -> None:
+    """Also of those inside another ensemble."""
+    bad = Puppet("bad", DraftTree.chain([3]), fails_at=moment)
+    inner = kind("inner", [Part(bad), Part(Puppet("good", DraftTree.chain([1, 2])))])
+    outer = SpecInferDrafter("outer", [Part(inner)])
+    heard: list[tuple[Any, str, str]] = []
+    outer.listen(lambda sequence, name, problem: heard.append((sequence, name, str(problem))))
+    text = FakeText([9])
+    outer.begin(text)
+    propose(outer, text)
+    say(outer, text, [1, 2, 0])
+    outer.release(text)
+    assert heard == [(text, "bad", "bad has had enough")]
+
+
+def test_a_part_that_fails_on_one_sequence_keeps_the_others() -> None:
+    class Choosy(Puppet):
+        def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+            if culprit in sequences:
+                raise RuntimeError("not that one")
+            return super().propose(sequences, budgets)
+
+    culprit, other = FakeText([9]), FakeText([8])
+    drafter = SpecInferDrafter("both", [Part(Choosy("choosy", DraftTree.chain([3])))])
+    for text in (culprit, other):
+        drafter.begin(text)
+    for _ in range(2):
+        first, second = drafter.propose([culprit, other], [Budget(4, 8)] * 2)
+        assert first is None and second is not None and second.tokens == [3]
+
+
+def test_a_part_with_a_malformed_draft_is_dropped_alone() -> None:
+    cyclic = DraftTree.chain([1, 2])
+    cyclic.parents = [1, 0]
+    for kind in KINDS:
+        drafter = kind("both", [Part(Puppet("bad", cyclic)), Part(Puppet("good", DraftTree.chain([4])))])
+        text = FakeText([1])
+        drafter.begin(text)
+        assert propose(drafter, text).tokens == [4]
 
 
 def test_a_part_that_answers_too_little_is_dropped() -> None:

@@ -316,6 +316,13 @@ def test_a_right_small_drafter_saves_the_middle_model_passes() -> None:
     ({"method": "cascade", "drafter": "exit", "by": "ngram"}, "runs none"),
     ({"method": "cascade", "drafter": "exit", "by": {"method": "exit", "layers": 9}}, "from 1 to 3"),
     ({"method": "cascade", "drafter": "exit", "by": {"method": "exit", "verify": "coupled"}}, "as a whole"),
+    ({"method": "cascade", "drafter": {"method": "exit", "verify": "coupled"}, "by": "exit"}, "as a whole"),
+    ({"method": "cascade", "drafter": "ngram", "by": {"method": "exit", "branches": 2}}, "'branches'"),
+    ({"method": "cascade", "drafter": "ngram", "by": {"method": "exit", "k": 2}}, "'k'"),
+    ({"method": "cascade", "drafter": "ngram", "by": {"method": "exit", "min_confidence": 0.5}}, "'min_confidence'"),
+    ({"method": "cascade", "drafter": ["ngram"], "by": "exit"}, "a method's name or a dict"),
+    ({"method": "cascade", "drafter": {"method": "auto", "drafters": ["lookahead"]}, "by": "exit"},
+     "cannot draft for a drafter"),
     ({"method": "cascade", "drafter": "lookahead", "by": "exit"}, "cannot draft for a drafter"),
     (functools.reduce(lambda wish, _: {"method": "cascade", "drafter": wish, "by": "exit"}, range(99), "exit"), "deep"),
 ])
@@ -324,6 +331,25 @@ def test_bad_wishes_are_refused_alone(wish: dict[str, Any], reason: str) -> None
     good, bad = llm.generate([PROMPT, PROMPT], params("greedy"), speculation=[{"method": "exit"}, wish])
     assert good.error is None and good.outputs[0].token_ids == plain(FAST, "greedy")
     assert isinstance(bad.error, RequestError) and reason in str(bad.error)
+
+
+def test_the_small_drafter_of_a_cascade_keeps_its_own_limits() -> None:
+    llm = drafting_llm()
+    watch = Watch(llm, {"method": "cascade", "drafter": {"method": "ngram", "k": 2, "nodes": 2}, "by": "exit", "k": 6,
+                        "adaptive": False})
+    small, budgets = watch.drafter._small, []
+    propose = small.propose
+
+    def watched(sequences: Any, given: Any) -> Any:
+        budgets.extend(given)
+        return propose(sequences, given)
+
+    small.propose = watched
+    out = llm.generate([PROMPT], params("greedy"), speculation={
+        "method": "cascade", "drafter": {"method": "ngram", "k": 2, "nodes": 2}, "by": "exit", "k": 6,
+        "adaptive": False})[0]
+    assert out.outputs[0].token_ids == plain(FAST, "greedy")
+    assert budgets and all(one.depth <= 2 and one.nodes == 2 for one in budgets)
 
 
 @pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here")

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RequestError
+from paceline.speculation.options import shown
 from paceline.speculation.suffix_array import suffix_array
 
 MAGIC = b"PACESUFX"
@@ -136,6 +137,9 @@ class Datastore:
     def __init__(self, path: Path) -> None:
         """Opens and checks the whole file once; a RequestError says what is wrong with it."""
         self.path = path
+        if "\0" in str(path):
+            raise RequestError("The path of a datastore holds a NUL character: give the path of a file that `paceline "
+                               "train datastore` wrote.", "speculation")
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
@@ -144,10 +148,13 @@ class Datastore:
                     raise _broken(path, f"it has {size} bytes where {self.header.file_size} belong")
                 if _checksum(file) != self.header.checksum:
                     raise _broken(path, "its content does not match its checksum")
-        except OSError as problem:
-            raise RequestError(f"The datastore {path} cannot be read ({problem.strerror}): give the path of a file "
+        except (OSError, UnicodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "its path is no text"
+            raise RequestError(f"The datastore {shown(str(path))} cannot be read ({reason}): give the path of a file "
                                "that `paceline train datastore` wrote.", "speculation") from problem
         count = self.header.tokens
+        if not count:
+            raise _broken(path, "it holds no text")
         self.tokens = np.memmap(path, self.header.token_type, "r", HEADER_SIZE, (count,))
         self.places = np.memmap(path, self.header.place_type, "r", self.header.places_at, (count,))
         if int(self.tokens.max()) > self.header.vocab_size or int(self.places.max()) >= count:

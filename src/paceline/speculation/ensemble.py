@@ -17,29 +17,14 @@ from weakref import WeakValueDictionary
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
 from paceline.speculation.growing import GrowingTree
-from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.options import Options
+from paceline.speculation.parts import MadeOfParts, Part, check_wishes, part_of
 from paceline.speculation.tree import DraftTree
 
 log = logging.getLogger("paceline.speculation")
 
-MOST_PARTS = 8
-MOST_LEVELS = 3
 UNKNOWN = -1
 """In Observation.chosen: this node of the part's draft did not make it into the verified tree."""
-
-
-@dataclass(slots=True)
-class Part:
-    """One drafter of several, and how much of it was asked for."""
-
-    drafter: Drafter
-    depth: int = MAX_NODES
-    nodes: int = MAX_NODES
-    failed: bool = False
-    """It failed on some sequence, and that was logged."""
-
-    def budget(self, given: Budget) -> Budget:
-        return Budget(min(given.depth, self.depth), min(given.nodes, self.nodes), given.price, given.pace)
 
 
 @dataclass(slots=True)
@@ -86,7 +71,7 @@ class _Life:
     pack: Pack | None = None
 
 
-class Ensemble:
+class Ensemble(MadeOfParts):
     """Base of drafters made of others. A subclass says how trees are packed (`pack`) and may learn (`learn`).
 
     What it proposes counts as deterministic (no q), also where a part sampled: nodes are merged and chosen by their
@@ -110,6 +95,9 @@ class Ensemble:
         """What the parts proposed (packed or not), and what was committed."""
 
     # ---------------------------------------------------------------- the drafter
+
+    def drafters(self) -> Sequence[Drafter]:
+        return [part.drafter for part in self.parts]
 
     def begin(self, sequence: DraftedSequence) -> None:
         life = self._lives[sequence] = _Life(list(range(len(self.parts))))
@@ -141,7 +129,7 @@ class Ensemble:
     def release(self, sequence: DraftedSequence) -> None:
         life = self._lives.pop(sequence, None)
         for part in () if life is None else life.parts:
-            self._guarded(part, [], lambda drafter: drafter.release(sequence))
+            self._guarded(part, [sequence], lambda drafter: drafter.release(sequence))
 
     # ---------------------------------------------------------------- inside
 
@@ -150,9 +138,18 @@ class Ensemble:
             drafts = drafter.propose(sequences, budgets)
             if len(drafts) != len(sequences):
                 raise ValueError(f"{len(drafts)} drafts for {len(sequences)} sequences")
+            for draft in drafts:
+                if draft is not None:
+                    draft.check()
             return [draft if draft is None else draft.trimmed(budget.nodes) for draft, budget in zip(drafts, budgets)]
 
-        return self._guarded(part, sequences, ask) or [None] * len(sequences)
+        if len(sequences) == 1:
+            return self._guarded(part, sequences, ask) or [None]
+        try:
+            return ask(self.parts[part].drafter)
+        except Exception:  # one of them may be what it fails on: each is asked alone
+            return [draft for sequence, budget in zip(sequences, budgets)
+                    for draft in self._proposals(part, [sequence], [budget])]
 
     def _packed(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         life = self._lives[sequence]
@@ -190,9 +187,10 @@ class Ensemble:
                 self.parts[part].failed = True
                 log.warning("%s goes on without %s, which failed: %s: %s", self.name, drafter.name,
                             type(problem).__name__, problem)
-            for sequence in sequences:
-                self._lives[sequence].parts.remove(part)
-                self._lives[sequence].drafts.pop(part, None)
+            for life in [self._lives[sequence] for sequence in sequences if sequence in self._lives]:
+                life.parts.remove(part)
+                life.drafts.pop(part, None)
+            self.part_dropped(drafter, sequences, problem)
             return None
 
 
@@ -208,35 +206,18 @@ def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: D
     """The ensemble that an option "drafters" (a list of methods' names or dicts) describes. Requests that name the
     same parts share it while any of them lives, so that a part that drafts in batches gets its batch."""
     wishes = options.take("drafters", None)
-    if not isinstance(wishes, list | tuple) or not 1 <= len(wishes) <= MOST_PARTS:
-        raise RequestError(f"speculation method {method!r} needs 'drafters': a list of 1 to {MOST_PARTS} methods' "
-                           "names or dicts.", "speculation")
-    if not _flat_enough(wishes, MOST_LEVELS):
-        raise RequestError(f"speculation drafters may stand inside drafters at most {MOST_LEVELS} levels deep: leave "
-                           "some out.", "speculation")
+    check_wishes(wishes, method)
     known = context.shared.setdefault(f"{method} ensembles", WeakValueDictionary())
     key = json.dumps(wishes, sort_keys=True, default=repr)
     found = known.get(key)
     if found is None:
-        found = known[key] = kind(method, [_part(wish, method, context) for wish in wishes])
+        found = known[key] = kind(method, [_blind_part(wish, method, context) for wish in wishes])
     return found  # type: ignore[no-any-return]
 
 
-def _flat_enough(wishes: Any, levels: int) -> bool:
-    """Whether lists of drafters stand inside one another at most so deep."""
-    if levels == 0:
-        return False
-    inner = [wish["drafters"] for wish in wishes if isinstance(wish, dict) and isinstance(wish.get("drafters"), list)]
-    return all(_flat_enough(more, levels - 1) for more in inner)
-
-
-def _part(wish: Any, method: str, context: DraftContext) -> Part:
-    if isinstance(wish, dict) and "verify" in wish:
-        raise RequestError(f"speculation 'verify' belongs to {method!r} as a whole: take it out of its drafters.",
-                           "speculation")
-    drafter = context.build(wish)
-    if drafter.needs.taps:
-        raise RequestError(f"{method!r} cannot be made of {drafter.name!r}, which reads the target's hidden states: "
-                           "use it alone.", "speculation")
-    limits = wish if isinstance(wish, dict) else {}
-    return Part(drafter, limits.get("k", MAX_NODES), limits.get("nodes", MAX_NODES))
+def _blind_part(wish: Any, method: str, context: DraftContext) -> Part:
+    part = part_of(wish, method, context)
+    if part.drafter.needs.taps:
+        raise RequestError(f"{method!r} cannot be made of {part.drafter.name!r}, which reads the target's hidden "
+                           "states: use it alone.", "speculation")
+    return part

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import RequestError
 
 MAX_NODES = 1024
+MOST_LEVELS = 3
+"""Drafters made of others, inside one another."""
+_DEEPEST = 16
+"""Dicts and lists inside one another: no wish that can be met needs as many."""
+_PLAIN = (int, str, float)
+_LONGEST_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """A value as a message quotes it: whatever it is, and not all of it."""
+    try:
+        text = repr(value)
+    except Exception:  # it has more digits or levels than can be written, or is an object with a mind of its own
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def check_nesting(wish: Any, levels: int = _DEEPEST) -> None:
+    """Refuse what could not be walked through to its end: dicts and lists too deep in one another, or in themselves;
+    and names that are no texts, wherever they stand."""
+    if isinstance(wish, _PLAIN) or not isinstance(wish, Mapping | list | tuple):
+        return
+    if levels == 0:
+        raise RequestError(f"speculation options are nested too deep: drafters may stand inside drafters at most "
+                           f"{MOST_LEVELS} levels deep, leave some out.", "speculation")
+    inner: Sequence[Any] = wish if isinstance(wish, list | tuple) else list(wish.values())
+    for name in wish if isinstance(wish, Mapping) else ():
+        if not isinstance(name, str):
+            raise RequestError(f"Unknown speculation option {shown(name)}: names of options are texts.", "speculation")
+    for more in inner:
+        check_nesting(more, levels - 1)
 
 
 class Options:
@@ -23,27 +54,27 @@ class Options:
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise RequestError(f"speculation {name} must be a whole number from {low} to {high}, got {value!r}.",
+            raise RequestError(f"speculation {name} must be a whole number from {low} to {high}, got {shown(value)}.",
                                "speculation")
         return value
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise RequestError(f"speculation {name} must be a number from {low} to {high}, got {value!r}.",
+            raise RequestError(f"speculation {name} must be a number from {low} to {high}, got {shown(value)}.",
                                "speculation")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.take(name, default)
         if not isinstance(value, bool):
-            raise RequestError(f"speculation {name} must be True or False, got {value!r}.", "speculation")
+            raise RequestError(f"speculation {name} must be True or False, got {shown(value)}.", "speculation")
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
         value = self.take(name, default)
         if value is not None and (not isinstance(value, str) or not value):
-            raise RequestError(f"speculation {name} must be a text, got {value!r}.", "speculation")
+            raise RequestError(f"speculation {name} must be a text, got {shown(value)}.", "speculation")
         return value
 
     def tokens(self, name: str, vocab_size: int) -> list[int]:
@@ -62,5 +93,6 @@ class Options:
 
     def finish(self) -> None:
         if self._left:
-            raise RequestError(f"Unknown speculation option {min(self._left)!r} for {self.method!r}; known: "
+            first = shown(min(self._left, key=str))
+            raise RequestError(f"Unknown speculation option {first} for {self.method!r}; known: "
                                f"{', '.join(self._known)}.", "speculation")

@@ -24,7 +24,7 @@ from paceline.speculation.drafters import (
     specinfer,
     suffix,
 )
-from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.options import MAX_NODES, Options, check_nesting, shown
 from paceline.speculation.verify import RULES
 
 PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
@@ -55,7 +55,7 @@ SCRIPTED = ("oracle", "wrong")
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A validated wish: which drafter, how much, under which rule."""
+    """A wish: which drafter, how much, under which rule. What parse() returns is valid."""
 
     method: str
     k: int = 5
@@ -75,13 +75,16 @@ class Speculation:
 
 def parse(raw: Any) -> Speculation | None:
     """None | a method's name | a dict | a Speculation -> Speculation, or an error that says what to change."""
-    if raw is None or isinstance(raw, Speculation):
-        return raw
+    if raw is None:
+        return None
     if isinstance(raw, str):
         raw = {"method": raw}
+    elif isinstance(raw, Speculation) and isinstance(raw.options, Mapping | None):
+        raw = raw.as_dict()  # anyone can make one: it is read like any other wish
     if not isinstance(raw, Mapping) or not isinstance(raw.get("method"), str):
         raise RequestError("speculation must be None, a method's name, or a dict with a 'method', "
-                           f"got {raw!r}.", "speculation")
+                           f"got {shown(raw)}.", "speculation")
+    check_nesting(raw)
     options = dict(raw)
     method = options.pop("method")
     if method not in BUILDERS:
@@ -90,12 +93,12 @@ def parse(raw: Any) -> Speculation | None:
                               f"{', '.join(sorted(BUILDERS))}. Leave speculation out to decode plainly.")
         near = difflib.get_close_matches(method, [*BUILDERS, *PLANNED_METHODS], 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RequestError(f"Unknown speculation method {method!r}.{hint}", "speculation")
+        raise RequestError(f"Unknown speculation method {shown(method)}.{hint}", "speculation")
     verify = options.pop("verify", "coupled")
-    if verify not in RULES:
-        if verify in PLANNED_RULES:
+    if not isinstance(verify, str) or verify not in RULES:
+        if isinstance(verify, str) and verify in PLANNED_RULES:
             raise NotYetError(f"verify={verify!r} is not in this version yet; use 'coupled', which is exact.")
-        raise RequestError(f"Unknown verification rule {verify!r}; use one of {', '.join(RULES)}.", "speculation")
+        raise RequestError(f"Unknown verification rule {shown(verify)}; use one of {', '.join(RULES)}.", "speculation")
     common = Options(method, options)
     adaptive = common.flag("adaptive", method not in SCRIPTED)
     k = common.integer("k", 12 if adaptive else 5, 1, MAX_NODES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +37,31 @@ class DraftTree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError("a draft tree needs one parent per token")
-        if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
+        if not self.is_chain and any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
             raise ValueError("a draft tree's parents must come before their children")
-        if self.scores is not None and len(self.scores) != len(self.tokens):
-            raise ValueError("a draft tree with scores needs one per token")
+        for name, values in (("scores", self.scores), ("sources", self.sources)):
+            if values is not None and len(values) != len(self.tokens):
+                raise ValueError(f"a draft tree with {name} needs one per token")
+
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raise if this cannot enter a step with other people's rows: types are not enforced when a tree is made, and
+        a drafter may have changed it since. On the path of every draft, so it reads each list at the speed of C."""
+        self.__post_init__()
+        if not {*map(type, self.tokens), *map(type, self.parents)} <= {int}:
+            raise TypeError("a draft tree's tokens and parents must be of type int")
+        if self.tokens and vocab_size is not None and (min(self.tokens) < 0 or max(self.tokens) >= vocab_size):
+            raise ValueError(f"a drafted token lies outside the vocabulary of {vocab_size}")
+        if self.scores is not None and not abs(sum(self.scores)) < inf:  # the negated form catches NaN as well
+            raise ValueError("a draft tree's scores must be finite numbers")
+        if not isinstance(self.drafter, str) or not {*map(type, self.sources or ())} <= {str}:
+            raise TypeError("a draft tree's drafter and sources must be texts")
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return list(self.parents) == list(range(-1, len(self.parents) - 1))
 
     def trimmed(self, nodes: int) -> DraftTree:
         """The first `nodes` nodes; parents come first, so every prefix of the list is a tree."""

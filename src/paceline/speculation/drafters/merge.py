@@ -10,8 +10,9 @@ import heapq
 from collections.abc import Sequence
 
 from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter
-from paceline.speculation.ensemble import Ensemble, Pack, Part, shared_ensemble
+from paceline.speculation.ensemble import Ensemble, Pack, shared_ensemble
 from paceline.speculation.options import Options
+from paceline.speculation.parts import Part
 from paceline.speculation.tree import DraftTree
 
 PRIOR = 0.5

@@ -1,0 +1,89 @@
+"""Parts: what all drafters made of other drafters have in common, from reading their wishes to losing one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import RequestError
+from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter
+from paceline.speculation.options import MAX_NODES, MOST_LEVELS, shown
+
+MOST_PARTS = 8
+
+Report = Callable[[DraftedSequence, str, Exception], None]
+"""(the sequence, the part's name, what it raised)"""
+
+
+@dataclass(slots=True)
+class Part:
+    """One drafter of several, and how much of it was asked for."""
+
+    drafter: Drafter
+    depth: int = MAX_NODES
+    nodes: int = MAX_NODES
+    failed: bool = False
+    """It failed on some sequence, and that was logged."""
+
+    def budget(self, given: Budget) -> Budget:
+        if given.depth <= self.depth and given.nodes <= self.nodes:
+            return given
+        return Budget(min(given.depth, self.depth), min(given.nodes, self.nodes), given.price, given.pace)
+
+
+class MadeOfParts:
+    """A drafter made of others. A part that fails is left out while the others go on; whoever listens hears of it."""
+
+    _report: Report | None = None
+
+    def drafters(self) -> Sequence[Drafter]:
+        """Of its parts."""
+        raise NotImplementedError
+
+    def listen(self, report: Report) -> None:
+        """Tell `report` of every part that is dropped from now on, those of parts included."""
+        self._report = report
+        for drafter in self.drafters():
+            if isinstance(drafter, MadeOfParts):
+                drafter.listen(report)
+
+    def part_dropped(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
+        """A part is left out of these sequences from now on: it gives back what it holds of them."""
+        for sequence in sequences:
+            with suppress(Exception):  # it has failed already
+                drafter.release(sequence)
+            if self._report is not None:
+                self._report(sequence, drafter.name, problem)
+
+
+def part_of(wish: Any, method: str, context: DraftContext) -> Part:
+    """The part that a method's name or a dict describes; its "k" and "nodes" are limits of its own."""
+    if not isinstance(wish, str | Mapping):
+        raise RequestError(f"{method!r} is made of drafters, each a method's name or a dict, got {shown(wish)}.",
+                           "speculation")
+    limits = wish if isinstance(wish, Mapping) else {}
+    if "verify" in limits:
+        raise RequestError(f"speculation 'verify' belongs to {method!r} as a whole: take it out of its drafters.",
+                           "speculation")
+    return Part(context.build(wish), limits.get("k", MAX_NODES), limits.get("nodes", MAX_NODES))
+
+
+def check_wishes(wishes: Any, method: str) -> None:
+    """Refuse what is no list of drafters, or too many of them, or too many levels."""
+    if not isinstance(wishes, list | tuple) or not 1 <= len(wishes) <= MOST_PARTS:
+        raise RequestError(f"speculation method {method!r} needs 'drafters': a list of 1 to {MOST_PARTS} methods' "
+                           "names or dicts.", "speculation")
+    if not _flat_enough(wishes, MOST_LEVELS):
+        raise RequestError(f"speculation drafters may stand inside drafters at most {MOST_LEVELS} levels deep: leave "
+                           "some out.", "speculation")
+
+
+def _flat_enough(wishes: Sequence[Any], levels: int) -> bool:
+    """Whether lists of drafters stand inside one another at most so deep."""
+    if levels == 0:
+        return False
+    inner = [wish["drafters"] for wish in wishes
+             if isinstance(wish, Mapping) and isinstance(wish.get("drafters"), list | tuple)]
+    return all(_flat_enough(more, levels - 1) for more in inner)
