@@ -8,13 +8,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from paceline.engine.decide import Decision
 from paceline.engine.metrics import StepTimes
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import Step
 from paceline.speculation.control import Controller
-from paceline.speculation.drafter import Budget, Drafter, Observation
+from paceline.speculation.drafter import Budget, DraftedSequence, Drafter, Observation
+from paceline.speculation.models import root_of
+from paceline.speculation.parts import MadeOfParts
 from paceline.speculation.spec import Speculation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
@@ -28,6 +31,14 @@ MOST_FORCED = 32
 FAIR_TRIAL = 8
 """Forced tokens after which a sequence that takes less than half of them gets no more: its model cuts texts into other
 tokens than the tokenizer does."""
+
+
+class _Proposal(NamedTuple):
+    seq: Sequence
+    budget: Budget
+    draft: DraftTree | None
+    seconds: float
+    """Its share of what the drafter took."""
 
 
 class Drafting:
@@ -49,6 +60,8 @@ class Drafting:
         """How many forced tokens were drafted and accepted."""
         self._seconds: dict[Sequence, float] = {}
         """What drafting took for each sequence since the last account."""
+        self._unreliable: set[str] = set()
+        """Drafters that failed on several sequences together and on none of them alone; it was logged."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
@@ -56,6 +69,8 @@ class Drafting:
         self.controller.begin(seq, drafter, wish)
         seq.wait_for_commit = drafter.needs.host
         try:
+            if isinstance(drafter, MadeOfParts):
+                drafter.listen(self._part_failed)
             drafter.begin(seq)
         except Exception as problem:
             self._switch_off(seq, problem)
@@ -81,24 +96,36 @@ class Drafting:
                     rows += min(budget.depth, budget.nodes)
         rows = len(running) + sum(len(seq.draft) for seq in running if seq.draft is not None)
         for drafter, seqs, budgets in by_drafter.values():
-            begun = self._clock()
-            try:
-                drafts = list(zip(seqs, drafter.propose(seqs, budgets), strict=True))
-            except Exception as problem:
-                for seq in seqs:
-                    self._switch_off(seq, problem)
-                continue
-            share = (self._clock() - begun) / len(seqs)
-            for (seq, draft), budget in zip(drafts, budgets):
-                self._seconds[seq] = self._seconds.get(seq, 0.0) + share
+            for seq, budget, draft, seconds in self._proposals(drafter, seqs, budgets):
+                self._seconds[seq] = self._seconds.get(seq, 0.0) + seconds
                 try:
                     checked = self._checked(draft, self._drafters[seq][1])
+                    self.controller.drafted(seq, budget.depth, seconds)
+                    seq.draft = self.controller.choose(seq, checked, len(running), rows)
                 except Exception as problem:
                     self._switch_off(seq, problem)
                     continue
-                self.controller.drafted(seq, budget.depth, share)
-                seq.draft = self.controller.choose(seq, checked, len(running), rows)
                 rows += 0 if seq.draft is None else len(seq.draft)
+
+    def _proposals(self, drafter: Drafter, seqs: list[Sequence], budgets: list[Budget]) -> list[_Proposal]:
+        """What a drafter says to those who share it. Where it raises, each of them is asked alone, and those on whom
+        it raises again are switched off: one sequence must not cost the others their drafter."""
+        begun = self._clock()
+        try:
+            drafts = list(zip(seqs, budgets, drafter.propose(seqs, budgets), strict=True))
+        except Exception as problem:
+            if len(seqs) == 1:
+                self._switch_off(seqs[0], problem)
+                return []
+            failures = self.failures
+            found = [one for seq, budget in zip(seqs, budgets) for one in self._proposals(drafter, [seq], [budget])]
+            if self.failures == failures and drafter.name not in self._unreliable:
+                self._unreliable.add(drafter.name)
+                log.warning("drafter %s failed on %d requests together, and on none of them alone: %s: %s",
+                            drafter.name, len(seqs), type(problem).__name__, problem)
+            return found
+        share = (self._clock() - begun) / len(seqs)
+        return [_Proposal(seq, budget, draft, share) for seq, budget, draft in drafts]
 
     def _draft_forced(self, seq: Sequence) -> DraftTree | None:
         """What the structure of a request leaves no choice about needs no drafter, and no budget."""
@@ -122,12 +149,15 @@ class Drafting:
         return budget if budget is None or budget.depth <= left else replace(budget, depth=left)
 
     def _checked(self, draft: DraftTree | None, stats: SpeculationStats) -> DraftTree | None:
-        """A draft as it may enter a step: an id outside the vocabulary would break everybody in it, one that the
-        request's rule cannot verify would bend its text."""
-        if draft is None or not len(draft):
+        """A draft as it may enter a step: a malformed one would break everybody in it, one that the request's rule
+        cannot verify would bend its text."""
+        if draft is None:
             return None
-        if min(draft.tokens) < 0 or max(draft.tokens) >= self._vocab:
-            raise ValueError(f"a drafted token lies outside the vocabulary of {self._vocab}")
+        if not isinstance(draft, DraftTree):
+            raise TypeError(f"a draft must be a DraftTree or None, got {type(draft).__name__}")
+        draft.check(self._vocab)
+        if not len(draft):
+            return None
         check(RULES[stats.rule], draft, self._vocab)
         return draft
 
@@ -142,8 +172,8 @@ class Drafting:
             tried, accepted = self._forced.get(seq, (0, 0))
             self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
             observation = Observation(observation.tokens, hidden=observation.hidden)
-        self.controller.learn(seq, observation)
         try:
+            self.controller.learn(seq, observation)
             entry[0].observe(seq, observation)
         except Exception as problem:
             self._switch_off(seq, problem)
@@ -207,6 +237,13 @@ class Drafting:
         self._report(seq, drafter, stats, problem)
         with suppress(Exception):  # it has failed already; what it holds of the sequence is to be given back
             drafter.release(seq)
+
+    def _part_failed(self, sequence: DraftedSequence, name: str, problem: Exception) -> None:
+        """A part of a drafter was dropped, which the drafter has logged; the others go on."""
+        self.failures += 1
+        seq: Any = root_of(sequence)[0]
+        stats: SpeculationStats = seq.record.speculation
+        stats.dropped.setdefault(name, f"{type(problem).__name__}: {problem}")
 
     def _report(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats, problem: Exception) -> None:
         self.failures += 1

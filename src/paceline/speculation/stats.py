@@ -51,6 +51,8 @@ class SpeculationStats:
     """What plain decoding would have taken for the same tokens, by the measured step cost."""
     failure: str | None = None
     """Why the drafter was switched off for this request, if it was."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Parts of a drafter made of others that failed and were left out, and why."""
 
     @property
     def lossy(self) -> bool:
@@ -119,7 +121,8 @@ class SpeculationStats:
                 "acceptance_by_position": self.acceptance_by_position, "accepted_by_depth": list(self.by_depth),
                 "spent_s": self.spent_s, "plain_s": self.plain_s,
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
-                "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure}
+                "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure,
+                "dropped": dict(self.dropped)}
 
 
 def _add_up(ours: list[int], theirs: Sequence[int]) -> None:
