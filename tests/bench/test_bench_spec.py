@@ -128,6 +128,15 @@ def test_the_questions_of_a_conversation_follow_one_another(dataset: Path, llm: 
     assert outs[1].prompt == f"{question.turns[0]}\n{outs[0].outputs[0].text}\n{question.turns[1]}"
 
 
+def test_all_takes_in_what_is_made_of_others(llm: LLM) -> None:
+    admitted, left_out = spec.admit(llm, spec.contenders("all"), everyone=True)
+    assert {"auto", "ngram", "specinfer", "merge", "cascade"} <= {one.name for one in admitted}
+    assert not {"specinfer", "merge", "cascade"} & set(left_out) and "datastore" in left_out["rest"]
+    chosen = {one.name: one.wish for one in spec.contenders("all", ['merge.drafters=["ngram"]'])}
+    assert chosen["merge"] == {"method": "merge", "drafters": ["ngram"]}
+    assert chosen["specinfer"] == {"method": "specinfer", "drafters": ["ngram", "suffix"]}
+
+
 def test_all_leaves_out_what_needs_more_and_says_why(llm: LLM) -> None:
     wanted = [spec.Contender("ngram", {"method": "ngram"}), spec.Contender("oracle", {"method": "oracle"})]
     admitted, left_out = spec.admit(llm, wanted, everyone=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ from paceline.speculation.stats import SpeculationStats
 
 PLAIN = "plain"
 OVERALL = "overall"
+MADE_OF: Mapping[str, dict[str, Any]] = {
+    "specinfer": {"drafters": ["ngram", "suffix"]},
+    "merge": {"drafters": ["ngram", "suffix"]},
+    "cascade": {"drafter": "ngram", "by": "exit"},
+}
+"""What methods made of others are made of among "all": parts that need no files."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ def contenders(methods: str, options: Sequence[str] = ()) -> list[Contender]:
     "method.key=value", the value read as JSON where it is JSON.
     """
     given = _options(options)
-    wishes = [{"method": name} for name in BUILDERS if name not in SCRIPTED] if methods == "all" else _listed(methods)
+    wishes = [{"method": name} | MADE_OF.get(name, {}) for name in BUILDERS if name not in SCRIPTED] \
+        if methods == "all" else _listed(methods)
     named = {wish["method"] for wish in wishes}
     for method in given:
         if method not in named:
