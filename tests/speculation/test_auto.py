@@ -323,3 +323,17 @@ def test_the_text_is_that_of_plain_decoding_and_drafts_are_accepted(style: dict[
 def test_a_part_that_cannot_be_built_refuses_the_request() -> None:
     with pytest.raises(RequestError):
         tiny_llm().generate([[1, 2]], speculation={"method": "auto", "drafters": ["no such"]})
+
+
+@pytest.mark.parametrize("part", ["lookahead", "oracle"])
+def test_trees_without_scores_are_used_and_change_nothing(part: str) -> None:
+    llm = tiny_llm()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 6
+    params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    plain = llm.generate([prompt], params)[0].outputs[0].token_ids
+    wish = {"method": "oracle", "tokens": plain, "branches": 2} if part == "oracle" else part
+    out = llm.generate([prompt], params, speculation={
+        "method": "auto", "drafters": [wish], "adaptive": False, "k": 7})[0]
+    assert out.outputs[0].token_ids == plain
+    assert out.speculation.cycles > 0 and out.speculation.failure is None and out.speculation.dropped == {}
+    assert out.speculation.accepted > (30 if part == "oracle" else 0)

@@ -78,6 +78,7 @@ def test_drafters_inside_drafters_end_somewhere(method: str, make: Any) -> None:
     {"method": "ngram", "verify": ["x"]}, {"method": "ngram", "verify": {}}, {"method": "ngram", "verify": None},
     {"method": "ngram", "max_n": nested("auto", 5000)}, {"method": nested("auto", 5000)}, nested("", 5000),
     {"method": "ngram", "max_n": 10 ** 5000}, {"method": "ngram", 1: 2, "x": 3}, {"method": "ngram", None: 2, 1: 3},
+    {"method": "merge", "drafters": [{"method": "ngram", "max_n": 10 ** 5000}]},
     {"method": "merge", "drafters": [{"method": "ngram", 1: 2, "x": 3}]}, {"method": "x" * 10_000},
     {"method": "rest", "datastore": "a\0b"}, {"method": "rest", "datastore": "\ud800"},
     {"method": "rest", "datastore": "x" * 5000}, {"method": "auto", "drafters": [None]},

@@ -13,6 +13,7 @@ MOST_LEVELS = 3
 _DEEPEST = 16
 """Dicts and lists inside one another: no wish that can be met needs as many."""
 _PLAIN = (int, str, float)
+_MOST_BITS = 64
 _LONGEST_SHOWN = 200
 
 
@@ -27,7 +28,9 @@ def shown(value: Any) -> str:
 
 def check_nesting(wish: Any, levels: int = _DEEPEST) -> None:
     """Refuse what could not be walked through to its end: dicts and lists too deep in one another, or in themselves;
-    and names that are no texts, wherever they stand."""
+    and, wherever they stand, names that are no texts and numbers beyond all bounds."""
+    if isinstance(wish, int) and wish.bit_length() > _MOST_BITS:  # it could not even be written down
+        raise RequestError("speculation holds a number that is too large for anything.", "speculation")
     if isinstance(wish, _PLAIN) or not isinstance(wish, Mapping | list | tuple):
         return
     if levels == 0:
