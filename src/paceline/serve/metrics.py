@@ -186,7 +186,7 @@ class ServerMetrics:
         yield counter("paceline_rows", "Rows computed.", report["rows"])
         yield several(CounterMetricFamily, "paceline_step_seconds", "Where the steps' time went.", "stage",
                       {stage: report[f"{stage}_s"] for stage in ("schedule", "forward", "sample", "commit", "draft")})
-        yield counter("paceline_drafter_failures", "Drafters switched off because they failed.",
+        yield counter("paceline_drafter_failures", "Drafters, and parts of drafters, switched off because they failed.",
                       report["drafter_failures"])
 
     def _speculation(self, totals: dict[str, dict[str, Any]], counter: Any, several: Any) -> Iterator[Metric]:
