@@ -45,9 +45,13 @@ def microseconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> flo
 
 def bandwidth(size: int = 1 << 30) -> float:
     """Bytes a second that the card moves when it copies so many."""
+    seconds = _copying(size) / 1e6
+    torch.cuda.empty_cache()  # the engine to come shares out what is free
+    return size / seconds
+
+
+def _copying(size: int) -> float:
+    """Microseconds to read one half of so many bytes and write the other."""
     source = torch.zeros(size // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    found = size / microseconds([lambda: target.copy_(source)]) * 1e6
-    del source, target
-    torch.cuda.empty_cache()  # the engine to come shares out what is free
-    return found
+    return microseconds([lambda: target.copy_(source)])
