@@ -60,6 +60,45 @@ def cycle(control: AdaptiveController, accept: Callable[[int], bool], width: int
     return depth
 
 
+def opened_by(control: AdaptiveController, name: str, tokens: int, seconds: float, accepted: bool,
+              cycles: int = 60) -> int:
+    """How often a request is drafted for whose first draft takes so long, in steps of 5 ms, and each a step more."""
+    control.begin(name, Named(), Speculation("x", k=8), tokens)  # type: ignore[arg-type]
+    asked = 0
+    for _ in range(cycles):
+        budget = control.budget(name, 1, 1)
+        if budget is None:
+            control.learn(name, Observation([0]))
+            continue
+        control.drafted(name, budget.depth, seconds if not asked else 0.005 * budget.depth)
+        asked += 1
+        sent = control.choose(name, DraftTree.chain([1]), 1, 1)
+        control.learn(name, Observation([1, 9] if accepted else [9], [0] if accepted else [], sent))
+    return asked
+
+
+def test_what_has_to_read_the_prompt_and_does_not_pay_is_not_tried_again() -> None:
+    """A draft model as dear as the target, which reads a prompt of 1,000 tokens first: two requests try it."""
+    control = controller(FLAT)
+    assert [opened_by(control, name, 1000, 1.5, True) > 0 for name in "abcd"] == [True, True, False, False]
+    assert opened_by(control, "short", 5, 0.0, True) > 0, "a short prompt is cheap to read"
+
+
+def test_what_pays_is_opened_however_long_it_reads() -> None:
+    control = controller(FLAT)
+    for name in "ab":
+        opened_by(control, name, 1000, 1.5, True)
+    control._methods["x"].cost = CostCurve(float)  # as if its drafts cost nothing from here on
+    for _ in range(3):
+        control._methods["x"].cost.observe(8, 1e-5)
+    assert opened_by(control, "c", 1000, 1.5, True) > 30
+
+
+def test_what_opens_at_once_is_tried_by_every_request() -> None:
+    control = controller(FLAT)
+    assert all(opened_by(control, str(number), 1000, 1e-5, False) > 0 for number in range(6))
+
+
 # ---------------------------------------------------------------- the cost of a step
 
 

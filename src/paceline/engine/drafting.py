@@ -66,7 +66,7 @@ class Drafting:
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
-        self.controller.begin(seq, drafter, wish)
+        self.controller.begin(seq, drafter, wish, len(seq.tokens))
         seq.wait_for_commit = drafter.needs.host
         try:
             if isinstance(drafter, MadeOfParts):

@@ -31,6 +31,10 @@ PATIENCE = 0.4
 """Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
 WORTH_MEMORY = 0.9
 NEGLIGIBLE = 1e-3
+OPENINGS = 2
+"""Requests after which a method's first drafts are taken to cost what they have cost."""
+DEAR_OPENING = 4.0
+"""Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
 
 
 def step_prior(rows: int) -> float:
@@ -42,8 +46,8 @@ class Controller(Protocol):
     """Who decides how much is drafted. The engine asks and reports in the order of these methods; a load-aware one
     takes the seat of AdaptiveController by implementing them."""
 
-    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation) -> None:
-        """A sequence with a drafter starts."""
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
+        """A sequence with a drafter starts, with so many tokens: a model that drafts has to read them first."""
 
     def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
         """How much may be drafted for it in the next step; None: nothing. The step holds a row for each of `running`
@@ -75,22 +79,33 @@ class Controller(Protocol):
 class _Method:
     """What all requests that use a method taught."""
 
-    __slots__ = ("chain", "cost", "cycles", "tree", "trust")
+    __slots__ = ("chain", "cost", "cycles", "opened", "read", "reading", "tree", "trust")
 
     def __init__(self) -> None:
         self.chain, self.tree, self.trust = Places(), Places(), Trust()
         self.cycles = 0
         self.cost = CostCurve(float)
+        self.opened = 0
+        self.read = self.reading = 0.0
+        """Tokens that requests began with and seconds until their first draft, both forgotten slowly."""
+
+    def opening(self, tokens: int) -> float:
+        """Seconds until the first draft of a request that begins with so many tokens; 0 while that is not known."""
+        return self.reading / self.read * tokens if self.opened >= OPENINGS and self.read else 0.0
 
 
 class _State:
     """One sequence."""
 
-    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "pause", "plain", "proposal", "saved",
-                 "scored", "spent", "tested", "tree", "tries", "trust", "wait", "wish")
+    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "opened", "opening", "pause", "plain",
+                 "proposal", "saved", "scored", "spent", "tested", "tokens", "tree", "tries", "trust", "wait", "wish")
 
-    def __init__(self, wish: Speculation, needs: Needs, method: _Method) -> None:
-        self.wish, self.needs, self.method = wish, needs, method
+    def __init__(self, wish: Speculation, needs: Needs, method: _Method, tokens: int) -> None:
+        self.wish, self.needs, self.method, self.tokens = wish, needs, method, tokens
+        self.opened = False
+        """There was a draft."""
+        self.opening = 0.0
+        """Seconds of drafting until then."""
         self.chain, self.tree, self.trust = Places(method.chain), Places(method.tree), Trust(method.trust)
         self.branching = self.scored = False
         self.nodes = 0
@@ -124,9 +139,9 @@ class AdaptiveController:
         self._methods: dict[str, _Method] = {}
         self._states: dict[Hashable, _State] = {}
 
-    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation) -> None:
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
         method = self._methods.setdefault(drafter.name, _Method())
-        self._states[sequence] = _State(wish, drafter.needs, method)
+        self._states[sequence] = _State(wish, drafter.needs, method, tokens)
 
     def release(self, sequence: Hashable) -> None:
         self._states.pop(sequence, None)
@@ -150,7 +165,7 @@ class AdaptiveController:
         size, pays = self._best_size(state, running, rows)
         if pays:
             state.pause = SHORTEST_PAUSE
-        elif state.tries > 0:
+        elif state.tries > 0 and not self._dear_to_open(state, rows):
             state.tries -= 1
         else:
             self._step_back(state)
@@ -163,6 +178,8 @@ class AdaptiveController:
         state = self._states[sequence]
         state.method.cost.observe(depth, seconds)
         state.tested += seconds
+        if not state.opened:
+            state.opening += seconds
 
     def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
         state = self._states[sequence]
@@ -171,6 +188,8 @@ class AdaptiveController:
         state.proposal = draft
         if draft is None:
             return None
+        if not state.opened:
+            self._open(state)
         state.branching = state.branching or not draft.is_chain
         state.nodes = len(draft)
         state.scored = draft.scores is not None
@@ -257,6 +276,18 @@ class AdaptiveController:
         """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
         step, seconds = self.step_cost(rows), state.method.cost(state.wish.k)
         return seconds > CHEAP * step and state.tested > PATIENCE * step and seconds > state.saved / state.asked
+
+    def _dear_to_open(self, state: _State, rows: int) -> bool:
+        """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
+        prompt, as other requests have shown."""
+        return not state.opened and state.method.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
+
+    def _open(self, state: _State) -> None:
+        state.opened = True
+        method = state.method
+        method.opened += 1
+        method.read = WORTH_MEMORY * method.read + state.tokens
+        method.reading = WORTH_MEMORY * method.reading + state.opening
 
     def _step_back(self, state: _State) -> None:
         """Leave the drafter alone for a while, longer each time, and give it one more try then."""
