@@ -31,6 +31,7 @@ WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "specinfer": {"method": "specinfer", "drafters": ["ngram", "lookahead", "exit"]},
     "merge": {"method": "merge", "drafters": ["ngram", "suffix", "skip"]},
     "auto": {"method": "auto"},
+    "auto with probes": {"method": "auto", "drafters": ["ngram", "lookahead"]},
     "auto with a model": {"method": "auto", "drafters": ["ngram", {"method": "draft", "model": "same"}]},
     "oracle": {"method": "oracle", "branches": 2},
     "wrong": {"method": "wrong", "branches": 2},
@@ -86,10 +87,10 @@ def prompt_of(recipe: tuple[int, int, bool]) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def alone(kind: str, prompt: tuple[int, ...], params: str) -> list[tuple[list[int], str | None]]:
+def alone(kind: str, prompt: tuple[int, ...], params: str) -> list[tuple[list[int], str | None, Any]]:
     out = drafting_llm(kind, enable_prefix_caching=False).generate([list(prompt)], given_params(json.loads(params)))[0]
     assert out.error is None
-    return [(one.token_ids, one.finish_reason) for one in out.outputs]
+    return [(one.token_ids, one.finish_reason, one.logprobs) for one in out.outputs]
 
 
 def given_params(raw: dict[str, Any]) -> SamplingParams:
@@ -107,7 +108,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def completed(request: dict[str, Any], expected: list[tuple[list[int], str | None]], store: str) -> Any:
+def completed(request: dict[str, Any], expected: list[tuple[list[int], str | None, Any]], store: str) -> Any:
     if request["wish"] is None:
         return None
     wish = WISHES[request["wish"]] | {"k": request["k"], "nodes": max(request["nodes"], request["k"]),
@@ -135,7 +136,7 @@ def check(kind: str, requests: list[dict[str, Any]], around: dict[str, Any], sto
         outs = llm.generate(prompts, [given_params(request["params"]) for request in requests], speculation=wishes)
         for request, want, out in zip(requests, expected, outs):
             assert out.error is None
-            assert [(one.token_ids, one.finish_reason) for one in out.outputs] == want, request
+            assert [(one.token_ids, one.finish_reason, one.logprobs) for one in out.outputs] == want, request
             assert request["wish"] is None or out.speculation.failure is None, out.speculation.failure
         llm.engine.cache.check([])
 

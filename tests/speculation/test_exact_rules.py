@@ -56,10 +56,11 @@ def test_without_replacement_takes_independent_draws_too(pair: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", ADVERSARIES)
-@pytest.mark.parametrize("shape", [(2, 2), (2, 1, 1)])
+@pytest.mark.parametrize(("size", "shape"), [(3, (2, 2)), (3, (2, 1, 1)), (4, (2, 1)), (4, (1, 2)), (5, (2, 1)),
+                                             (5, (1, 2)), (4, (1, 1, 2)), (5, (1, 1, 1))])
 @pytest.mark.parametrize("rule", ["multi-round", "without-replacement"])
-def test_larger_trees(rule: str, pair: str, shape: tuple[int, ...]) -> None:
-    is_exact(rule, sampled(shape, replace=rule == "multi-round"), *ADVERSARIES[pair](3), len(shape) + 1)
+def test_larger_trees(rule: str, pair: str, size: int, shape: tuple[int, ...]) -> None:
+    is_exact(rule, sampled(shape, replace=rule == "multi-round"), *ADVERSARIES[pair](size), len(shape) + 1)
 
 
 @pytest.mark.full
