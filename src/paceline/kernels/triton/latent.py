@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, vi
     single = q.dtype == torch.float32
     block_h = 16 if single else min(64, max(16, triton.next_power_of_2(heads)))
     blocks = triton.cdiv(heads, block_h)
-    longest = max(start + end - begin for start, begin, end in zip(layout.starts, layout.offsets, layout.offsets[1:]))
-    splits = triton.cdiv(longest, SPLIT)
+    splits = _splits(layout, view)
     # Many rows keep the card busy by themselves.
     apart = splits > 1 and count * blocks < 2 * processors
     at_once = min(count, max(1, MOST_RESULTS // (splits * heads * rank * 4))) if apart else count
@@ -58,6 +58,15 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, vi
             gather_latents_kernel[(here, blocks)](
                 results, extremes, out, rows.positions, first, splits, view.window or 0, **shape)
     return out
+
+
+def _splits(layout: Layout, view: GroupView) -> int:
+    """Spans of the longest text in a step, counted once for all layers."""
+    found: int | None = view.scratch.get("latent.splits")
+    if found is None:
+        longest = max(start + end - begin for start, (begin, end) in zip(layout.starts, pairwise(layout.offsets)))
+        found = view.scratch["latent.splits"] = triton.cdiv(longest, SPLIT)
+    return found
 
 
 def linear_by_head(x: torch.Tensor, weight: torch.Tensor, fused: bool) -> torch.Tensor:
