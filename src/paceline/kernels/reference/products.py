@@ -2,7 +2,8 @@
 
 OpenBLAS splits a product over its outputs, which changes no sum. MKL may also split the inner axis when the outputs are
 few for its threads (seen with 8 x 576 times 576 x 960 at 1 and 2 threads), so there a product runs on one. cuBLAS
-chooses its kernel by the number of products as well (latent attention on an H200: 19 of 30 texts differed in company),
+may choose its kernel by the number of products as well (the likely reason why 19 of 30 texts of a latent model differed
+in company on an H200; it was not looked at by itself),
 so there each call has the same number.
 """
 
