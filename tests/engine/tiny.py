@@ -83,7 +83,8 @@ def tiny_model(name: str = "llama", **changes: Any) -> Any:
 def tiny_engine(model: Any = None, tokenizer: Any = None, **options: Any) -> Engine:
     options = {"deterministic": True, "kv_blocks": 400, "block_size": 8, "max_num_seqs": 40} | options
     return engine_for(model if model is not None else tiny_model(), tokenizer, EngineOptions.of(**options),
-                      device=torch.device("cpu"), revision="tiny")
+                      device=torch.device("cpu"), revision="tiny",
+                      eos_ids=frozenset() if tokenizer is None else tokenizer.eos_ids)
 
 
 def tiny_llm(model: Any = None, tokenizer: Any = None, **options: Any) -> LLM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from paceline.llm import LLM
 from paceline.models.config import ModelConfig
 from paceline.models.native import NativeDecoder
 from paceline.models.registry import build
+from paceline.models.tokenizer import Tokenizer
 from paceline.speculation import spec as speculations
 from paceline.speculation.tree import DraftTree
 
@@ -96,10 +98,11 @@ def draft_model(weights: str, kind: str) -> LoadedModel:
     return LoadedModel(build(shape("llama"), source, 512), None, ReferenceKernels())
 
 
-def drafting_llm(kind: str = FAST, **options: Any) -> LLM:
-    llm = tiny_llm(target(kind), **options)
+def drafting_llm(kind: str = FAST, tokenizer: Tokenizer | None = None, **options: Any) -> LLM:
+    llm = tiny_llm(target(kind), tokenizer, **options)
     for name in ("same", "other"):
-        llm.engine.draft_models.add(name, draft_model(name, kind if kind in NATIVE_CACHES else "torch"))
+        drafting = draft_model(name, kind if kind in NATIVE_CACHES else "torch")
+        llm.engine.draft_models.add(name, replace(drafting, tokenizer=tokenizer))
     llm.engine.draft_models.source = WeightsAgain()
     return llm
 
