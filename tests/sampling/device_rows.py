@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from paceline.kernels.triton.sampling import columns
 from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
-from paceline.sampling.device.sampler import DeviceSampler, Drawn, Rows
-from paceline.sampling.device.state import Controls, DeviceState, Seated, row_mask
+from paceline.sampling.device.sampler import DeviceSampler, Rows
+from paceline.sampling.device.state import Controls, DeviceState, Seated
+from paceline.sampling.masks import row_mask
 from paceline.sampling.native import load
+from paceline.sampling.processed import NO_TOKEN
 
 
 @dataclass
@@ -49,43 +52,49 @@ class Both:
                            for i, row in enumerate(self.rows)])
         self.at = [2 * i + 1 for i in range(len(cases))]
         """Where case i stands among the device's rows; the others are padding with NaN logits."""
-        total = 2 * len(cases) + 1
+        above = 2 * len(cases) + 1
+        total = above + sum(len(case.path) for case in cases)
         self.sampler = DeviceSampler(self.state, total, block=block, window_room=window_room)
         logits = torch.full((total, width), torch.nan, dtype=dtype)
         logits[self.at] = self.logits
         self.device_logits = logits.to(device)
         seats = torch.full((total,), -1, dtype=torch.int32)
         positions = torch.zeros(total, dtype=torch.int64)
-        depth = max(len(row.path) for row in self.rows)
-        ancestors = torch.full((total, depth), -1, dtype=torch.int32)
+        parents = torch.full((total,), -1, dtype=torch.int32)
+        fed = torch.zeros(total, dtype=torch.int64)
         masks = torch.zeros(total, -(-width // 32), dtype=torch.int32)
         masked = torch.zeros(total, dtype=torch.int32)
         for i, row in enumerate(self.rows):
             at = self.at[i]
             seats[at], positions[at] = i + 1, row.position
-            ancestors[at, :len(row.path)] = torch.tensor(row.path, dtype=torch.int32)
-            packed = row_mask(row, width)
+            below = at
+            for token in reversed(row.path):  # rows without a seat stand above: the rest of the path, and a root
+                fed[below], parents[below] = token, above
+                below, above = above, above + 1
+            packed = row_mask(row)
             if packed is not None:
                 masks[at], masked[at] = torch.from_numpy(packed), 1
-        there = bool(masked.any())
-        self.device_rows = Rows(seats.to(device), positions.to(device), None, ancestors.to(device) if depth else None,
-                                masks.to(device) if there else None, masked.to(device) if there else None)
+        self.masks = bool(masked.any())
+        drafted = any(case.path for case in cases)
+        self.device_rows = Rows(seats.to(device), positions.to(device), parents.to(device) if drafted else None,
+                                fed.to(device) if drafted else None, masks.to(device) if self.masks else None,
+                                masked.to(device) if self.masks else None)
 
     def host(self) -> list[int]:
         self.processed = self.pipeline.process(self.logits, self.rows)
         return self.pipeline.choose(self.processed)
 
-    def draw(self, logprobs: int | None = None) -> Drawn:
-        self.controls: Controls = self.state.controls(logprobs=logprobs)
+    def draw(self, logprobs: int | None = None) -> torch.Tensor:
+        self.controls: Controls = replace(self.state.controls(logprobs=logprobs), masks=self.masks)
         self.drawn = self.sampler.sample(self.device_logits, self.device_rows, self.controls)
         return self.drawn
 
     def device(self) -> list[int]:
         """The tokens of the cases; that padding got none is checked on the way."""
-        tokens = self.draw().tokens.cpu()
+        tokens = self.draw().cpu()
         padding = [i for i in range(len(tokens)) if i not in self.at]
-        assert (tokens[padding] == -1).all() and (self.drawn.status.cpu()[padding] == 0).all()
-        return tokens[self.at].tolist()
+        assert (tokens[padding] == columns.EMPTY).all()
+        return [max(token, NO_TOKEN) for token in tokens[self.at].tolist()]
 
-    def status(self) -> list[int]:
-        return self.drawn.status.cpu()[self.at].tolist()
+    def drawn_or_why_not(self) -> list[int]:
+        return self.drawn.cpu()[self.at].tolist()

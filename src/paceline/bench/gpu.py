@@ -4,8 +4,10 @@ a mix of requests, and what verifying several tokens of one request costs."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +28,17 @@ BATCHES = (1, 8, 32, 128)
 BREAKDOWN_ROWS = (1, 64)
 """A plain step and one that verifies many tokens of the same request."""
 PROMPT = 512
-CASES = ("tpot", "ttft", "mixed", "verify", "breakdown")
+CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown")
+CONTROLS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top_p": {"temperature": 0.8, "top_p": 0.95},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+    "bias": {"temperature": 0.8, "logit_bias": {7: -2.0, 11: 3.0}},
+    "logprobs": {"logprobs": 5},
+    "no_repeat": {"no_repeat_ngram_size": 4},
+}
+"""Ways to sample, of all requests of a batch, and of one of them while the others are greedy."""
+CONTROLLED = 8
 VLLM = {
     "llama-3.1-8b": {"tpot_1": 4.96, "tpot_8": 5.12, "tpot_32": 5.89, "tpot_128": 8.64, "ttft_2048": 47.2,
                      "mixed": 8748.0},
@@ -51,21 +63,24 @@ def prompts_of(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:
     return [[chance.randrange(vocab) for _ in range(length)] for length in lengths]
 
 
-def seconds(llm: LLM, prompts: list[list[int]], counts: list[int]) -> float:
-    params = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in counts]
+def seconds(llm: LLM, prompts: list[list[int]], counts: list[int],
+            controls: Sequence[dict[str, Any]] = ({},)) -> float:
+    """`controls`: how the requests are sampled, in turn; greedily where nothing is said."""
+    params = [SamplingParams(max_tokens=count, ignore_eos=True, **{"temperature": 0.0, "seed": 1} | own)
+              for count, own in zip(counts, itertools.cycle(controls))]
     torch.cuda.synchronize()
     begun = time.perf_counter()
     llm.generate(list(prompts), params)
     return time.perf_counter() - begun
 
 
-def tpot(llm: LLM, vocab: int, batch: int, repeats: int) -> float:
+def tpot(llm: LLM, vocab: int, batch: int, repeats: int, controls: Sequence[dict[str, Any]] = ({},)) -> float:
     """Milliseconds: (136 new tokens - 8 new tokens) / 128, the best of some runs."""
     best = float("inf")
     for turn in range(repeats + 1):  # the first one captures
         prompts = prompts_of([PROMPT] * batch, vocab, turn)
-        short = seconds(llm, prompts, [8] * batch)
-        long = seconds(llm, prompts, [136] * batch)
+        short = seconds(llm, prompts, [8] * batch, controls)
+        long = seconds(llm, prompts, [136] * batch, controls)
         if turn:
             best = min(best, (long - short) / 128 * 1000)
     return best
@@ -124,6 +139,12 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
     if "verify" in cases:
         for count, value in verification_curve(llm, PROMPT).items():
             note(f"verify_{count}", "ms", value)
+    if "controls" in cases:
+        alone: list[dict[str, Any]] = [{}] * (CONTROLLED - 1)
+        for name, own in CONTROLS.items():
+            note(f"{name}_{CONTROLLED}", "ms", tpot(llm, config.vocab_size, CONTROLLED, 1, [own]))
+            if own:
+                note(f"{name}_1_of_{CONTROLLED}", "ms", tpot(llm, config.vocab_size, CONTROLLED, 1, [own, *alone]))
     if "breakdown" in cases:
         for count in BREAKDOWN_ROWS:
             for name, value in breakdown(llm, PROMPT, count).items():

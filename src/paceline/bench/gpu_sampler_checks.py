@@ -16,9 +16,9 @@ from torch import Tensor
 from paceline.cache.compaction import PathCompaction
 from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
-from paceline.sampling.device.sampler import DeviceSampler, Drawn, Rows
+from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import Controls, DeviceState, Seated
-from paceline.sampling.logprobs import token_logprobs
+from paceline.sampling.logprobs import token_logprobs, unpacked
 from paceline.sampling.noise import gumbel, token_bits
 from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.rules.coupled import coupled
@@ -82,10 +82,10 @@ class Batch:
         self.sampler = DeviceSampler(self.state, rows, block=block)
         self.on_device = self.logits.to(device)
         self.rows = Rows(torch.arange(rows, dtype=torch.int32, device=device),
-                         depths=torch.zeros(rows, dtype=torch.int32, device=device))
+                         torch.full((rows,), POSITION, dtype=torch.int64, device=device))
         self.controls = self.state.controls()
 
-    def draw(self, controls: Controls | None = None) -> Drawn:
+    def draw(self, controls: Controls | None = None) -> Tensor:
         return self.sampler.sample(self.on_device, self.rows, controls or self.controls)
 
 
@@ -116,7 +116,7 @@ def check(device: torch.device, width: int, rows: int, seed: int = 0, block: int
     expected = pipeline.choose(processed)
     controls = Controls(batch.controls.edits, batch.controls.truncation, 5)
     drawn = batch.draw(controls)
-    tokens = drawn.tokens.tolist()
+    tokens = drawn.tolist()
     for row, (ours, theirs) in enumerate(zip(tokens, expected)):
         gap = _gap(processed.support(row), batch.host_rows[row], ours, theirs) if ours != theirs else 0.0
         kind = f"{batch.host_rows[row].state.params.temperature:g} {processed.processors(row)}"
@@ -125,15 +125,15 @@ def check(device: torch.device, width: int, rows: int, seed: int = 0, block: int
             found.near_ties.append({"row": row, "kind": kind, "gap": gap})
         else:
             found.note("token", ours == theirs, row=row, kind=kind, device=ours, host=theirs, gap=gap)
-    scores = batch.sampler.logprobs(batch.on_device, batch.rows, drawn, controls)
+    scores = batch.sampler.logprobs(batch.on_device, batch.rows, drawn, controls).cpu().numpy()
     alike = [row for row in range(rows) if tokens[row] == expected[row]]
     for row, score in zip(alike, token_logprobs(batch.logits, processed, alike, [tokens[i] for i in alike],
                                                 [5] * len(alike))):
-        raw, shaped = scores.drawn[row].tolist()
-        found.note("logprob", abs(raw - score.raw) < 1e-5 and abs(shaped - score.processed) < 1e-5, row=row,
-                   device=(raw, shaped), host=(score.raw, score.processed))
-        found.note("rank", int(scores.rank[row]) == score.rank, row=row)
-        found.note("alternatives", scores.top_tokens[row].tolist() == list(score.top), row=row)
+        own = unpacked(scores[row], tokens[row], 5)
+        near = abs(own.raw - score.raw) < 1e-5 and abs(own.processed - score.processed) < 1e-5
+        found.note("logprob", near, row=row, device=(own.raw, own.processed), host=(score.raw, score.processed))
+        found.note("rank", own.rank == score.rank, row=row)
+        found.note("alternatives", list(own.top) == list(score.top), row=row)
     _check_company(batch, tokens, found)
     _check_verdicts(device, found, seed)
     return found
@@ -159,7 +159,7 @@ def _check_company(batch: Batch, tokens: list[int], found: Findings) -> None:
         seats[0] = -1
         positions = torch.full(seats.shape, POSITION, dtype=torch.int64, device=seats.device)
         few = batch.sampler.sample(batch.on_device[part], Rows(seats, positions), batch.controls)
-        found.note("in other company", few.tokens.tolist() == [-1, *tokens[part][1:]], first=first)
+        found.note("in other company", few.tolist() == [-1, *tokens[part][1:]], first=first)
 
 
 def _check_verdicts(device: torch.device, found: Findings, seed: int) -> None:

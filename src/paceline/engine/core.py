@@ -21,7 +21,7 @@ from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
 from paceline.engine.books import Books, Touched
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps, captured_steps, draws_on_device
+from paceline.engine.device import DeviceSteps, captured_steps, place
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.host_memory import HostMemory, host_report
@@ -93,6 +93,7 @@ class Engine:
         self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
         if self._device_steps is not None:
             self.runner.graphs, self.runner.drafts = self._device_steps.mixed, self._device_steps.drafts
+            self.runner.seats = self._device_steps.seats
         self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
@@ -152,7 +153,7 @@ class Engine:
             seq.state = state
             seq.wait_for_commit = params.searches
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
-            seq.free_running = drafter is None and draws_on_device(seq)
+            place(seq, self._device_steps, drafted=drafter is not None)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:

@@ -10,15 +10,17 @@ import torch
 
 from paceline.engine.beams import BeamSearch
 from paceline.engine.draws import KeyedDraws
+from paceline.engine.launched import Drawn
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import StepLogits
+from paceline.engine.sample_rows import SampleRows, first_drafted
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import GroupResult, RowGroup, Step
-from paceline.errors import PacelineError, RequestError, StepError
+from paceline.errors import PacelineError
+from paceline.kernels.triton.sampling.columns import NAN
 from paceline.request import TokenLogprob
-from paceline.sampling.logprobs import prompt_logprobs, token_logprobs
-from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
-from paceline.sampling.state import SampleState
+from paceline.sampling.logprobs import prompt_logprobs, token_logprobs, unpacked
+from paceline.sampling.pipeline import Pipeline, Processed, no_token
 from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.stats import Provenance
 from paceline.speculation.tree import DraftTree
@@ -54,7 +56,7 @@ class Decider:
             return [_emit_verified(group, found) for group, found in zip(step.groups, out.verified, strict=True)]
         draws: list[int | Decision] = []
         """Per group: its first row of the pipeline, or what is decided without one."""
-        rows = _Rows()
+        rows = SampleRows()
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
             seq = group.seq
@@ -91,9 +93,9 @@ class Decider:
         scribe.write()
         return decisions
 
-    def decide_drawn(self, step: Step, drawn: Seq[list[int]]) -> list[Decision]:
+    def decide_drawn(self, step: Step, drawn: Seq[Drawn]) -> list[Decision]:
         """What a step yielded whose tokens the device drew by itself: per group one after the other, or none."""
-        return [_emit_drawn(group.seq, tokens) for group, tokens in zip(step.groups, drawn, strict=True)]
+        return [_emit_drawn(group.seq, own) for group, own in zip(step.groups, drawn, strict=True)]
 
     def _without_draw(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
         """What can be said of a group without sampling; None: it wants a token."""
@@ -143,43 +145,6 @@ def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Rec
     scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
 
 
-class _Rows(list[SampleRow]):
-    """The rows of a step that are drawn from, plain and drafted alike, each with what its grammar says there."""
-
-    __slots__ = ("errors",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: dict[int, RequestError] = {}
-        """Rows whose grammar failed. It matters where the text comes to them, and there only."""
-
-    def add(self, state: SampleState, position: int, path: Seq[int] = ()) -> None:
-        mask = None
-        if state.grammar is not None:
-            try:
-                mask = state.grammar.mask(path)
-            except Exception as problem:
-                self.errors[len(self)] = problem if isinstance(problem, RequestError) else RequestError(
-                    f"The grammar failed at position {position} ({type(problem).__name__}: {problem}); simplify it.")
-        self.append(SampleRow(state, position, path, mask))
-
-    def add_draft(self, group: RowGroup) -> None:
-        """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
-        state, draft = group.seq.state, group.draft
-        base = _first_drafted(group)
-        self.add(state, base)
-        paths: list[list[int]] = []
-        for token, parent in zip(draft.tokens, draft.parents):
-            path = [*paths[parent], token] if parent >= 0 else [token]
-            paths.append(path)
-            self.add(state, base + len(path), path)
-
-
-def _first_drafted(group: RowGroup) -> int:
-    """Absolute position of the first token a group's draft is about: where its drafting cycle started."""
-    return group.start + len(group.tokens) - len(group.draft)
-
-
 def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:
     if group.draft is None:
         decision = _emit_one(group.seq, chosen[first], first, processed, scribe)
@@ -206,7 +171,7 @@ def _verdict(rule: str, group: RowGroup, first: int, chosen: list[int], processe
         at = first + row
         return None if at in processed.errors or at in processed.stopped else processed.probs(at)
 
-    draws = KeyedDraws(group.seq.seed, _first_drafted(group), lambda row: processed.rows[first + row].position, chosen)
+    draws = KeyedDraws(group.seq.seed, first_drafted(group), lambda row: processed.rows[first + row].position, chosen)
     return RULES[rule].verify(group.draft, target, draws)
 
 
@@ -226,33 +191,40 @@ def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe:
         return Decision([token], finish="error", error=problem)
 
 
-def _emit_drawn(seq: Sequence, tokens: list[int]) -> Decision:
+def _emit_drawn(seq: Sequence, drawn: Drawn) -> Decision:
+    """Hand what the device drew to the sequence's text, until it ends or there is no token to go on with."""
+    tokens = drawn.tokens
     if seq.status is Status.FINISHED or not tokens:
         return Decision([])
+    end: str | None = None
     error: PacelineError | None = None
     if min(tokens) < 0:
-        tokens = tokens[:next(at for at, token in enumerate(tokens) if token < 0)]
-        error = StepError(f"The model produced NaN logits at position {len(seq.tokens) + len(tokens)}; check the "
-                          "weights and the data type it runs in.")
+        at = next(at for at, token in enumerate(tokens) if token < 0)
+        error = no_token(seq.state, len(seq.tokens) + at, not_a_number=tokens[at] == NAN)
+        end, tokens = "stop" if error is None else "error", tokens[:at]
+    emitter: Emitter = seq.emitter
     try:
-        taken, finish = seq.emitter.push_all(tokens)
+        taken, finish = emitter.push_all(tokens)
     except PacelineError as problem:
-        taken, finish, error = len(tokens), None, problem
-    if finish is None and error is not None:
-        return Decision(tokens, range(1, len(tokens)), "error", error=error)
+        taken, finish, end, error = len(tokens), None, "error", problem
+    if drawn.scores is not None and emitter.scored:
+        top = seq.request.params.logprobs or 0
+        for token, row in zip(tokens[:taken], drawn.scores):
+            emitter.note(unpacked(row, token, top))
+    if finish is None and end is not None:
+        return Decision(tokens, range(1, len(tokens)), end, error=error, origins=(PLAIN,) * len(tokens))
     return Decision(tokens[:taken], range(1, taken), finish, origins=(PLAIN,) * taken)
 
 
 def _emit_verified(group: RowGroup, found: Verified | None) -> Decision:
-    """Hand what the device drew and verified to the sequence's text, until it ends."""
+    """The same for what the device drew and verified."""
     seq, draft = group.seq, group.draft
-    if found is None or draft is None:
-        return _emit_drawn(seq, [] if found is None else found.verdict.tokens)
-    if seq.status is Status.FINISHED:
+    if found is None:
         return Decision([])
-    verdict = found.verdict
-    one = _emit_drawn(seq, verdict.tokens)
-    count = len(one.tokens)
+    one = _emit_drawn(seq, found.drawn)
+    if draft is None or seq.status is Status.FINISHED:
+        return one
+    verdict, count = found.verdict, len(one.tokens)
     return Decision(one.tokens, verdict.path[:count], one.finish, error=one.error, draft=draft, chosen=found.chosen,
                     origins=[_origin(index, verdict, draft) for index in range(count)], moved=True)
 

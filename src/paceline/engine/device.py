@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.launched import MOST_REPEATS, Launched
+from paceline.engine.launched import MOST_REPEATS, Drawn, Launched
+from paceline.engine.sample_rows import barred_by_host
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.step import RowGroup, Step
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.engine.graphs import DeviceDecoder
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.runner import Runner
+    from paceline.engine.seats import DeviceSeats
 
 log = logging.getLogger("paceline.engine")
 AHEAD = 2
@@ -38,11 +40,12 @@ QUIET = 1.0
 class DeviceSteps:
     """The steps in flight on a device, oldest first."""
 
-    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs, drafts: DraftGraphs) -> None:
+    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs, drafts: DraftGraphs, seats: DeviceSeats) -> None:
         self.decoder: DeviceDecoder | None = decoder
         """None: there is no memory to capture its steps."""
         self.mixed = mixed
         self.drafts = drafts
+        self.seats = seats
         self.launched: deque[Launched] = deque()
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
@@ -56,7 +59,8 @@ class DeviceSteps:
         if len(self.launched) >= AHEAD or not all(seq.free_running for seq in running):
             return None
         repeat = 0
-        if self.decoder is not None and scheduler.can_repeat() and len(running) <= self.decoder.most_rows:
+        if (self.decoder is not None and scheduler.can_repeat() and len(running) <= self.decoder.most_rows
+                and not any(seq.emitter.scored for seq in running)):
             if self.decoder.ready(running):
                 repeat = self.repeats(running, scheduler.queue_length, since_arrival)
             else:
@@ -86,8 +90,8 @@ class DeviceSteps:
                     "slower; give the cache fewer kv_blocks")
         self.decoder = None
 
-    def read(self) -> list[list[int]]:
-        """Per group the tokens that the oldest step drew. Waits for them."""
+    def read(self) -> list[Drawn]:
+        """Per group what the oldest step drew. Waits for it."""
         launched = self.launched.popleft()
         asked = time.perf_counter()
         if self._read_at is not None:
@@ -133,7 +137,7 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     seats = DeviceSeats(tables[0].shape[0], model.config.vocab_size, device)
     return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats),
                        MixedGraphs(model, kernels, storage, tables, graphs, seats),
-                       DraftGraphs(model, kernels, storage, tables, graphs, seats))
+                       DraftGraphs(model, kernels, storage, tables, graphs, seats), seats)
 
 
 def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
@@ -154,11 +158,19 @@ def capturable(model: CausalLM) -> bool:
     return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)
 
 
+def place(seq: Sequence, steps: DeviceSteps | None, drafted: bool) -> None:
+    """Say who draws a new sequence's tokens, and whether a device may run ahead of the host meanwhile."""
+    seq.on_device = draws_on_device(seq) and (steps is None or steps.seats.make_room(seq))
+    seq.free_running = (seq.on_device and not drafted and not barred_by_host(seq)
+                        and seq.request.params.interrupt is None)
+
+
 def draws_on_device(seq: Sequence) -> bool:
-    """Whether a device can draw one token of this sequence after another without the host."""
+    """Whether a device can draw the tokens of this sequence, if the host says before each what it bars. Traces tell
+    what every draw was made of, searches choose by themselves, and masks are lifted by the host alone."""
     state, params = seq.state, seq.request.params
-    structured = state.grammar is not None or params.structure is not None
-    return not (state.needs_processors or structured or seq.emitter.scored or params.interrupt or seq.adapter)
+    lifted = params.on_empty_support == "unmasked" and (state.needs_processors or params.structure is not None)
+    return not (params.trace or params.searches or lifted or seq.adapter)
 
 
 def decided_on_device(group: RowGroup) -> bool:
@@ -170,7 +182,7 @@ def decided_on_device(group: RowGroup) -> bool:
         return False
     if not draws:
         return True
-    if not draws_on_device(seq) or group.siblings or request.max_tokens == 0:
+    if not seq.on_device or group.siblings or request.max_tokens == 0:
         return False
     if group.draft is None:
         return draws == 1

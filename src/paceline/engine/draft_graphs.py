@@ -14,21 +14,22 @@ from paceline.cache.storage import KVStorage
 from paceline.engine.captured import Captured, CapturedForward
 from paceline.engine.device import decided_on_device
 from paceline.engine.graphs import Graphs
+from paceline.engine.launched import Drawn
 from paceline.engine.runner import Batch
-from paceline.engine.seats import DeviceSeats, drawing, send
+from paceline.engine.seats import MOST_ROWS, DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
 from paceline.kernels.paths import ancestry
 from paceline.kernels.triton import attention
 from paceline.kernels.triton.backend import TritonKernels
 from paceline.kernels.triton.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
 from paceline.models.interface import CausalLM
-from paceline.sampling.device.sampler import DeviceSampler, Rows
+from paceline.sampling.device.sampler import Rows
 from paceline.sampling.device.state import Controls
+from paceline.sampling.masks import Mask
 from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.verify import Verdict
 
 ROWS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
-MOST_DRAWS = 512
 DEPTHS = (0, 8, 33)
 """Longest path of a tree, its root included; 0: chains only."""
 MOST_SCRATCH = 1 << 30
@@ -66,6 +67,8 @@ class Verified:
 
     verdict: Verdict
     chosen: list[int]
+    drawn: Drawn
+    """The verdict's tokens."""
 
 
 class DraftGraphs:
@@ -78,7 +81,6 @@ class DraftGraphs:
         self._graphs = graphs
         self._seats = seats
         self._captured: dict[tuple[int, int, int, Controls | None], Captured[_Inputs]] = {}
-        self._sampler: DeviceSampler | None = None
         self._verifier: DeviceVerifier | None = None
         self._compactions: list[PathCompaction] = []
 
@@ -90,7 +92,7 @@ class DraftGraphs:
         if rows > ROWS[-1]:
             return False
         depth = _depth(groups)
-        return (draws <= MOST_DRAWS and depth <= DEPTHS[-1]
+        return (draws <= MOST_ROWS and depth <= DEPTHS[-1]
                 and all(len(group.tokens) <= WIDEST for group in groups if group.parents is not None)
                 and self._scratch(_bucket(ROWS, rows), _bucket(DEPTHS, depth)) <= MOST_SCRATCH)
 
@@ -100,9 +102,9 @@ class DraftGraphs:
             decided_on_device(group) and (group.draft is None or len(group.tokens) <= WIDEST) for group in groups)
 
     @staticmethod
-    def plain(tokens: list[int]) -> Verified | None:
+    def plain(drawn: Drawn) -> Verified | None:
         """What a group without a draft drew, in the same form."""
-        return Verified(Verdict(tokens, [0], []), tokens) if tokens else None
+        return Verified(Verdict(drawn.tokens, [0], []), drawn.tokens, drawn) if drawn.tokens else None
 
     @torch.inference_mode()
     def run(self, batch: Batch, wanted: Seq[int]) -> torch.Tensor:
@@ -112,14 +114,15 @@ class DraftGraphs:
         return captured.out[0][:len(wanted)]
 
     @torch.inference_mode()
-    def verify(self, batch: Batch, wanted: Seq[int]) -> list[Verified | None]:
-        """Per group what it draws, its accepted path moved into place; None: it draws nothing. Waits for the device."""
+    def verify(self, batch: Batch, wanted: Seq[int], masks: Seq[Mask | None]) -> list[Verified | None]:
+        """Per group what it draws, its accepted path moved into place; None: it draws nothing. `masks`: what the host
+        bars at each row that is drawn from. Waits for the device."""
         assert self._seats is not None
         groups = batch.step.groups
-        controls = self._seats.take(drawing(groups))
+        controls = self._seats.take(drawing(groups), masks)
         captured = self._fill(batch, wanted, controls)
         captured.replay()
-        drawn, packed = (part.cpu().numpy() for part in captured.out)
+        drawn, packed, *scores = (part.cpu().numpy() for part in captured.out)
         count = captured.inputs.draws
         accepted, bonus = packed[:2 * count].reshape(2, count)
         texts, rows = packed[2 * count:].reshape(2, count, -1)
@@ -132,8 +135,10 @@ class DraftGraphs:
                 continue
             length = int(accepted[place]) + 1
             path = (rows[place, :length] - first).tolist()
-            found.append(Verified(Verdict(texts[place, :length].tolist(), path, path[1:], bool(bonus[place])),
-                                  drawn[first:first + size].tolist()))
+            tokens = texts[place, :length].tolist()
+            found.append(Verified(Verdict(tokens, path, path[1:], bool(bonus[place])),
+                                  drawn[first:first + size].tolist(),
+                                  Drawn(tokens, list(scores[0][rows[place, :length]]) if scores else None)))
             place += 1
             first += size
         return found
@@ -200,13 +205,11 @@ class DraftGraphs:
     def _prepare(self, controls: Controls) -> None:
         """Everything that must lie where it lies before a step is captured."""
         assert self._seats is not None
-        if self._sampler is None or self._verifier is None:
-            device = self._graphs.device
-            self._sampler = DeviceSampler(self._seats.state, MOST_DRAWS)
-            self._verifier = DeviceVerifier(MOST_DRAWS, WIDEST - 1, device)
+        if self._verifier is None:
+            self._verifier = DeviceVerifier(MOST_ROWS, WIDEST - 1, self._graphs.device)
             storage = self._forward.storage
             self._compactions = [PathCompaction(planes) for planes in storage.planes]
-        self._sampler.prepare(controls)
+        self._seats.prepare(controls)
 
     def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> list[torch.Tensor]:
         forward = self._forward
@@ -215,16 +218,16 @@ class DraftGraphs:
         logits = forward.model.logits(hidden.index_select(0, wanted), forward.kernels)
         if controls is None:
             return [logits]
-        assert self._seats is not None and self._sampler is not None and self._verifier is not None
+        assert self._seats is not None and self._verifier is not None
         owners, starts = seats.to(torch.int32), offsets.to(torch.int32)
-        drawn = self._sampler.sample(logits, Rows(owners, draws), controls)
-        drafts = PackedDrafts(starts, parents.to(torch.int32), tokens.index_select(0, wanted), owners,
-                              min(inputs.draws, WIDEST))
-        verdicts = self._verifier.verify(drafts, drawn.tokens, self._seats.state, commit=False)
+        above, fed = parents.to(torch.int32), tokens.index_select(0, wanted)
+        drawn, scores = self._seats.draw(logits, Rows(owners, draws, above, fed), controls)
+        drafts = PackedDrafts(starts, above, fed, owners, min(inputs.draws, WIDEST))
+        verdicts = self._verifier.verify(drafts, drawn, self._seats.state, count=controls.edits)
         if place.shape.depth:
             for compaction, own in zip(self._compactions, slots):
                 compaction.move(starts, verdicts.accepted, verdicts.rows, own.index_select(0, wanted))
-        return [drawn.tokens, verdicts.packed]
+        return [drawn, verdicts.packed] if scores is None else [drawn, verdicts.packed, scores]
 
 
 def _place_drafts(groups: Seq[RowGroup], parents: np.ndarray, offsets: np.ndarray) -> None:

@@ -138,7 +138,7 @@ class DeviceDecoder:
         return found
 
     def _capture(self, rows: int, controls: Controls) -> _Captured:
-        self._seats.sampler.prepare(controls)
+        self._seats.prepare(controls)
         inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
         inputs[rows:2 * rows] = -1
         replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
@@ -167,8 +167,10 @@ class DeviceDecoder:
         context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         logits = model.logits(model.forward(inputs[:rows], context), kernels)
-        drawn = self._seats.sampler.sample(logits, Rows(seats, draw), controls)
-        end_kernel[(1,)](inputs, last, drawn.tokens, self._out, self._out.stride(0), rows, BLOCK=block)
+        state = self._seats.state
+        drawn, _ = self._seats.draw(logits, Rows(seats, draw), controls)
+        end_kernel[(1,)](inputs, last, drawn, self._out, self._out.stride(0), rows, state.table, state.counts,
+                         config.vocab_size, COUNT=controls.edits, BLOCK=block)
 
 
 class _Captured:

@@ -24,6 +24,7 @@ from paceline.kernels.triton.stepping_device import fill_kernel, note_kernel
 from paceline.models.interface import CausalLM
 from paceline.sampling.device.sampler import Rows
 from paceline.sampling.device.state import Controls
+from paceline.sampling.masks import Mask
 
 ROWS = (16, 32, 64, 128, 256, 384, *range(512, 2561, 128), *range(2816, 8193, 256))
 """Close together, because rows of padding are computed like others; captured when first needed. Multiples of 128: the
@@ -92,21 +93,24 @@ class MixedGraphs:
         return self._drawn(batch.step, *filled)
 
     @torch.inference_mode()
-    def draw(self, batch: Batch) -> Launched:
-        """The same for a step whose moves and copies have been carried out."""
-        return self._drawn(batch.step, *self._ready(batch))
+    def draw(self, batch: Batch, masks: Seq[Mask | None]) -> Launched:
+        """The same for a step whose moves and copies have been carried out. `masks`: what the host bars at each row
+        that is drawn from."""
+        return self._drawn(batch.step, *self._ready(batch, masks))
 
-    def _ready(self, batch: Batch) -> tuple[Captured[_Inputs], int, list[int]]:
+    def _ready(self, batch: Batch, masks: Seq[Mask | None] = ()) -> tuple[Captured[_Inputs], int, list[int]]:
         """The captured step, filled; how many rows draw; each group's first of them."""
         groups = batch.step.groups
-        controls = self._seats.take(drawing(groups))
+        controls = self._seats.take(drawing(groups), masks)
         wanted, first = logit_rows(groups, batch.layout.offsets)
         return self._filled(batch, wanted, controls), len(wanted), first
 
     def _drawn(self, step: Step, captured: Captured[_Inputs], count: int, first: list[int]) -> Launched:
         launched = Launched(step, self._graphs.device)
         captured.replay()
-        launched.drawn(captured.out[0][None, :max(1, count)], first)
+        count = max(1, count)
+        tokens, *scores = captured.out
+        launched.drawn(tokens[None, :count], first, scores[0][:count] if scores else None)
         return launched
 
     def _filled(self, batch: Batch, wanted: list[int], controls: Controls | None) -> Captured[_Inputs]:
@@ -158,25 +162,27 @@ class MixedGraphs:
         inputs.by_row[3:].fill_(-1)
         inputs.by_logit[1].fill_(-1)
         if controls is not None:
-            self._seats.sampler.prepare(controls)
+            self._seats.prepare(controls)
         out: list[torch.Tensor] = []
 
         def launch() -> None:
-            out[:] = [self._step(inputs, place, controls)]
+            out[:] = self._step(inputs, place, controls)
 
         return Captured(place, inputs, out, self._graphs.capture(launch))
 
-    def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> torch.Tensor:
-        """Logits, or with controls the tokens drawn [logits] int32."""
+    def _step(self, inputs: _Inputs, place: DeviceRows, controls: Controls | None) -> list[torch.Tensor]:
+        """Logits, or with controls the tokens drawn [logits] int32, and their scores where somebody asks."""
         forward, rows = self._forward, inputs.rows
         tokens, positions, seats, *slots = inputs.by_row
-        last = self._seats.state.last_tokens
+        state = self._seats.state
+        last = state.last_tokens
         fill_kernel[(-(-rows // BLOCK),)](tokens, seats, last, rows, BLOCK=BLOCK)
         wanted, owners, draws = inputs.by_logit
         hidden = forward.hidden(tokens, positions, slots, place, leaving=wanted)
         logits = forward.model.logits(hidden, forward.kernels)
         if controls is None:
-            return logits
-        drawn = self._seats.sampler.sample(logits, Rows(owners.to(torch.int32), draws), controls)
-        note_kernel[(1,)](drawn.tokens, owners, last, len(wanted), BLOCK=power(len(wanted)))
-        return drawn.tokens
+            return [logits]
+        drawn, scores = self._seats.draw(logits, Rows(owners.to(torch.int32), draws), controls)
+        note_kernel[(1,)](drawn, owners, last, len(wanted), state.table, state.counts, state.vocab_size,
+                          COUNT=controls.edits, BLOCK=power(len(wanted)))
+        return [drawn] if scores is None else [drawn, scores]

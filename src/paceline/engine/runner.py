@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.sample_rows import row_masks
 from paceline.engine.sequence import PENDING
 from paceline.engine.step import RowGroup, Step
 from paceline.kernels.adapted import NOBODY, RowAdapters, adapted, of_rows
@@ -19,10 +20,12 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
+from paceline.sampling.masks import Mask
 
 if TYPE_CHECKING:
     from paceline.engine.draft_graphs import DraftGraphs, Verified
     from paceline.engine.mixed_graphs import MixedGraphs
+    from paceline.engine.seats import DeviceSeats
 
 log = logging.getLogger("paceline.engine")
 
@@ -74,6 +77,8 @@ class Runner:
         """Captured steps, where the engine has some."""
         self.drafts: DraftGraphs | None = None
         """Captured steps with drafts; of a model that drafts, all its steps."""
+        self.seats: DeviceSeats | None = None
+        """Where captured steps draw."""
 
     def remember(self, seat: int, token: int) -> None:
         """The newest token of a seat: what PENDING stands for in a step that was scheduled ahead."""
@@ -82,8 +87,14 @@ class Runner:
     def run(self, step: Step, taps: frozenset[int] = frozenset()) -> StepLogits:
         return self.execute(self.prepare(step, on_device=bool(taps)), taps)
 
-    @torch.inference_mode()
     def execute(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+        out = self._execute(batch, taps)
+        if self.seats is not None and out.verified is None:
+            self.seats.forget(batch.step.groups)
+        return out
+
+    @torch.inference_mode()
+    def _execute(self, batch: Batch, taps: frozenset[int]) -> StepLogits:
         self.storage.apply(batch.step.moves, batch.step.copies)
         layout = batch.layout
         tokens = batch.tokens
@@ -99,9 +110,10 @@ class Runner:
                 self.drafts = None
         elif batch.on_host and self.graphs is not None:
             try:
-                if self.drafts is not None and self.drafts.verifies(batch.step.groups):
-                    drawn = self.graphs.draw(batch).read()
-                    return StepLogits(torch.empty(0), first, {}, [self.drafts.plain(tokens) for tokens in drawn])
+                masks = self._masks(self.drafts, batch)
+                if self.drafts is not None and masks is not None:
+                    drawn = self.graphs.draw(batch, masks).read()
+                    return StepLogits(torch.empty(0), first, {}, [self.drafts.plain(own) for own in drawn])
                 logits = self.graphs.run(batch, rows or [0])
                 return StepLogits(logits[:len(rows)], first, {})
             except torch.OutOfMemoryError:
@@ -122,9 +134,16 @@ class Runner:
         return StepLogits(logits, first, context.tapped)
 
     def _drafted(self, drafts: DraftGraphs, batch: Batch, rows: list[int], first: list[int]) -> StepLogits:
-        if drafts.verifies(batch.step.groups):
-            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, rows))
+        masks = self._masks(drafts, batch)
+        if masks is not None:
+            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, rows, masks))
         return StepLogits(drafts.run(batch, rows or [0])[:len(rows)], first, {})
+
+    @staticmethod
+    def _masks(drafts: DraftGraphs | None, batch: Batch) -> list[Mask | None] | None:
+        """What the host bars at each row that the device is to draw from; None: the host has to decide."""
+        groups = batch.step.groups
+        return row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
 
     def prepare(self, step: Step, on_device: bool = False) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the

@@ -25,9 +25,9 @@ class Sequence:
     """
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
-                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "order",
-                 "parked", "preemptions", "prompt_len", "rank", "record", "request", "sample", "search", "seed",
-                 "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "on_device",
+                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "sample", "search",
+                 "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -67,6 +67,8 @@ class Sequence:
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
+        self.on_device = False
+        """Set by the engine where a device, if there is one, can draw its tokens."""
         self.free_running = False
         """Set by the engine where nothing about the next token has to be known on the host before the one after it is
         drawn: a device may then run several steps by itself."""

@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import StepError
@@ -55,6 +56,15 @@ def best_tokens(logits: Tensor, count: int, top: int | None) -> list[TokenLogpro
     alternatives = {} if top is None else dict(islice(found.items(), top))
     return [TokenLogprob(token, raw, raw, rank, alternatives)
             for rank, (token, raw) in enumerate(islice(found.items(), count), 1)]
+
+
+def unpacked(row: NDArray[np.int32], token: int, top: int) -> TokenLogprob:
+    """What a device says of the token it drew (sampling.device.sampler.DeviceSampler.logprobs), with the `top` best."""
+    number = (len(row) - 3) // 2
+    reals = row.view(np.float32)
+    best = zip(row[3:3 + min(top, number)].tolist(), reals[3 + number:].tolist())
+    return TokenLogprob(token, float(reals[0]), float(reals[1]), int(row[2]),
+                        {alternative: raw for alternative, raw in best if alternative >= 0})
 
 
 def _scale(x: Tensor) -> tuple[Floats, Doubles]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import EmptySupportError, StepError
+from paceline.errors import EmptySupportError, RequestError, StepError
 from paceline.sampling.choice import choose
 from paceline.sampling.dense import Ints, row_argmax, row_max, scaled_flat, take
 from paceline.sampling.native import NativeRows
@@ -200,18 +200,26 @@ def _draw(processed: Processed, native: NativeRows, kind: Ints, rows: Ints, x: T
 
 def _refuse(processed: Processed, row: int, top: float) -> None:
     """Record why a row whose largest logit is NaN or -inf has no distribution."""
-    state, position = processed.rows[row].state, processed.rows[row].position
-    if math.isnan(top):
-        processed.errors[row] = StepError(
-            f"The model produced NaN logits at position {position}; check the weights and the data type it runs in.")
-    elif state.params.on_empty_support == "stop":
+    error = no_token(processed.rows[row].state, processed.rows[row].position, not_a_number=math.isnan(top))
+    if error is None:
         processed.stopped.add(row)
     else:
-        processed.errors[row] = EmptySupportError(
-            f"No token is left to sample at position {position}: loosen bad_words, no_repeat_ngram_size, "
-            f"allowed_token_ids, min_tokens{_structure(state)} or logit_bias, or set on_empty_support to 'stop' or "
-            "'unmasked'.",
-            "on_empty_support")
+        processed.errors[row] = error
+
+
+def no_token(state: SampleState, position: int, *, not_a_number: bool) -> RequestError | None:
+    """What becomes of a request that has no token for a position, because of a NaN or because nothing is left: an
+    error, or None where it asked to stop there."""
+    if not_a_number:
+        return StepError(
+            f"The model produced NaN logits at position {position}; check the weights and the data type it runs in.")
+    if state.params.on_empty_support == "stop":
+        return None
+    return EmptySupportError(
+        f"No token is left to sample at position {position}: loosen bad_words, no_repeat_ngram_size, "
+        f"allowed_token_ids, min_tokens{_structure(state)} or logit_bias, or set on_empty_support to 'stop' or "
+        "'unmasked'.",
+        "on_empty_support")
 
 
 def _structure(state: SampleState) -> str:

@@ -1,4 +1,4 @@
-"""Verification on the device: the coupled rule for all groups of a step in one launch, and what it yields committed.
+"""Verification on the device: the coupled rule for all groups of a step in one launch.
 
 Needs Triton; imported by whoever runs on a CUDA device, and by nobody else.
 """
@@ -15,11 +15,9 @@ from paceline.kernels.triton.sampling.verify import verify_kernel
 
 
 class Seats(Protocol):
-    """The device tables that emitted tokens go to (sampling.device.state.DeviceState)."""
+    """The device tables in which emitted tokens are counted (sampling.device.state.DeviceState)."""
 
     table: Tensor
-    positions: Tensor
-    last_tokens: Tensor
     counts: Tensor | None
     vocab_size: int
 
@@ -50,7 +48,7 @@ class Verdicts:
     bonus: Tensor
     """[G] 1: nothing had been drafted where the last token came from; 0: it corrects a draft."""
     tokens: Tensor
-    """[G, room] the accepted drafts and one more token (-1 where it cannot be drawn), then -1."""
+    """[G, room] the accepted drafts and one more token (negative where it cannot be drawn), then -1."""
     rows: Tensor
     """[G, room] the row each of those tokens was drawn at, then -1: the root, then the accepted rows."""
     packed: Tensor
@@ -64,9 +62,9 @@ class DeviceVerifier:
         self._room = depth + 1
         self._packed = torch.empty(groups * (2 + 2 * self._room), dtype=torch.int32, device=device)
 
-    def verify(self, drafts: PackedDrafts, drawn: Tensor, seats: Seats, *, commit: bool = True) -> Verdicts:
-        """`drawn` [R]: what the target draws after each row (-1: nothing). With `commit` the emitted tokens move the
-        seats on: position, last token, counts. Capturable; nothing is read back."""
+    def verify(self, drafts: PackedDrafts, drawn: Tensor, seats: Seats, *, count: bool = False) -> Verdicts:
+        """`drawn` [R]: what the target draws after each row (negative: nothing). `count`: what is emitted counts in
+        what penalised seats draw from now on. Capturable; nothing is read back."""
         groups, room = drafts.offsets.shape[0] - 1, self._room
         packed = self._packed[:groups * (2 + 2 * room)]
         accepted, bonus = packed[:2 * groups].view(2, groups)
@@ -74,7 +72,6 @@ class DeviceVerifier:
         # One warp: its threads read and write in step.
         verify_kernel[(groups,)](
             drafts.offsets, drafts.parents, drafts.tokens, drawn, drafts.seats, accepted, bonus, tokens, rows, room,
-            seats.table, seats.table if seats.counts is None else seats.counts, seats.positions, seats.last_tokens,
-            seats.vocab_size, COMMIT=commit, PENALTIES=seats.counts is not None,
-            ROWS=max(2, 1 << (drafts.widest - 1).bit_length()), num_warps=1)
+            seats.table, seats.table if seats.counts is None else seats.counts, seats.vocab_size,
+            COUNT=count and seats.counts is not None, ROWS=max(2, 1 << (drafts.widest - 1).bit_length()), num_warps=1)
         return Verdicts(accepted, bonus, tokens, rows, packed)

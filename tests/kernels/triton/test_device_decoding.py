@@ -11,6 +11,7 @@ from engine.tiny import BASE, SHAPES, RandomWeights
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
 from paceline.engine.build import engine_for
+from paceline.engine.launched import Drawn
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
 
@@ -80,7 +81,7 @@ def test_bursts_make_do_with_the_blocks_there_are(device: torch.device) -> None:
 def test_who_needs_the_host_runs_step_by_step_beside_the_others(device: torch.device) -> None:
     params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0),
               SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.8, seed=3, repetition_penalty=1.3),
-              SamplingParams(max_tokens=7, ignore_eos=True, temperature=0.0, logprobs=2)]
+              SamplingParams(max_tokens=7, ignore_eos=True, temperature=0.0, logprobs=2, trace=True)]
     llm = made(device, "triton")
     assert texts(llm, params) == texts(made(device, "reference"), params)
     assert 8 <= llm.engine.report()["steps"] <= 9, "seven while the third runs, then the first alone"
@@ -127,7 +128,7 @@ def test_a_step_is_launched_before_the_one_in_front_of_it_is_read(device: torch.
     seen: list[int] = []
     read = steps.read
 
-    def watched() -> list[list[int]]:
+    def watched() -> list[Drawn]:
         seen.append(len(steps.launched))
         return read()
 
@@ -141,7 +142,7 @@ def test_whose_next_token_the_host_must_know_waits_for_those_in_flight(device: t
     llm, plain = made(device, "triton", 2), made(device, "reference")
     params = [SamplingParams(max_tokens=count, ignore_eos=True, **wish) for count, wish in zip((14, 3, 12), WISHES)]
     params[1] = SamplingParams(max_tokens=3, ignore_eos=True, repetition_penalty=1.5, logprobs=1, prompt_logprobs=1,
-                               temperature=0.0)
+                               trace=True, temperature=0.0)
     for one in (llm, plain):
         engine = one.engine
         first = engine.add(list(PROMPTS[0]), params[0])
@@ -156,12 +157,12 @@ def test_whose_next_token_the_host_must_know_waits_for_those_in_flight(device: t
         assert len(ours.prompt_logprobs or []) == len(theirs.prompt_logprobs or [])
 
 
-@pytest.mark.parametrize("newcomer", ["drafted", "scored"])
+@pytest.mark.parametrize("newcomer", ["drafted", "traced"])
 @pytest.mark.parametrize("ends", ["cancelled", "by itself"])
 def test_who_ends_between_plan_and_run_takes_nobody_along(device: torch.device, newcomer: str, ends: str) -> None:
     """A newcomer that needs the host makes the next step one that waits; meanwhile somebody in it ends."""
     long_prompt = PROMPTS[2] * 2
-    more: dict[str, Any] = {"logprobs": 1} if newcomer == "scored" else {}
+    more: dict[str, Any] = {"trace": True} if newcomer == "traced" else {}
     speculation = "ngram" if newcomer == "drafted" else None
     rest = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     asked = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0, **more)

@@ -18,7 +18,7 @@ PROMPT = [3, 14, 15, 92, 65, 35]
 OTHER = [2, 71, 82, 81]
 GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 1.2, "seed": 7, "top_k": 30}
-PENALISED = SEEDED | {"repetition_penalty": 1.3}
+TRACED = SEEDED | {"repetition_penalty": 1.3, "trace": True}
 
 
 def watched(device: torch.device, **options: Any) -> tuple[LLM, Counter[str]]:
@@ -72,10 +72,10 @@ def test_wrong_drafts_change_nothing(device: torch.device) -> None:
 
 
 def test_who_needs_the_host_is_decided_there_from_captured_logits(device: torch.device) -> None:
-    expected = plain(device, PENALISED)
+    expected = plain(device, TRACED)
     llm, calls = watched(device)
     wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
-    assert tokens_of(llm, wish, PENALISED) == expected
+    assert tokens_of(llm, wish, TRACED) == expected
     assert calls["run"] == 2 and not calls["verify"]
 
 

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from device_rows import Both, Case
 
 from paceline.request import SamplingParams
-from paceline.sampling.logprobs import token_logprobs
+from paceline.sampling.logprobs import token_logprobs, unpacked
 
 PARAMS = [
     SamplingParams(temperature=0.0),
@@ -29,16 +28,16 @@ def test_scores_agree_with_the_host(device, asked):
                 width, device)
     both.draw(logprobs=asked)
     tokens = both.host()
-    assert both.drawn.tokens.cpu()[both.at].tolist() == tokens
-    found = both.sampler.logprobs(both.device_logits, both.device_rows, both.drawn, both.controls)
+    assert both.drawn_or_why_not() == tokens
+    found = both.sampler.logprobs(both.device_logits, both.device_rows, both.drawn, both.controls).cpu().numpy()
     expected = token_logprobs(both.logits, both.processed, list(range(len(tokens))), tokens, [asked] * len(tokens))
     for i, (at, score) in enumerate(zip(both.at, expected)):
-        raw, processed = found.drawn[at].tolist()
-        assert raw == pytest.approx(score.raw, abs=1e-5)
-        assert processed == pytest.approx(score.processed, abs=1e-5), PARAMS[i]
-        assert int(found.rank[at]) == score.rank
-        assert found.top_tokens[at].tolist() == list(score.top)
-        assert found.top[at].tolist() == pytest.approx(list(score.top.values()), abs=1e-5)
+        own = unpacked(found[at], tokens[i], asked)
+        assert own.raw == pytest.approx(score.raw, abs=1e-5)
+        assert own.processed == pytest.approx(score.processed, abs=1e-5), PARAMS[i]
+        assert (own.token, own.rank) == (score.token, score.rank)
+        assert list(own.top) == list(score.top)
+        assert list(own.top.values()) == pytest.approx(list(score.top.values()), abs=1e-5)
 
 
 def test_ties_dead_tokens_and_rows_without_a_token(device):
@@ -48,12 +47,13 @@ def test_ties_dead_tokens_and_rows_without_a_token(device):
     both = Both([Case(SamplingParams(temperature=0.0), tied),
                  Case(SamplingParams(), np.full(width, -np.inf, dtype=np.float32))], width, device, block=16)
     both.draw(logprobs=5)
-    found = both.sampler.logprobs(both.device_logits, both.device_rows, both.drawn, both.controls)
-    first, second = both.at
-    assert found.top_tokens[first].tolist() == [3, 11, 30, -1, -1]
-    assert found.top[first].tolist() == pytest.approx([-math.log(3)] * 3 + [-math.inf] * 2)
-    assert found.drawn[first].tolist() == pytest.approx([-math.log(3), 0.0]) and int(found.rank[first]) == 1
-    assert torch.isnan(found.drawn[second]).all() and int(found.rank[second]) == 0
+    found = both.sampler.logprobs(both.device_logits, both.device_rows, both.drawn, both.controls).cpu().numpy()
+    first, second = (unpacked(found[at], 3, 5) for at in both.at)
+    assert list(first.top) == [3, 11, 30]
+    assert list(first.top.values()) == pytest.approx([-math.log(3)] * 3)
+    assert (first.raw, first.processed) == pytest.approx((-math.log(3), 0.0)) and first.rank == 1
+    assert list(unpacked(found[both.at[0]], 3, 2).top) == [3, 11]
+    assert math.isnan(second.raw) and math.isnan(second.processed) and second.rank == 0
 
 
 def test_more_alternatives_than_there_is_room_for_are_refused(device):

@@ -58,8 +58,8 @@ def cases(draw) -> Case:
 def test_any_mixture_of_rows_draws_the_hosts_tokens(device, batch, window_room):
     both = Both(batch, V, device, window_room=window_room)
     assert both.device() == both.host()
-    for i, status in enumerate(both.status()):
-        assert (status == columns.EMPTY) == (i in both.processed.errors)
+    for i, token in enumerate(both.drawn_or_why_not()):
+        assert (token == columns.EMPTY) == (i in both.processed.errors)
 
 
 def rows_of(width: int, params: list[SamplingParams], scale: float = 2.0) -> list[Case]:
@@ -140,23 +140,24 @@ def test_rows_without_a_token_say_why_and_disturb_nobody(device):
     both = Both([Case(SamplingParams(temperature=t, **extra), x)
                  for t in (0.0, 1.0) for extra in ({}, {"top_k": 5}, {"top_p": 0.5}, hidden)
                  for x in (nothing, broken, good)], V, device)
-    both.device()
-    assert both.status() == [columns.EMPTY, columns.NAN, columns.OK] * 8
-    tokens = both.drawn.tokens.cpu()[both.at].tolist()
-    assert tokens == both.host()
-    assert all((one < 0) == (i % 3 < 2) for i, one in enumerate(tokens))
+    assert both.device() == both.host()
+    tokens = both.drawn_or_why_not()
+    assert tokens[::3] == [columns.EMPTY] * 8 and tokens[1::3] == [columns.NAN] * 8
+    assert min(tokens[2::3]) >= 0
 
 
-def test_rows_may_be_placed_below_their_seats_positions(device):
-    """As a draft's rows are: the seat knows where the text stands, the row how deep in the draft it is."""
-    params = [SamplingParams(), SamplingParams(min_tokens=5, stop_token_ids=(7, 8), logit_bias={7: 90.0, 8: 80.0})] * 2
+def test_rows_of_a_draft_stand_below_their_seats_text(device):
+    """Ever deeper ones: what min_tokens keeps out may come from some depth on, and what was drafted counts."""
+    params = [SamplingParams(temperature=0.0, presence_penalty=60.0),
+              SamplingParams(min_tokens=2, stop_token_ids=(7, 8), logit_bias={7: 90.0, 8: 80.0})] * 3
     cases = [dataclasses.replace(case, path=[4] * i) for i, case in enumerate(rows_of(50, params))]
+    for case in cases[::2]:
+        case.logits[4] = 30.0
     both = Both(cases, 50, device)
-    placed = both.device()
-    depths = torch.zeros_like(both.device_rows.seats)
-    depths[both.at] = torch.arange(4, dtype=torch.int32, device=device)
-    both.device_rows = dataclasses.replace(both.device_rows, positions=None, depths=depths)
-    assert both.device() == placed == both.host()
+    tokens = both.device()
+    assert tokens == both.host()
+    assert [token == 4 for token in tokens[::2]] == [True, False, False]
+    assert [token in (7, 8) for token in tokens[1::2]] == [False, True, True]
 
 
 def test_a_call_leaves_nothing_behind_for_the_next(device):
@@ -213,7 +214,10 @@ def test_shapes_are_checked(device):
     both = Both(rows_of(100, EVERY_KIND[:1]), 100, device)
     with pytest.raises(ValueError, match="expected logits"):
         both.sampler.sample(both.device_logits[:, :50], both.device_rows, Controls())
-    with pytest.raises(ValueError, match="either positions or depths"):
-        both.sampler.sample(both.device_logits, dataclasses.replace(both.device_rows, positions=None), Controls())
+    with pytest.raises(ValueError, match="parents and fed"):
+        rows = dataclasses.replace(both.device_rows, parents=both.device_rows.seats)
+        both.sampler.sample(both.device_logits, rows, Controls())
+    with pytest.raises(ValueError, match="masks, masked and controls"):
+        both.sampler.sample(both.device_logits, both.device_rows, Controls(masks=True))
     with pytest.raises(ValueError, match="seats must be"):
         both.sampler.sample(both.device_logits[:1], both.device_rows, Controls())

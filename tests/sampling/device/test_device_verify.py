@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.cache.compaction import PathCompaction
 from paceline.request import SamplingParams
-from paceline.sampling.device.state import DeviceState
+from paceline.sampling import SampleState
+from paceline.sampling.device.state import DeviceState, Seated
 from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.rules.coupled import coupled
 
@@ -67,7 +68,6 @@ def test_verdicts_are_those_of_the_coupled_rule(device, groups):
         assert found.tokens[i].tolist() == verdict.tokens + [-1] * (9 - count)
         assert found.rows[i].tolist() == [base + row for row in verdict.rows] + [-1] * (9 - count)
         assert bool(found.bonus[i]) == verdict.bonus
-        assert int(state.positions[i]) == count and int(state.last_tokens[i]) == verdict.tokens[-1]
     assert found.accepted[-2:].tolist() == [-1, -1]
     assert (found.tokens[-2:] == -1).all() and (found.rows[-2:] == -1).all()
 
@@ -96,21 +96,23 @@ def test_emitted_tokens_count_in_the_next_draw(device):
     # Draft what was drawn, so that the path is accepted; then the seat must know it.
     own = Packed([([-1, 0, 0, 1], [0, first[0], 9 if first[0] != 9 else 10, first[1]], first)], device)
     own.drafts.seats[:4] = 1
-    verdict = DeviceVerifier(3, 4, device).verify(own.drafts, own.drawn, both.state)
+    verdict = DeviceVerifier(3, 4, device).verify(own.drafts, own.drawn, both.state, count=True)
     tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]
     assert len(tokens) == 3
     after = Both([Case(params, logits[0], prompt=[5, 6], output=[7, 7, *tokens], seed=11)], width, device)
-    assert int(both.state.positions[1]) == after.rows[0].position
     after.state.counts = both.state.counts
     assert after.device() == after.host()
 
 
-@pytest.mark.parametrize("commit", [True, False])
-def test_only_a_commit_moves_the_seat(device, commit):
+@pytest.mark.parametrize(("params", "count"), [({"presence_penalty": 1.0}, True), ({"presence_penalty": 1.0}, False),
+                                               ({"logit_bias": {3: 1.0}}, True)])
+def test_tokens_count_where_it_is_asked_for_and_somebody_is_penalised(device, params, count):
     packed = Packed([([-1, 0], [0, 1], [1, 2])], device)
     state = DeviceState(1, 8, device)
-    DeviceVerifier(3, 2, device).verify(packed.drafts, packed.drawn, state, commit=commit)
-    assert int(state.positions[0]) == (2 if commit else 0)
+    state.assign([Seated(0, SampleState(SamplingParams(**params), [5], 0, 8), 1)])
+    DeviceVerifier(3, 2, device).verify(packed.drafts, packed.drawn, state, count=count)
+    counted = count and "presence_penalty" in params
+    assert state.counts.tolist() == [[0, 2, 2, 0, 0, 0, 0, 0] if counted else [0] * 8]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.sampling.edits import count
+
 
 @triton.jit
 def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, tiles, slots, rope_positions,
@@ -37,9 +39,10 @@ def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, t
 
 
 @triton.jit
-def end_kernel(inputs, last, drawn, out, out_stride, rows, BLOCK: tl.constexpr):
+def end_kernel(inputs, last, drawn, out, out_stride, rows, table, counts, width, COUNT: tl.constexpr,
+               BLOCK: tl.constexpr):
     """One program. Notes the tokens drawn [rows] int32 in out[step], and makes them the next step's inputs. The number
-    of the step stands behind the inputs."""
+    of the step stands behind the inputs. COUNT: penalised seats are among them."""
     row = tl.arange(0, BLOCK)
     there = row < rows
     step = tl.load(inputs + 3 * rows)
@@ -52,6 +55,8 @@ def end_kernel(inputs, last, drawn, out, out_stride, rows, BLOCK: tl.constexpr):
     tl.store(last + seat, tl.maximum(token, 0), mask=live)
     tl.store(inputs + rows + row, position + 1, mask=live)
     tl.store(inputs + 3 * rows, step + 1)
+    if COUNT:
+        count(seat, token, live, table, counts, width)
 
 
 @triton.jit
@@ -65,9 +70,12 @@ def fill_kernel(tokens, seats, last, rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def note_kernel(drawn, seats, last, rows, BLOCK: tl.constexpr):
-    """One program. The tokens drawn [rows] int32 become the newest of their seats; seat -1 is padding."""
+def note_kernel(drawn, seats, last, rows, table, counts, width, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """One program. The tokens drawn [rows] int32 become the newest of their seats; seat -1 is padding. COUNT: penalised
+    seats are among them."""
     row = tl.arange(0, BLOCK)
     seat = tl.load(seats + row, mask=row < rows, other=-1)
     token = tl.load(drawn + row, mask=row < rows, other=0)
     tl.store(last + seat, tl.maximum(token, 0), mask=seat >= 0)
+    if COUNT:
+        count(seat, token, seat >= 0, table, counts, width)

@@ -14,9 +14,8 @@ from paceline.kernels.triton.sampling.logprobs import best_of_chunk_kernel, best
 from paceline.kernels.triton.sampling.rows import LOWEST
 from paceline.kernels.triton.sampling.threshold import threshold_kernel
 from paceline.kernels.triton.sampling.windows import LEVELS, TALLY, count_kernel, gather_kernel, top_kernel
-from paceline.sampling.device.state import Controls, DeviceState
+from paceline.sampling.device.state import MOST_ALTERNATIVES, Controls, DeviceState
 
-MOST_ALTERNATIVES = 20
 _WINDOW_ROOM = 8192
 """Tokens of the window where a cut lies that are looked at one by one; with more of them the whole row is."""
 _FEW = 512
@@ -31,43 +30,16 @@ class Rows:
 
     seats: Tensor
     """int32."""
-    positions: Tensor | None = None
+    positions: Tensor
     """int64, absolute position of the token drawn at the row."""
-    depths: Tensor | None = None
-    """int32, in place of positions: how far below the seat's own position (DeviceState.positions) the row is, 0 for a
-    plain row or the root of a draft."""
-    ancestors: Tensor | None = None
-    """[R, D] int32: the draft tokens between the last committed one and the row, -1 where there are fewer."""
+    parents: Tensor | None = None
+    """Of a step with drafts: the row above, below 0 for roots and plain rows."""
+    fed: Tensor | None = None
+    """The draft token that each row was fed; a root's is not looked at. Goes with `parents`."""
     masks: Tensor | None = None
-    """[R, words] int32, a bit a token that may come (state.row_mask)."""
+    """[R, words] int32, a bit a token that may come (masks.packed_mask)."""
     masked: Tensor | None = None
     """[R] int32: whether masks[row] counts. Goes with `masks`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Views of the sampler's buffers: the next call overwrites them."""
-
-    tokens: Tensor
-    """[R] int32, -1 for padding and for rows without a token."""
-    status: Tensor
-    """[R] int32: columns.OK, EMPTY (no token above -inf) or NAN."""
-    both: Tensor
-    """[2, R]: tokens and status in one piece, for one copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities of drawn tokens, in tensors of their own; rows of padding are not written."""
-
-    drawn: Tensor
-    """[R, 2] float32: raw, processed. NaN where there is no token."""
-    rank: Tensor
-    """[R] int32, 1: the most likely by raw logits."""
-    top_tokens: Tensor
-    """[R, n] int32, best first, ties to the lowest id; -1 where there are fewer."""
-    top: Tensor
-    """[R, n] float32 raw log-probabilities of those."""
 
 
 class DeviceSampler:
@@ -83,7 +55,7 @@ class DeviceSampler:
         self.state, self.rows = state, rows
         self._block = block
         self._room = min(window_room, state.vocab_size)
-        self._both = torch.full((2, rows), -1, dtype=torch.int32, device=state.device)
+        self._drawn = self._full(rows, -1, torch.int32)
         self._best = self._full(rows, LOWEST.value, torch.int64)
         self._arrived = self._full(rows, 0, torch.int32)
         self._tops = self._full(rows, LOWEST.value, torch.int64)
@@ -96,70 +68,68 @@ class DeviceSampler:
 
     def prepare(self, controls: Controls) -> None:
         """Allocate what these controls need. To be called before a graph with them is captured."""
-        if controls.edits and self._edited is None:
+        if controls.edits:
+            self.state.prepare()
+        if (controls.edits or controls.masks) and self._edited is None:
             self._edited = torch.empty(self.rows, self.state.vocab_size, dtype=torch.float32, device=self.state.device)
         if (controls.truncation or controls.logprobs is not None) and self._tallies is None:
             self._tallies = self._full(self.rows * TALLY.value, 0, torch.int64)
             self._keys = self._full(self.rows * self._room, 0, torch.int64)
 
-    def sample(self, logits: Tensor, rows: Rows, controls: Controls) -> Drawn:
-        """One token a row of raw logits [R, V] (float32, bfloat16 or float16; read, never written)."""
-        count = self._check(logits, rows)
-        controls = Controls(controls.edits or rows.masks is not None, controls.truncation, controls.logprobs)
+    def sample(self, logits: Tensor, rows: Rows, controls: Controls) -> Tensor:
+        """[R] int32, a view that the next call overwrites: one token a row of raw logits [R, V] (float32, bfloat16 or
+        float16; read, never written); columns.EMPTY where no token is above -inf and for padding, NAN."""
+        count = self._check(logits, rows, controls)
         self.prepare(controls)
-        if controls.edits:
+        edits = controls.edits or controls.masks
+        if edits:
             self._edit(logits, rows)
         if controls.truncation or controls.logprobs is not None:
             self._truncate(logits, rows, controls)
         block, warps = self._shape(count)
-        both = self._both[:, :count]
+        drawn = self._drawn[:count]
         draw_kernel[(count, self._chunks(block))](
-            *self._source(logits), self._masked(rows), rows.seats, *self._places(rows), self.state.table, self._tops,
-            self._thresholds, self._best, self._arrived, both[0], both[1], self.state.vocab_size,
-            SEATED=rows.positions is None, EDITS=controls.edits, ROW_MASKS=rows.masks is not None,
-            TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
-        return Drawn(both[0], both[1], both)
+            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
+            self._thresholds, self._best, self._arrived, drawn, self.state.vocab_size, EDITS=edits,
+            ROW_MASKS=controls.masks, TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
+        return drawn
 
-    def logprobs(self, logits: Tensor, rows: Rows, drawn: Drawn, controls: Controls) -> Scores:
-        """Scores of the tokens just drawn from the same logits with the same controls (logprobs set)."""
-        count = self._check(logits, rows)
+    def logprobs(self, logits: Tensor, rows: Rows, drawn: Tensor, controls: Controls) -> Tensor:
+        """Scores of the tokens just drawn from the same logits with the same controls (logprobs set): a tensor of its
+        own, [R, 3 + 2 n] int32, that logprobs.unpacked reads row by row. Those of padding are not written."""
+        count = self._check(logits, rows, controls)
         asked = controls.logprobs or 0
         if asked > MOST_ALTERNATIVES:
             raise ValueError(f"at most {MOST_ALTERNATIVES} alternatives are scored on the device, not {asked}")
         number = min(max(asked, 1), self.state.vocab_size)  # the best one is needed in any case
         device, width = self.state.device, self.state.vocab_size
-        edits = controls.edits or rows.masks is not None
         block, warps = self._shape(count)
         chunks = self._chunks(block)
         candidates = torch.empty(count, chunks * number, dtype=torch.int64, device=device)
         chosen = torch.empty(count, number, dtype=torch.int64, device=device)
-        scores = Scores(torch.empty(count, 2, dtype=torch.float32, device=device),
-                        torch.empty(count, dtype=torch.int32, device=device),
-                        torch.empty(count, number, dtype=torch.int32, device=device),
-                        torch.empty(count, number, dtype=torch.float32, device=device))
+        scores = torch.empty(count, 3 + 2 * number, dtype=torch.int32, device=device)
         best_of_chunk_kernel[(count, chunks)](logits, logits.stride(0), rows.seats, candidates, number, width,
                                               BLOCK=block, num_warps=warps, **_ALIKE)
         best_of_row_kernel[(count,)](rows.seats, candidates, number, chunks * number, chosen,
                                      BLOCK=_power(chunks * number), num_warps=warps, **_ALIKE)
         logprob_kernel[(count, chunks)](
             *self._source(logits), self._masked(rows), rows.seats, self.state.table, self._thresholds,
-            self._best_scores, drawn.tokens, chosen, number, self._sums, self._arrived, scores.drawn, scores.rank,
-            scores.top_tokens, scores.top, width, EDITS=edits, ROW_MASKS=rows.masks is not None, NUMBER=_power(number),
-            BLOCK=block, num_warps=warps, **_ALIKE)
-        return Scores(scores.drawn, scores.rank, scores.top_tokens[:, :asked], scores.top[:, :asked])
+            self._best_scores, drawn, chosen, number, self._sums, self._arrived, scores, width,
+            EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, NUMBER=_power(number), BLOCK=block,
+            num_warps=warps, **_ALIKE)
+        return scores
 
     def _edit(self, logits: Tensor, rows: Rows) -> None:
         state, count = self.state, logits.shape[0]
         block, warps = self._shape(count)
         unused = state.table  # stands where a kernel's flags say that nothing is read
         edit_kernel[(count, self._chunks(block))](
-            *self._source(logits), rows.seats, *self._places(rows), state.table,
-            unused if state.counts is None else state.counts, unused if rows.ancestors is None else rows.ancestors,
-            0 if rows.ancestors is None else rows.ancestors.shape[1], state.ids, state.values, state.list_room,
+            *self._source(logits), rows.seats, rows.positions, state.table,
+            unused if state.counts is None else state.counts, unused if rows.parents is None else rows.parents,
+            unused if rows.fed is None else rows.fed, state.ids, state.values, state.list_room,
             unused if state.masks is None else state.masks, unused if rows.masks is None else rows.masks,
-            self._masked(rows), state.vocab_size, SEATED=rows.positions is None, PENALTIES=state.counts is not None,
-            SEAT_MASKS=state.masks is not None, ROW_MASKS=rows.masks is not None, BLOCK=block, num_warps=warps,
-            **_ALIKE)
+            self._masked(rows), state.vocab_size, DRAFTS=rows.parents is not None, ROW_MASKS=rows.masks is not None,
+            BLOCK=block, num_warps=warps, **_ALIKE)
 
     def _truncate(self, logits: Tensor, rows: Rows, controls: Controls) -> None:
         """Thresholds of truncated rows; with log-probabilities the best score of every row."""
@@ -167,7 +137,7 @@ class DeviceSampler:
         block, warps = self._shape(count)
         chunk, few = block * 2, min(_FEW, self._room)
         source = (*self._source(logits), self._masked(rows), rows.seats, table, self._tops, self._tallies)
-        flags = {"EDITS": controls.edits, "ROW_MASKS": rows.masks is not None, **_ALIKE}
+        flags = {"EDITS": controls.edits or controls.masks, "ROW_MASKS": controls.masks, **_ALIKE}
         top_kernel[(count, self._chunks(block))](*source, width, EVERY=controls.logprobs is not None, BLOCK=block,
                                                  num_warps=warps, **flags)
         if controls.truncation:
@@ -183,12 +153,6 @@ class DeviceSampler:
         """Where rows are read: the logits, and the edited copy of those that have one."""
         return logits, logits.stride(0), logits if self._edited is None else self._edited
 
-    def _places(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Where the rows stand: positions of rows, or of seats and the rows' depths below them."""
-        if rows.positions is not None:
-            return rows.positions, rows.positions
-        return self.state.positions, rows.seats if rows.depths is None else rows.depths
-
     def _masked(self, rows: Rows) -> Tensor:
         return self.state.table if rows.masked is None else rows.masked
 
@@ -201,18 +165,19 @@ class DeviceSampler:
             return self._block, 4
         return (1024, 4) if rows <= 16 else (2048, 8)
 
-    def _check(self, logits: Tensor, rows: Rows) -> int:
+    def _check(self, logits: Tensor, rows: Rows, controls: Controls) -> int:
         count, width = logits.shape
         if count > self.rows or width != self.state.vocab_size or logits.stride(1) != 1:
             raise ValueError(f"expected logits [up to {self.rows}, {self.state.vocab_size}], rows contiguous, "
                              f"got {list(logits.shape)}")
-        if (rows.positions is None) == (rows.depths is None):
-            raise ValueError("rows have either positions or depths")
-        for name, tensor in (("seats", rows.seats), ("positions", rows.positions), ("depths", rows.depths)):
+        for name in ("seats", "positions", "parents", "fed", "masked"):
+            tensor = getattr(rows, name)
             if tensor is not None and tensor.shape != (count,):
                 raise ValueError(f"{name} must be [{count}], got {list(tensor.shape)}")
-        if (rows.masks is None) != (rows.masked is None):
-            raise ValueError("masks and masked go together")
+        if not (rows.masks is None) == (rows.masked is None) == (not controls.masks):
+            raise ValueError("masks, masked and controls that say so go together")
+        if (rows.parents is None) != (rows.fed is None):
+            raise ValueError("parents and fed go together")
         return count
 
     def _full(self, size: int, value: int, dtype: torch.dtype) -> Tensor:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from paceline.kernels.triton.sampling import columns
 from paceline.kernels.triton.sampling.seat import seat_kernel
-from paceline.sampling.processors import SampleRow
+from paceline.sampling.masks import packed_mask
 from paceline.sampling.state import SampleState
 
+MOST_ALTERNATIVES = 20
+"""Log-probabilities of tokens that were not drawn, of one row."""
 _EDITED = columns.PENALISED | columns.BIASED | columns.MASKED
 _TRUNCATED = columns.RANKED | columns.NUCLEUS | columns.FLOORED
 
@@ -25,11 +27,13 @@ class Controls:
     """Which parts of the pipeline some rows need: what is left out is not launched. Part of a graph's identity."""
 
     edits: bool = False
-    """Penalties, bias, min_tokens, masks."""
+    """Penalties, bias, min_tokens, allowed tokens."""
     truncation: bool = False
     """top-k, top-p, min-p."""
     logprobs: int | None = None
     """None: no log-probabilities. n: those of the drawn tokens and the n best."""
+    masks: bool = False
+    """What only the host knows: masks of the rows' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +47,21 @@ class Seated:
 
 
 class DeviceState:
-    """The tables behind `seats` running requests. Host calls change seats; the device itself moves `positions`,
-    `last_tokens` and `counts` on as tokens are emitted (verification commits them).
-
-    `generation` goes up when a table is allocated anew: graphs captured before hold stale addresses.
-    """
+    """The tables behind `seats` running requests. Host calls change seats; the device itself moves `last_tokens` and
+    `counts` on as tokens are drawn."""
 
     def __init__(self, seats: int, vocab_size: int, device: torch.device, *, list_room: int = 512) -> None:
         """`list_room`: tokens a request may bias, stop tokens under min_tokens included."""
         self.seats, self.vocab_size, self.device = seats, vocab_size, device
-        self.generation = 0
         self.list_room = list_room
         self.table = torch.zeros(seats, columns.COLUMNS, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(seats, dtype=torch.int64, device=device)
         self.last_tokens = torch.zeros(seats, dtype=torch.int32, device=device)
         self.ids = torch.full((seats, list_room), -1, dtype=torch.int32, device=device)
         self.values = torch.zeros(seats, list_room, dtype=torch.float32, device=device)
         self.counts: Tensor | None = None
-        """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt); there once a request has penalties."""
+        """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt)."""
         self.masks: Tensor | None = None
-        """[seats, words] int32, a bit a token that may come; there once a request names the tokens allowed."""
+        """[seats, words] int32, a bit a token that may come. There, as `counts` are, once a request needs edits."""
         self._flags = np.zeros(seats, dtype=np.int64)
 
     def why_not(self, state: SampleState) -> str | None:
@@ -70,6 +69,8 @@ class DeviceState:
         listed = len(state.bias_ids) + (len(state.early_stops) if state.min_tokens else 0)
         if listed > self.list_room:
             return f"it biases {listed} tokens and there is room for {self.list_room}"
+        if (state.params.logprobs or 0) > MOST_ALTERNATIVES:
+            return f"it asks for {state.params.logprobs} alternatives and there is room for {MOST_ALTERNATIVES}"
         return None
 
     def assign(self, seated: Sequence[Seated]) -> None:
@@ -79,13 +80,12 @@ class DeviceState:
         for one in seated:
             if (reason := self.why_not(one.state)) is not None:
                 raise ValueError(f"the request of seat {one.seat} must be sampled on the host: {reason}")
-        packed = np.empty((len(seated), 3 + columns.COLUMNS), dtype=np.int64)
-        packed[:, :3] = [(one.seat, one.position, one.last_token) for one in seated]
-        table = packed[:, 3:]
+        packed = np.empty((len(seated), 2 + columns.COLUMNS), dtype=np.int64)
+        packed[:, :2] = [(one.seat, one.last_token) for one in seated]
+        table = packed[:, 2:]
         table[:] = [_words(one) for one in seated]
         self._flags[packed[:, 0]] = table[:, columns.FLAGS]
-        seat_kernel[(len(seated),)](self._on(packed), self.table, self.positions, self.last_tokens,
-                                    COLUMNS=columns.COLUMNS)
+        seat_kernel[(len(seated),)](self._on(packed), self.table, self.last_tokens, COLUMNS=columns.COLUMNS)
         for one, words in zip(seated, table):
             if words[columns.FLAGS] & _EDITED:
                 self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
@@ -95,27 +95,29 @@ class DeviceState:
         self._flags[list(seats)] = 0
 
     def controls(self, seats: Sequence[int] | None = None, logprobs: int | None = None) -> Controls:
-        """What rows of these seats (all that are taken, by default) need. Row masks are edits too, and the caller's."""
+        """What rows of these seats (all that are taken, by default) need. Masks of rows are the caller's."""
         flags = int(np.bitwise_or.reduce(self._flags if seats is None else self._flags[list(seats)], initial=0))
         return Controls(bool(flags & _EDITED), bool(flags & _TRUNCATED), logprobs)
 
+    def prepare(self) -> None:
+        """Allocate what requests with edits need, all of it: a graph that was captured for some of them serves all."""
+        if self.counts is None:
+            counts = torch.zeros(self.seats, self.vocab_size, dtype=torch.int32, device=self.device)
+            self.masks = torch.zeros(self.seats, -(-self.vocab_size // 32), dtype=torch.int32, device=self.device)
+            self.counts = counts
+
     def _assign_edits(self, seat: int, state: SampleState, listed: int) -> None:
+        self.prepare()
+        assert self.counts is not None and self.masks is not None
         if listed:
             ids, values = _listed(state)
             self.ids[seat, :listed] = self._on(ids)
             self.values[seat, :listed] = self._on(values)
         if state.counts is not None:
-            if self.counts is None:
-                self.counts = torch.zeros(self.seats, self.vocab_size, dtype=torch.int32, device=self.device)
-                self.generation += 1
             tokens, counts = state.counts.plus(())
             self.counts[seat].zero_()
             self.counts[seat].index_copy_(0, self._on(tokens.copy()), self._on(counts.astype(np.int32) * 2 + 1))
         if state.allowed is not None:
-            if self.masks is None:
-                words = -(-self.vocab_size // 32)
-                self.masks = torch.zeros(self.seats, words, dtype=torch.int32, device=self.device)
-                self.generation += 1
             allowed = np.zeros(self.vocab_size, dtype=np.bool_)
             allowed[state.allowed] = True
             self.masks[seat] = self._on(packed_mask(allowed))
@@ -124,24 +126,6 @@ class DeviceState:
         # From pinned memory, which torch keeps until the copy has run: the device may be busy, and nobody waits for it.
         tensor = torch.from_numpy(values)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
-
-
-def packed_mask(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """[V] booleans -> [ceil(V / 32)] words, bit i of word w for token 32 w + i."""
-    bits = np.packbits(allowed, bitorder="little")
-    words = np.zeros(-(-len(allowed) // 32) * 4, dtype=np.uint8)
-    words[:len(bits)] = bits
-    return words.view("<i4").astype(np.int32)
-
-
-def row_mask(row: SampleRow, vocab_size: int) -> NDArray[np.int32] | None:
-    """What only the host knows about a row (bad words, repeated n-grams, grammar), packed; None: it bars nothing."""
-    banned = row.state.banned(row.path)
-    if row.mask is None and not banned:
-        return None
-    allowed = np.ones(vocab_size, dtype=np.bool_) if row.mask is None else np.array(row.mask, dtype=np.bool_)
-    allowed[[token for token in banned if token < vocab_size]] = False
-    return packed_mask(allowed)
 
 
 def _listed(state: SampleState) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -18,8 +18,8 @@ GREEDY, RANKED, NUCLEUS, FLOORED = 1, 2, 4, 8
 PENALISED, BIASED, MASKED = 16, 32, 64
 """Flags: penalties, the list of biased tokens, the seat's own mask act on the logits."""
 
-OK, EMPTY, NAN = range(3)
-"""What became of a row: a token; none, for no token is above -inf; none, for some logit is not a number."""
+EMPTY, NAN = -1, -2
+"""In place of a row's token: no token is above -inf; some logit is not a number."""
 
 BINS = 16
 """Windows below a row's best score into which a selection first sorts its tokens."""

@@ -18,7 +18,6 @@ from paceline.kernels.triton.sampling.rows import (
     key_of,
     load_logits,
     parameter,
-    position_of,
     real,
     scaled,
     score_of,
@@ -28,7 +27,6 @@ from paceline.kernels.triton.sampling.rows import (
 SEED = tl.constexpr(columns.SEED)
 GREEDY = tl.constexpr(columns.GREEDY)
 TRUNCATED = tl.constexpr(columns.RANKED | columns.NUCLEUS | columns.FLOORED)
-OK = tl.constexpr(columns.OK)
 EMPTY = tl.constexpr(columns.EMPTY)
 NAN = tl.constexpr(columns.NAN)
 
@@ -42,10 +40,10 @@ def most_bits(reached, top):
 
 
 @triton.jit
-def draw_kernel(logits, stride, edited, row_masked, seats, positions, depths, table, tops, thresholds, best, arrived,
-                tokens_out, status_out, width, SEATED: tl.constexpr, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
-                TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
-    """A token and a status for every row; grid (rows, chunks).
+def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
+                tokens_out, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, TRUNCATION: tl.constexpr,
+                BLOCK: tl.constexpr):
+    """A token for every row, or why there is none (EMPTY, NAN); grid (rows, chunks). Rows of padding are EMPTY.
 
     best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so, and
     tops (of top_kernel) too. The rows are the grid's fast axis: programs that start late find what their row has come
@@ -56,8 +54,7 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, depths, ta
     seat = tl.load(seats + row)
     if seat < 0:
         if first == 0:
-            tl.store(tokens_out + row, -1)
-            tl.store(status_out + row, OK)
+            tl.store(tokens_out + row, EMPTY)
         return
     flags = parameter(table, seat, FLAGS)
     tokens = first + tl.arange(0, BLOCK)
@@ -75,8 +72,7 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, depths, ta
         # Scores are finite, so that an infinite one can stand for a NaN.
         top = tl.max(tl.where(x != x, float("inf"), tl.where(alive, score, float("-inf"))), 0)
         found = tl.where(top == float("inf"), NOT_A_NUMBER, LOWEST).to(tl.int64)
-        position = position_of(positions, depths, row, seat, SEATED)
-        bits = token_bits(first, parameter(table, seat, SEED), position, BLOCK)
+        bits = token_bits(first, parameter(table, seat, SEED), tl.load(positions + row), BLOCK)
         limit = tl.where(seen == LOWEST, float("inf"), most_bits(score_of(seen), top))
         lucky = alive & (bits.to(tl.float32) <= limit)
         if tl.max(lucky.to(tl.int32), 0) > 0:
@@ -89,5 +85,4 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, depths, ta
         tl.store(arrived + row, 0)
         tl.store(tops + row, LOWEST)
         drawn = (won > LOWEST) & (won < NOT_A_NUMBER)
-        tl.store(tokens_out + row, tl.where(drawn, token_of(won), -1))
-        tl.store(status_out + row, tl.where(drawn, OK, tl.where(won == LOWEST, EMPTY, NAN)))
+        tl.store(tokens_out + row, tl.where(drawn, token_of(won), tl.where(won == LOWEST, EMPTY, NAN)))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.triton.sampling import columns
-from paceline.kernels.triton.sampling.rows import FLAGS, is_edited, parameter, position_of, real
+from paceline.kernels.triton.sampling.rows import COLUMNS, FLAGS, is_edited, parameter, real
 
 PENALISED = tl.constexpr(columns.PENALISED)
 BIASED = tl.constexpr(columns.BIASED)
@@ -24,11 +24,25 @@ AT_ONCE = tl.constexpr(4)
 
 
 @triton.jit
-def penalised(x, tokens, inside, seat, row, table, counts, ancestors, depth, width):
-    """`counts` hold 2 * (times in the output) + (1 if in the prompt); a draft node's ancestors count as output."""
+def count(seat, token, live, table, counts, width):
+    """Drawn tokens of penalised seats, one or a block of them, count as output from now on."""
+    flags = tl.load(table + seat * COLUMNS + FLAGS, mask=live, other=0)
+    counted = live & ((flags & PENALISED) != 0) & (token >= 0)
+    tl.atomic_add(counts + seat.to(tl.int64) * width + token, 2, mask=counted, sem="relaxed")
+
+
+@triton.jit
+def penalised(x, tokens, inside, seat, row, table, counts, parents, fed, width, DRAFTS: tl.constexpr):
+    """`counts` hold 2 * (times in the output) + (1 if in the prompt). DRAFTS: what was fed at a row below another, and
+    at those above it up to the root, counts as output."""
     seen = tl.load(counts + seat.to(tl.int64) * width + tokens, mask=inside, other=0)
-    for i in range(depth):
-        seen += tl.where(tokens == tl.load(ancestors + row * depth + i), 2, 0)
+    if DRAFTS:
+        at = row
+        above = tl.load(parents + at)
+        while above >= 0:
+            seen += tl.where(tokens == tl.load(fed + at), 2, 0)
+            at = above.to(tl.int32)
+            above = tl.load(parents + at)
     repetition = real(table, seat, REPETITION).to(tl.float32)
     presence = real(table, seat, PRESENCE).to(tl.float32)
     frequency = real(table, seat, FREQUENCY).to(tl.float32)
@@ -67,9 +81,8 @@ def masked(x, tokens, inside, mask):
 
 
 @triton.jit
-def edit_kernel(logits, stride, edited, seats, positions, depths, table, counts, ancestors, depth, ids, values, room,
-                seat_masks, row_masks, row_masked, width, SEATED: tl.constexpr, PENALTIES: tl.constexpr,
-                SEAT_MASKS: tl.constexpr, ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
+def edit_kernel(logits, stride, edited, seats, positions, table, counts, parents, fed, ids, values, room, seat_masks,
+                row_masks, row_masked, width, DRAFTS: tl.constexpr, ROW_MASKS: tl.constexpr, BLOCK: tl.constexpr):
     """edited[row] = logits[row] after penalties, bias and masks, for rows that have any; grid (rows, chunks)."""
     row = tl.program_id(0)
     seat = tl.load(seats + row)
@@ -83,16 +96,13 @@ def edit_kernel(logits, stride, edited, seats, positions, depths, table, counts,
     inside = tokens < width
     at = row.to(tl.int64)
     x = tl.load(logits + at * stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-    if PENALTIES:
-        if (flags & PENALISED) != 0:
-            x = penalised(x, tokens, inside, seat, row, table, counts, ancestors, depth, width)
+    if (flags & PENALISED) != 0:
+        x = penalised(x, tokens, inside, seat, row, table, counts, parents, fed, width, DRAFTS)
     if (flags & BIASED) != 0:
-        position = position_of(positions, depths, row, seat, SEATED)
-        x = biased(x, tokens, first, seat, position, table, ids, values, room, BLOCK)
+        x = biased(x, tokens, first, seat, tl.load(positions + row), table, ids, values, room, BLOCK)
     words = tl.cdiv(width, 32)
-    if SEAT_MASKS:
-        if (flags & MASKED) != 0:
-            x = masked(x, tokens, inside, seat_masks + seat.to(tl.int64) * words)
+    if (flags & MASKED) != 0:
+        x = masked(x, tokens, inside, seat_masks + seat.to(tl.int64) * words)
     if ROW_MASKS:
         if tl.load(row_masked + row) != 0:
             x = masked(x, tokens, inside, row_masks + at * words)

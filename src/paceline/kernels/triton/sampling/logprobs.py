@@ -71,13 +71,13 @@ def best_of_row_kernel(seats, best, number, candidates, chosen, BLOCK: tl.conste
 
 @triton.jit
 def logprob_kernel(logits, stride, edited, row_masked, seats, table, thresholds, best_scores, tokens_in, chosen, number,
-                   sums, arrived, drawn_out, rank_out, top_tokens_out, top_out, width, EDITS: tl.constexpr,
-                   ROW_MASKS: tl.constexpr, NUMBER: tl.constexpr, BLOCK: tl.constexpr):
+                   sums, arrived, out, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, NUMBER: tl.constexpr,
+                   BLOCK: tl.constexpr):
     """Scores of tokens_in [rows]; grid (rows, chunks).
 
-    drawn_out [rows, 2] float32 (raw, processed), rank_out [rows] int32 (1: the best raw), top_tokens_out and top_out
-    [rows, number] from the keys `chosen`; NaN and 0 for rows without a token. sums and arrived start and end as 0.
-    NUMBER: a power of two of at least `number`.
+    out [rows, 3 + 2 number] int32: the bits of the raw and the processed one (float32; NaN without a token), the rank
+    (1: the best raw; 0 without a token), the tokens of the keys `chosen` (-1: there are fewer), the bits of their raw
+    ones. sums and arrived start and end as 0. NUMBER: a power of two of at least `number`.
     """
     row = tl.program_id(0)
     seat = tl.load(seats + row)
@@ -119,12 +119,13 @@ def logprob_kernel(logits, stride, edited, row_masked, seats, table, thresholds,
             z = load_logits(logits, stride, edited, from_edited, row, tl.where(drawn, token, width), width, EDITS)
             gap = scaled(z, temperature).to(tl.float64) - top.to(tl.float64)
             processed = gap - natural_log(held.to(tl.float64) / UNIT)
-        tl.store(drawn_out + row * 2, tl.where(drawn, raw, float("nan")).to(tl.float32))
-        tl.store(drawn_out + row * 2 + 1, tl.where(drawn, processed, float("nan")).to(tl.float32))
-        tl.store(rank_out + row, tl.where(drawn, rank, 0).to(tl.int32))
+        own_out = out + row * (3 + 2 * number)
+        tl.store(own_out, tl.where(drawn, raw, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(own_out + 1, tl.where(drawn, processed, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(own_out + 2, tl.where(drawn, rank, 0).to(tl.int32))
         at = tl.arange(0, NUMBER)
         keys = tl.load(chosen + row * number + at, mask=at < number, other=LOWEST)
         there = keys > LOWEST
-        values = score_of(keys).to(tl.float64) - norm
-        tl.store(top_tokens_out + row * number + at, tl.where(there, token_of(keys), -1), mask=at < number)
-        tl.store(top_out + row * number + at, tl.where(there, values, float("-inf")).to(tl.float32), mask=at < number)
+        values = tl.where(there, score_of(keys).to(tl.float64) - norm, float("-inf")).to(tl.float32)
+        tl.store(own_out + 3 + at, tl.where(there, token_of(keys), -1), mask=at < number)
+        tl.store(own_out + 3 + number + at, values.to(tl.int32, bitcast=True), mask=at < number)

@@ -44,17 +44,6 @@ def real(table, seat, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def position_of(positions, depths, row, seat, SEATED: tl.constexpr):
-    """Absolute position of the token drawn at a row: as given for the row, or (SEATED) `depths` below where its seat
-    stands."""
-    if SEATED:
-        position = tl.load(positions + seat) + tl.load(depths + row)
-    else:
-        position = tl.load(positions + row)
-    return position
-
-
-@triton.jit
 def is_edited(flags, row_masked, row, ROW_MASKS: tl.constexpr):
     """Whether the edit kernel wrote this row: then it is read from there."""
     edited = (flags & EDITED) != 0

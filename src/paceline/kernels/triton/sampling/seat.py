@@ -8,11 +8,10 @@ import triton.language as tl
 
 
 @triton.jit
-def seat_kernel(packed, table, positions, last_tokens, COLUMNS: tl.constexpr):
-    """A program a request. packed [n, 3 + COLUMNS] int64: seat, position, newest token, the seat's row of the table."""
-    own = packed + tl.program_id(0) * (3 + COLUMNS)
+def seat_kernel(packed, table, last_tokens, COLUMNS: tl.constexpr):
+    """A program a request. packed [n, 2 + COLUMNS] int64: seat, newest token, the seat's row of the table."""
+    own = packed + tl.program_id(0) * (2 + COLUMNS)
     seat = tl.load(own)
-    tl.store(positions + seat, tl.load(own + 1))
-    tl.store(last_tokens + seat, tl.load(own + 2).to(tl.int32))
+    tl.store(last_tokens + seat, tl.load(own + 1).to(tl.int32))
     column = tl.arange(0, COLUMNS)
-    tl.store(table + seat * COLUMNS + column, tl.load(own + 3 + column))
+    tl.store(table + seat * COLUMNS + column, tl.load(own + 2 + column))

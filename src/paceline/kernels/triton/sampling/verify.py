@@ -1,5 +1,4 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: SIM102 - an if on a constant is settled when the kernel is compiled, one inside it when it runs
 """The coupled rule on the device: walk each draft from its root while the target's own draw is among the children."""
 
 from __future__ import annotations
@@ -7,26 +6,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.sampling import columns
-from paceline.kernels.triton.sampling.rows import COLUMNS, FLAGS
-
-PENALISED = tl.constexpr(columns.PENALISED)
+from paceline.kernels.triton.sampling.edits import count
 
 
 @triton.jit
 def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_out, tokens_out, path_out, room, table,
-                  counts, positions, last_tokens, width, COMMIT: tl.constexpr, PENALTIES: tl.constexpr,
-                  ROWS: tl.constexpr):
+                  counts, width, COUNT: tl.constexpr, ROWS: tl.constexpr):
     """One program a group: rows offsets[g] .. offsets[g + 1] - 1, its root first, at most ROWS of them.
 
     parents [rows]: the row (of the step) above each, below 0 for roots; tokens [rows]: what each row was fed;
-    drawn [rows]: what the target draws after it, -1 where it cannot. The walk writes accepted_out [g] (drafts that
-    stand), bonus_out [g] (1: nothing had been drafted where the last token came from), tokens_out [g, room] (the
+    drawn [rows]: what the target draws after it, negative where it cannot. The walk writes accepted_out [g] (drafts
+    that stand), bonus_out [g] (1: nothing had been drafted where the last token came from), tokens_out [g, room] (the
     accepted tokens and one more, then -1) and path_out [g, room] (the row each of those tokens was drawn at, then -1).
     A group without rows, or whose root has no seat, yields nothing: -1 accepted. A path longer than `room` - 1 is cut
     short there, which costs drafts and changes no token.
 
-    COMMIT: what is emitted becomes part of the seat's state: position, last token, and counts where it is penalised.
+    COUNT: what is emitted counts in what its seat draws from now on.
     """
     group = tl.program_id(0)
     first = tl.load(offsets + group)
@@ -40,14 +35,12 @@ def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_ou
     at = first
     accepted = tl.where(seat < 0, -1, 0)
     there = seat >= 0
-    flags = tl.load(table + seat * COLUMNS + FLAGS, mask=there, other=0)
     while there:
         token = tl.load(drawn + at)
         tl.store(tokens_out + group * room + accepted, token)
         tl.store(path_out + group * room + accepted, at)
-        if COMMIT and PENALTIES:
-            if ((flags & PENALISED) != 0) & (token >= 0):
-                tl.atomic_add(counts + seat.to(tl.int64) * width + token, 2, sem="relaxed")
+        if COUNT:
+            count(seat, token, seat >= 0, table, counts, width)
         # Siblings with equal tokens lead to equal continuations; the first one wins.
         child = tl.min(tl.where(inside & (slots > 0) & (parent == at) & (fed == token) & (token >= 0), rows, end), 0)
         there = (child < end) & (accepted + 1 < room)
@@ -59,7 +52,3 @@ def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_ou
     for i in range(accepted + 1, room):
         tl.store(tokens_out + group * room + i, -1)
         tl.store(path_out + group * room + i, -1)
-    if COMMIT:
-        if seat >= 0:
-            tl.atomic_add(positions + seat, accepted.to(tl.int64) + 1, sem="relaxed")
-            tl.store(last_tokens + seat, tl.load(drawn + at))
