@@ -150,7 +150,8 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
             for name, value in breakdown(llm, PROMPT, count).items():
                 note(f"kernel {name} at {count}", "us", value)
     note("weights", "GB", floor / 1e9, text="read by every step")
-    note("bandwidth", "TB/s", speed / 1e12, higher=True, text="of a copy; what a step reads divided by it is the floor")
+    note("bandwidth", "TB/s", speed / 1e12, higher=True,
+         text="read by a product of one row; what a step reads divided by it is the floor")
     return document(rows, shape=shape, dtype=dtype, deterministic=deterministic, kv_dtype=kv_dtype,
                     kernels=llm.engine.kernels.name, prompt=PROMPT, requests=requests)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from paceline.kernels.triton import load
+
 COLD_BYTES = 256 << 20
 """Operands are rotated over this much memory, several times what the card caches."""
 
@@ -43,15 +45,16 @@ def microseconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> flo
     return sorted(times)[len(times) // 2]
 
 
-def bandwidth(size: int = 1 << 30) -> float:
-    """Bytes a second that the card moves when it copies so many."""
-    seconds = _copying(size) / 1e6
+def bandwidth(size: int = 1 << 31) -> float:
+    """Bytes a second that the card reads, at so many: a step reads far more than it writes, which is slower."""
+    seconds = _reading(size) / 1e6
     torch.cuda.empty_cache()  # the engine to come shares out what is free
     return size / seconds
 
 
-def _copying(size: int) -> float:
-    """Microseconds to read one half of so many bytes and write the other."""
-    source = torch.zeros(size // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return microseconds([lambda: target.copy_(source)])
+def _reading(size: int) -> float:
+    """Microseconds for a product of one row with a matrix of so many bytes."""
+    row = torch.ones(1, 8192, dtype=torch.bfloat16, device="cuda")
+    matrix = torch.zeros(size // (2 * row.shape[1]), row.shape[1], dtype=torch.bfloat16, device="cuda")
+    kernels = load(False, row.device)
+    return microseconds([lambda: kernels.linear(row, matrix)])

@@ -93,15 +93,13 @@ class TritonKernels(Composed):
                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        simple = heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos)
         if how.way is Way.ROW:
+            simple = heads.query_norm is None and cache.scales is None and elementwise.turns_whole_heads(heads, cos)
             if not simple:
                 return self.rotate_and_store(self._normed(x, norm, matrix, bias, how), heads, cos, sin, cache, slots)
             inside = norm if norm is not None and not norm.centred and x.shape[1] <= NORM_INSIDE else None
             normed = x if inside is not None else self.norm(x, norm)
             return linear.project_row(normed, inside, matrix, bias, heads, cos, sin, cache, slots, how)
-        if how.way is Way.TILES and how.piece == 0 and simple and not self.deterministic:
-            return linear.project_rows(self.norm(x, norm), matrix, bias, heads, cos, sin, cache, slots, how)
         return super().project(x, norm, matrix, bias, heads, cos, sin, cache, slots)
 
     def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,

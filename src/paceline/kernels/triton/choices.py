@@ -79,10 +79,13 @@ def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
             return Product(Way.TILES, 64, width, 128, 4, 4)
         narrow = size < 6144 and rows <= 32
         return Product(Way.TILES, 64, width, 128, 4, 4, PIECE, True) if narrow else VENDOR
+    if rows <= 16:
+        cut = inputs > PIECE and size < 8192
+        return Product(Way.TILES, 64, width, 128, 4, 4, PIECE if cut else 0, cut)
     if size >= 16384:
-        return Product(Way.TILES, 128 if rows <= 16 else 64, width, 64, 4, 4 if rows <= 16 else 6)
+        return Product(Way.TILES, 64, width, 64, 4, 6)
     if gated:
-        return Product(Way.TILES, 64, width, 64, 4, 6) if rows <= 16 else Product(Way.TILES, 16, width, 256, 4, 3)
+        return Product(Way.TILES, 16, width, 256, 4, 3)
     if rows > 32:
         return VENDOR
     return Product(Way.TILES, 16, width, 256, 4, 3) if inputs >= 1024 else Product(Way.TILES, 64, width, 64, 4, 6)

@@ -13,7 +13,6 @@ from paceline.kernels.triton.linear_device import (
     row_kernel,
     row_project_kernel,
     tile_kernel,
-    tile_project_kernel,
 )
 
 
@@ -87,21 +86,4 @@ def project_row(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: 
         HEADS=heads.query, KV_HEADS=heads.keys, DIM=heads.dim, BLOCK_N=how.block_m, BLOCK_K=how.block_k,
         NORMED=norm is not None, BIASED=bias is not None, FETCHED=fetched(weight), num_warps=how.warps,
         **overlapped(x.device, *x.shape))
-    return q
-
-
-def project_rows(normed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, heads: Heads,
-                 cos: torch.Tensor, sin: torch.Tensor, cache: KVCache, slots: torch.Tensor,
-                 how: Product) -> torch.Tensor:
-    """The same for several normed rows, on tiles. cos, sin [N, 1, d] contiguous."""
-    rows, inputs = normed.shape
-    q = torch.empty((rows, heads.query, heads.dim), dtype=normed.dtype, device=normed.device)
-    pairs = (heads.query + 2 * heads.keys) * heads.dim // 2
-    height = max(16, how.block_m // 2)
-    tile_project_kernel[(triton.cdiv(pairs, height), triton.cdiv(rows, how.block_n))](
-        normed, weight, normed if bias is None else bias, q, cache.keys, cache.values, slots, cos, sin, rows, inputs,
-        normed.stride(0), cache.keys.stride(0), cache.values.stride(0), HEADS=heads.query, KV_HEADS=heads.keys,
-        DIM=heads.dim, BLOCK_M=height, BLOCK_N=how.block_n, BLOCK_K=how.block_k, EVEN=inputs % how.block_k == 0,
-        BIASED=bias is not None, PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
-        FETCHED=fetched(weight), num_warps=how.warps, num_stages=how.stages, **overlapped(normed.device, rows, inputs))
     return q

@@ -220,51 +220,6 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K,
 
 
 @triton.jit(do_not_specialize=["rows"])
-def tile_project_kernel(x, weight, bias, q_out, keys, values, slots, cos, sin, rows, K, x_stride, key_stride,
-                        value_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-                        BIASED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
-    """Kernels.project for several rows, after the norm: what row_project_kernel does for one, on tiles. Grid (tiles of
-    pairs, tiles of rows)."""
-    HALF: tl.constexpr = DIM // 2
-    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = pair < (HEADS + 2 * KV_HEADS) * HALF
-    head = pair // HALF
-    i = pair % HALF
-    m = head * DIM + i
-    fetch(weight, m, live, 0, K, FETCHED, OVERLAP)
-    fetch(weight, m + HALF, live, 0, K, FETCHED, OVERLAP)
-    start(OVERLAP)
-    a, b = products(x, weight, m, m + HALF, live, n, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, True,
-                    PRECISION)
-    if BIASED:
-        a += tl.load(bias + m, mask=live, other=0.0).to(tl.float32)[:, None]
-        b += tl.load(bias + m + HALF, mask=live, other=0.0).to(tl.float32)[:, None]
-    row = n.to(tl.int64)
-    cells = live[:, None] & (n < rows)[None, :]
-    turns = cells & (head < HEADS + KV_HEADS)[:, None]
-    angle = row[None, :] * DIM + i[:, None]
-    first = a * tl.load(cos + angle, mask=turns, other=1.0) + b * tl.load(sin + angle, mask=turns, other=0.0)
-    second = b * tl.load(cos + angle + HALF, mask=turns, other=1.0) + a * tl.load(sin + angle + HALF, mask=turns,
-                                                                                 other=0.0)
-    is_q = cells & (head < HEADS)[:, None]
-    q_at = q_out + row[None, :] * (HEADS * DIM) + m[:, None]
-    tl.store(q_at, first.to(q_out.dtype.element_ty), mask=is_q)
-    tl.store(q_at + HALF, second.to(q_out.dtype.element_ty), mask=is_q)
-    slot = tl.load(slots + n, mask=n < rows, other=-1).to(tl.int64)
-    write = cells & (slot >= 0)[None, :]  # padding has no slot
-    is_k = write & turns & (head >= HEADS)[:, None]
-    key = keys + slot[None, :] * key_stride + (m - HEADS * DIM)[:, None]
-    tl.store(key, first.to(keys.dtype.element_ty), mask=is_k)
-    tl.store(key + HALF, second.to(keys.dtype.element_ty), mask=is_k)
-    is_v = write & (head >= HEADS + KV_HEADS)[:, None]
-    value = values + slot[None, :] * value_stride + (m - (HEADS + KV_HEADS) * DIM)[:, None]
-    tl.store(value, first.to(values.dtype.element_ty), mask=is_v)
-    tl.store(value + HALF, second.to(values.dtype.element_ty), mask=is_v)
-
-
-@triton.jit(do_not_specialize=["rows"])
 def by_head_kernel(x, weight, out, rows, size, K, x_stride, head_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr):
     """out [rows, heads, size] = x [rows, heads, K] times weight [heads, size, K], head by head. Grid (tiles of size,
