@@ -203,17 +203,19 @@ def _emit_drawn(seq: Sequence, drawn: Drawn) -> Decision:
         error = no_token(seq.state, len(seq.tokens) + at, not_a_number=tokens[at] == NAN)
         end, tokens = "stop" if error is None else "error", tokens[:at]
     emitter: Emitter = seq.emitter
+    known = len(emitter.token_ids)
     try:
         taken, finish = emitter.push_all(tokens)
     except PacelineError as problem:
-        taken, finish, end, error = len(tokens), None, "error", problem
+        taken, finish, end, error = len(emitter.token_ids) - known, None, "error", problem
+    tokens = tokens[:taken]
     if drawn.scores is not None and emitter.scored:
         top = seq.request.params.logprobs or 0
-        for token, row in zip(tokens[:taken], drawn.scores):
+        for token, row in zip(tokens, drawn.scores):
             emitter.note(unpacked(row, token, top))
-    if finish is None and end is not None:
-        return Decision(tokens, range(1, len(tokens)), end, error=error, origins=(PLAIN,) * len(tokens))
-    return Decision(tokens[:taken], range(1, taken), finish, origins=(PLAIN,) * taken)
+    if finish is not None:
+        end, error = finish, None
+    return Decision(tokens, range(1, taken), end, error=error, origins=(PLAIN,) * taken)
 
 
 def _emit_verified(group: RowGroup, found: Verified | None) -> Decision:

@@ -167,10 +167,12 @@ def place(seq: Sequence, steps: DeviceSteps | None, drafted: bool) -> None:
 
 def draws_on_device(seq: Sequence) -> bool:
     """Whether a device can draw the tokens of this sequence, if the host says before each what it bars. Traces tell
-    what every draw was made of, searches choose by themselves, and masks are lifted by the host alone."""
-    state, params = seq.state, seq.request.params
-    lifted = params.on_empty_support == "unmasked" and (state.needs_processors or params.structure is not None)
-    return not (params.trace or params.searches or lifted or seq.adapter)
+    what every draw was made of, masks are lifted by the host alone, and what is chosen among several by their scores
+    must not depend on who computed these: a device rounds them to float32."""
+    params = seq.request.params
+    masked = seq.state.allowed is not None or barred_by_host(seq)
+    lifted = params.on_empty_support == "unmasked" and masked
+    return not (params.trace or params.chosen_at_end or lifted or seq.adapter)
 
 
 def decided_on_device(group: RowGroup) -> bool:

@@ -75,4 +75,3 @@ def row_masks(groups: Seq[RowGroup]) -> list[Mask | None] | None:
             return None
         masks += [row_mask(row) for row in rows]
     return masks
-

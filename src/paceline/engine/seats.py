@@ -32,6 +32,7 @@ class DeviceSeats:
         """Sequences that draw in one step, at most."""
         self.state = DeviceState(seats, vocab_size, device)
         self.sampler = DeviceSampler(self.state, MOST_ROWS)
+        self._warned = False
         self._masks: torch.Tensor | None = None
         self._masked: torch.Tensor | None = None
         self._seated: list[tuple[Sequence, int] | None] = [None] * seats
@@ -44,8 +45,10 @@ class DeviceSeats:
         try:
             self.prepare(Controls(edits=seq.state.needs_processors, masks=barred_by_host(seq)))
         except torch.OutOfMemoryError:
-            log.warning("no memory on the device for penalties, bias and masks: requests with some are drawn on the "
-                        "host, which is slower; give the cache fewer kv_blocks")
+            if not self._warned:
+                log.warning("no memory on the device for penalties, bias and masks: requests with some are drawn on "
+                            "the host, which is slower; give the cache fewer kv_blocks")
+            self._warned = True
             return False
         return True
 
@@ -84,13 +87,10 @@ class DeviceSeats:
     def take(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
         """Tell the device about those it does not know in their seats, and what the host bars at the rows they draw
         from; what drawing for all of them takes."""
-        fresh = []
-        for seq in sequences:
-            seat = seq.allocation.seat
-            if self._seated[seat] != (seq, seq.epoch):
-                self._seated[seat] = (seq, seq.epoch)
-                fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[-1]))
-        self.state.assign(fresh)
+        fresh = [seq for seq in sequences if self._seated[seq.allocation.seat] != (seq, seq.epoch)]
+        self.state.assign([Seated(seq.allocation.seat, seq.state, len(seq.tokens), seq.tokens[-1]) for seq in fresh])
+        for seq in fresh:  # not before: without memory to tell the device they are told another time
+            self._seated[seq.allocation.seat] = (seq, seq.epoch)
         asked = [seq.request.params.logprobs or 0 for seq in sequences if seq.emitter.scored]
         scored = next(size for size in ALTERNATIVES if size >= max(asked)) if asked else None
         controls = self.state.controls([seq.allocation.seat for seq in sequences], scored)

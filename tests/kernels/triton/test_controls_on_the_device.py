@@ -175,6 +175,38 @@ def test_lists_and_scores_beyond_the_devices_room_are_the_hosts(device: torch.de
     assert len(found[0].outputs[0].logprobs[0].top) == 25
 
 
+def test_who_could_not_be_seated_is_seated_another_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = made(device, "triton")
+    state = llm.engine._device_steps.seats.state
+    assign, refusals = state.assign, [torch.OutOfMemoryError("no memory")]
+
+    def scarce(seated: Sequence[Any]) -> None:
+        if seated and refusals:
+            raise refusals.pop()
+        assign(seated)
+
+    monkeypatch.setattr(state, "assign", scarce)
+    wishes = [SEEDED, {"temperature": 0.0}]
+    same(outs(llm, wishes, count=5), outs(made(device, "reference"), wishes, count=5))
+    assert not refusals
+
+
+def test_a_failure_inside_an_accepted_path_counts_what_came_before_it(device: torch.device) -> None:
+    def fails(text: str, tokens: Sequence[int]) -> bool:
+        if len(tokens) == 3:
+            raise ValueError("enough")
+        return False
+
+    wishes = [SEEDED | {"logprobs": 2, "interrupt": fails}]
+    expected = outs(made(device, "reference"), [SEEDED], count=7)[0].outputs[0].token_ids
+    wish = {"method": "oracle", "k": 4, "adaptive": False, "tokens": expected}
+    found, reference = (outs(made(device, kernels), wishes, count=7, speculation=wish)
+                        for kernels in ("triton", "reference"))
+    same(found, reference)
+    one = found[0].outputs[0]
+    assert found[0].error is not None and len(one.token_ids) == len(one.logprobs) == 3
+
+
 class Failing:
     """A grammar that works twice."""
 

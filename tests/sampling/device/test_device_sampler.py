@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from paceline.kernels.triton.sampling import columns
 from paceline.request import SamplingParams
-from paceline.sampling.device.state import Controls
+from paceline.sampling.device.sampler import DeviceSampler
+from paceline.sampling.device.state import Controls, DeviceState
 
 V = 100
 token = st.integers(0, V - 1)
@@ -182,8 +183,13 @@ def test_controls_name_what_the_seats_need(device):
     assert both.state.controls([2]) == Controls(truncation=True)
     assert both.state.controls([3, 1]) == Controls(edits=True)
     assert both.state.controls(logprobs=2) == Controls(edits=True, truncation=True, logprobs=2)
-    both.state.release([3])
-    assert both.state.controls() == Controls(truncation=True)
+
+
+def test_masks_alone_bring_the_tables_along(device):
+    """Rows of requests that have ended meanwhile are edited too: what their seats name must be there."""
+    state = DeviceState(2, V, device)
+    DeviceSampler(state, 2).prepare(Controls(masks=True))
+    assert state.counts is not None and state.masks is not None
 
 
 def test_a_seat_is_taken_over_whole(device):

@@ -67,8 +67,9 @@ def _row(size: int, inputs: int) -> Product:
 
 
 def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
-    # Trials on an H200. Memory wants many programs: long rows are cut into pieces, narrow matrices into low tiles. A
-    # gated product or a head saves a launch beside the vendor's, which else is level with tiles from 32 rows on.
+    # Trials on an H200. Memory wants many programs: long rows are cut into pieces, from 17 rows on narrow matrices into
+    # low tiles. A gated product or a head saves a launch beside the vendor's, which else is level with tiles from 32
+    # rows on.
     width = max(16, 1 << (rows - 1).bit_length())
     if inputs >= 8192:
         return Product(Way.TILES, 64, width, 128, 4, 4, _quarter(inputs), True) if rows <= 32 else VENDOR

@@ -68,13 +68,15 @@ class DeviceSampler:
 
     def prepare(self, controls: Controls) -> None:
         """Allocate what these controls need. To be called before a graph with them is captured."""
-        if controls.edits:
+        if controls.edits or controls.masks:
+            # Also for masks alone: rows of those who have ended meanwhile still say what their seats need.
             self.state.prepare()
-        if (controls.edits or controls.masks) and self._edited is None:
-            self._edited = torch.empty(self.rows, self.state.vocab_size, dtype=torch.float32, device=self.state.device)
+            if self._edited is None:
+                size = (self.rows, self.state.vocab_size)
+                self._edited = torch.empty(size, dtype=torch.float32, device=self.state.device)
         if (controls.truncation or controls.logprobs is not None) and self._tallies is None:
-            self._tallies = self._full(self.rows * TALLY.value, 0, torch.int64)
             self._keys = self._full(self.rows * self._room, 0, torch.int64)
+            self._tallies = self._full(self.rows * TALLY.value, 0, torch.int64)
 
     def sample(self, logits: Tensor, rows: Rows, controls: Controls) -> Tensor:
         """[R] int32, a view that the next call overwrites: one token a row of raw logits [R, V] (float32, bfloat16 or
@@ -122,12 +124,11 @@ class DeviceSampler:
     def _edit(self, logits: Tensor, rows: Rows) -> None:
         state, count = self.state, logits.shape[0]
         block, warps = self._shape(count)
-        unused = state.table  # stands where a kernel's flags say that nothing is read
+        unused = state.table  # stands where nothing is read
         edit_kernel[(count, self._chunks(block))](
-            *self._source(logits), rows.seats, rows.positions, state.table,
-            unused if state.counts is None else state.counts, unused if rows.parents is None else rows.parents,
-            unused if rows.fed is None else rows.fed, state.ids, state.values, state.list_room,
-            unused if state.masks is None else state.masks, unused if rows.masks is None else rows.masks,
+            *self._source(logits), rows.seats, rows.positions, state.table, state.counts,
+            unused if rows.parents is None else rows.parents, unused if rows.fed is None else rows.fed, state.ids,
+            state.values, state.list_room, state.masks, unused if rows.masks is None else rows.masks,
             self._masked(rows), state.vocab_size, DRAFTS=rows.parents is not None, ROW_MASKS=rows.masks is not None,
             BLOCK=block, num_warps=warps, **_ALIKE)
 

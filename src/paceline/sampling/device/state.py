@@ -90,10 +90,6 @@ class DeviceState:
             if words[columns.FLAGS] & _EDITED:
                 self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
 
-    def release(self, seats: Sequence[int]) -> None:
-        """These seats are free: they no longer count in `controls`. Their device rows stay until somebody sits down."""
-        self._flags[list(seats)] = 0
-
     def controls(self, seats: Sequence[int] | None = None, logprobs: int | None = None) -> Controls:
         """What rows of these seats (all that are taken, by default) need. Masks of rows are the caller's."""
         flags = int(np.bitwise_or.reduce(self._flags if seats is None else self._flags[list(seats)], initial=0))
