@@ -14,8 +14,8 @@ from engine.tiny import tiny_model
 from grammar.structured import BEGIN, END, PROMPT, TOOL, structured_llm, token, tokenizer
 from paceline import SamplingParams
 from paceline.bench.schemas import SCHEMAS
-from paceline.engine.device import draws_on_device
 from paceline.engine.replay import replay_on
+from paceline.engine.sample_rows import barred_by_host
 from paceline.errors import EmptySupportError, GrammarError, RequestError
 from paceline.sampling.trace import Trace
 
@@ -210,11 +210,14 @@ def test_logprobs_and_traces_name_the_grammar_and_replay() -> None:
 
 
 def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
-    """Before its grammar is there, too."""
+    """Before its grammar is there, too: a device may draw its tokens, each behind the host's word, and may not go on
+    without it."""
     llm = structured_llm()
     names = [llm.engine.add(PROMPT, params) for params in (SamplingParams(choice=["a"]), SamplingParams())]
-    assert [draws_on_device(llm.engine.record(name).sequences[0]) for name in names] == [False, True]
-    assert [llm.engine.record(name).sequences[0].free_running for name in names] == [False, True]
+    sequences = [llm.engine.record(name).sequences[0] for name in names]
+    assert [barred_by_host(seq) for seq in sequences] == [True, False]
+    assert [seq.on_device for seq in sequences] == [True, True]
+    assert [seq.free_running for seq in sequences] == [False, True]
     for name in names:
         llm.engine.cancel(name)
 
