@@ -16,8 +16,8 @@ from engine.test_equality_matrix import preempt_at, strangers
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
-from paceline.engine.device import draws_on_device
 from paceline.engine.outputs import Record
+from paceline.engine.who_draws import draws_on_device
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build

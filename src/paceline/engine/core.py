@@ -21,7 +21,7 @@ from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
 from paceline.engine.books import Books, Touched
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps, captured_steps, place
+from paceline.engine.device import DeviceSteps, captured_steps
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.host_memory import HostMemory, host_report
@@ -35,6 +35,7 @@ from paceline.engine.sequence import Status
 from paceline.engine.step import Step
 from paceline.engine.structures import Structures
 from paceline.engine.warming import capture_steps
+from paceline.engine.who_draws import place
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
@@ -153,7 +154,7 @@ class Engine:
             seq.state = state
             seq.wait_for_commit = params.searches
             seq.emitter = Emitter(seq, self._text_stream(), self._eos)
-            place(seq, self._device_steps, drafted=drafter is not None)
+            place(seq, self.runner.seats, drafted=drafter is not None)
         record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:

@@ -14,10 +14,10 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.launched import MOST_REPEATS, Drawn, Launched
-from paceline.engine.sample_rows import barred_by_host
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence, Status
-from paceline.engine.step import RowGroup, Step
+from paceline.engine.step import Step
+from paceline.engine.who_draws import decided_on_device
 from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 
@@ -156,36 +156,3 @@ def capturable(model: CausalLM) -> bool:
     """Experts are chosen on the host, and attention over latent caches is planned there: nothing of either can be
     captured."""
     return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)
-
-
-def place(seq: Sequence, steps: DeviceSteps | None, drafted: bool) -> None:
-    """Say who draws a new sequence's tokens, and whether a device may run ahead of the host meanwhile."""
-    seq.on_device = draws_on_device(seq) and (steps is None or steps.seats.make_room(seq))
-    seq.free_running = (seq.on_device and not drafted and not barred_by_host(seq)
-                        and seq.request.params.interrupt is None)
-
-
-def draws_on_device(seq: Sequence) -> bool:
-    """Whether a device can draw the tokens of this sequence, if the host says before each what it bars. Traces tell
-    what every draw was made of, masks are lifted by the host alone, and what is chosen among several by their scores
-    must not depend on who computed these: a device rounds them to float32."""
-    params = seq.request.params
-    masked = seq.state.allowed is not None or barred_by_host(seq)
-    lifted = params.on_empty_support == "unmasked" and masked
-    return not (params.trace or params.chosen_at_end or lifted or seq.adapter)
-
-
-def decided_on_device(group: RowGroup) -> bool:
-    """Whether a device can decide all that a group yields: nothing, one token, or what becomes of a draft under the
-    coupled rule. Further samples have no seat yet, and a prompt's scores are the host's."""
-    seq, request = group.seq, group.seq.request
-    draws = len(group.tokens) - group.logits_from
-    if request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
-        return False
-    if not draws:
-        return True
-    if not seq.on_device or group.siblings or request.max_tokens == 0:
-        return False
-    if group.draft is None:
-        return draws == 1
-    return draws == len(group.draft) + 1 == len(group.tokens) and seq.record.speculation.rule == "coupled"

@@ -12,12 +12,12 @@ import torch
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.device import decided_on_device
 from paceline.engine.graphs import Graphs
 from paceline.engine.launched import Drawn
 from paceline.engine.runner import Batch
 from paceline.engine.seats import MOST_ROWS, DeviceSeats, drawing, send
 from paceline.engine.step import RowGroup
+from paceline.engine.who_draws import decided_on_device
 from paceline.kernels.paths import ancestry
 from paceline.kernels.triton import attention
 from paceline.kernels.triton.backend import TritonKernels
