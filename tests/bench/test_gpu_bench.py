@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
-from paceline.bench import gpu_peers
+from paceline.bench import gpu, gpu_peers
 from paceline.bench.gpu_shapes import SHAPES, cache_bytes, config_of, weight_bytes
+from paceline.cli.bench import gpu as command
 from paceline.cli.main import main
 from paceline.errors import ConfigError
+from paceline.request import SamplingParams
 
 
 def test_an_unknown_shape_lists_the_known_ones() -> None:
@@ -55,3 +59,12 @@ def test_a_peer_that_fails_is_left_out_with_its_reason(monkeypatch: pytest.Monke
 def test_what_a_step_reads_of_its_caches() -> None:
     """8B: 32 layers, 8 KV heads of 128, 16 bits."""
     assert cache_bytes(config_of("llama-3.1-8b"), torch.bfloat16, 3) == 3 * 2 * 32 * 8 * 128 * 2
+
+
+def test_the_command_measures_every_case_there_is_unless_told_otherwise() -> None:
+    assert inspect.signature(command).parameters["cases"].default.split(",") == list(gpu.CASES)
+
+
+def test_ways_to_sample_are_parameters_that_differ() -> None:
+    ways = [SamplingParams(**own) for own in gpu.CONTROLS.values()]
+    assert len({repr(way) for way in ways}) == len(ways)

@@ -116,8 +116,7 @@ def cpu(
 def gpu(
     json_file: options.JsonFile = None,
     shape: Annotated[str, typer.Option(help="Whose shape the weights have; a wrong name lists them.")] = "smollm2-135m",
-    cases: Annotated[str, typer.Option(help="tpot, ttft, mixed, verify, breakdown; separated by commas.")] = (
-        "tpot,ttft,mixed,verify,breakdown"),
+    cases: Annotated[str, typer.Option(help="Separated by commas.")] = "tpot,ttft,mixed,verify,controls,breakdown",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Batch-invariant kernels.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs; the best counts.")] = 2,
