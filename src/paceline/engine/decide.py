@@ -223,10 +223,11 @@ def _emit_verified(group: RowGroup, found: Verified | None) -> Decision:
     seq, draft = group.seq, group.draft
     if found is None:
         return Decision([])
-    one = _emit_drawn(seq, found.drawn)
+    verdict = found.verdict
+    one = _emit_drawn(seq, Drawn(verdict.tokens, found.scores))
     if draft is None or seq.status is Status.FINISHED:
         return one
-    verdict, count = found.verdict, len(one.tokens)
+    count = len(one.tokens)
     return Decision(one.tokens, verdict.path[:count], one.finish, error=one.error, draft=draft, chosen=found.chosen,
                     origins=[_origin(index, verdict, draft) for index in range(count)], moved=True)
 

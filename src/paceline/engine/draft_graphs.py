@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
@@ -67,8 +68,8 @@ class Verified:
 
     verdict: Verdict
     chosen: list[int]
-    drawn: Drawn
-    """The verdict's tokens."""
+    scores: Seq[NDArray[np.int32]] | None = None
+    """Of the verdict's tokens, as Drawn has them."""
 
 
 class DraftGraphs:
@@ -104,7 +105,7 @@ class DraftGraphs:
     @staticmethod
     def plain(drawn: Drawn) -> Verified | None:
         """What a group without a draft drew, in the same form."""
-        return Verified(Verdict(drawn.tokens, [0], []), drawn.tokens, drawn) if drawn.tokens else None
+        return Verified(Verdict(drawn.tokens, [0], []), drawn.tokens, drawn.scores) if drawn.tokens else None
 
     @torch.inference_mode()
     def run(self, batch: Batch, wanted: Seq[int]) -> torch.Tensor:
@@ -135,10 +136,9 @@ class DraftGraphs:
                 continue
             length = int(accepted[place]) + 1
             path = (rows[place, :length] - first).tolist()
-            tokens = texts[place, :length].tolist()
-            found.append(Verified(Verdict(tokens, path, path[1:], bool(bonus[place])),
+            found.append(Verified(Verdict(texts[place, :length].tolist(), path, path[1:], bool(bonus[place])),
                                   drawn[first:first + size].tolist(),
-                                  Drawn(tokens, list(scores[0][rows[place, :length]]) if scores else None)))
+                                  list(scores[0][rows[place, :length]]) if scores else None))
             place += 1
             first += size
         return found
