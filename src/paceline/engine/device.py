@@ -125,8 +125,9 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     """For engines on Triton's kernels; other backends do not lay out their steps on the device."""
     if not kernels.name.startswith("triton") or not capturable(model):
         return None
+    from paceline.engine.cuda_graphs import Graphs
     from paceline.engine.draft_graphs import DraftGraphs
-    from paceline.engine.graphs import DeviceDecoder, Graphs
+    from paceline.engine.graphs import DeviceDecoder
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.seats import DeviceSeats
     from paceline.kernels.triton.backend import TritonKernels
@@ -145,8 +146,8 @@ def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     """Likewise the steps of a model that drafts: what it draws is the host's, so only its forwards are captured."""
     if not kernels.name.startswith("triton") or not capturable(model):
         return None
+    from paceline.engine.cuda_graphs import Graphs
     from paceline.engine.draft_graphs import DraftGraphs
-    from paceline.engine.graphs import Graphs
     from paceline.kernels.triton.backend import TritonKernels
 
     return DraftGraphs(model, kernels, storage, tables, Graphs(device)) if isinstance(kernels, TritonKernels) else None

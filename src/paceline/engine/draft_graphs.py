@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.graphs import Graphs
+from paceline.engine.cuda_graphs import Graphs
 from paceline.engine.launched import Drawn
 from paceline.engine.runner import Batch
 from paceline.engine.seats import MOST_ROWS, DeviceSeats, drawing, send

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.cuda_graphs import Graphs
 from paceline.engine.launched import MOST_REPEATS, Launched
 from paceline.engine.seats import DeviceSeats, send
 from paceline.engine.sequence import Sequence
@@ -29,41 +29,6 @@ from paceline.sampling.device.state import Controls
 
 log = logging.getLogger("paceline.engine")
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-
-
-class Graphs:
-    """Captures what is launched on a device. On a CPU, where Triton is interpreted, nothing is captured and the same
-    launches are made each time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream: Any = None
-        self._pool: Any = None
-
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Runs `launch` once, then keeps it: what it reads and writes must lie where it lay."""
-        if self.device.type != "cuda":
-            launch()
-            return launch
-        if self._stream is None:
-            # One for all captures: memory that one has used is free for the next on the same stream only.
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(self._stream):
-                launch()  # what this compiles must not be compiled inside a capture
-                torch.cuda.synchronize(self.device)
-                # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time.
-                graph.capture_begin(pool=self._pool)
-                try:
-                    launch()
-                finally:
-                    graph.capture_end()
-        finally:  # without memory too: what was launched shares scratch with whatever runs instead
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        return graph.replay
 
 
 class DeviceDecoder:

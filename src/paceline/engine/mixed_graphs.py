@@ -13,7 +13,8 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.graphs import Graphs, power
+from paceline.engine.cuda_graphs import Graphs
+from paceline.engine.graphs import power
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
 from paceline.engine.seats import DeviceSeats, drawing, send
