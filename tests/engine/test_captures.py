@@ -124,20 +124,23 @@ def test_a_collector_that_was_off_stays_off() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_engine_that_becomes_garbage_does_not_break_a_capture() -> None:
-    break_with_garbage()
-
-
-def break_with_garbage() -> None:
     device = torch.device("cuda")
     x = torch.zeros(4, device=device)
 
-    def launch() -> None:
+    def add() -> None:
         x.add_(1)
-        busy()
 
-    old: list[Any] = [Graphs(device).capture(launch), x]
+    old: list[Any] = [Graphs(device).capture(add)]
     old.append(old)
+    engines = [old]
     del old
+
+    def launch() -> None:
+        add()
+        if torch.cuda.is_current_stream_capturing():
+            engines.clear()
+            busy()
+
     again = Graphs(device).capture(launch)
     again()
     torch.cuda.synchronize()

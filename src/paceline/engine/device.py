@@ -125,20 +125,26 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     """For engines on Triton's kernels; other backends do not lay out their steps on the device."""
     if not kernels.name.startswith("triton") or not capturable(model):
         return None
+    from paceline.engine.captured import CapturedForward
     from paceline.engine.cuda_graphs import Graphs
     from paceline.engine.draft_graphs import DraftGraphs
+    from paceline.engine.draw_graphs import DrawGraphs
     from paceline.engine.graphs import DeviceDecoder
+    from paceline.engine.handover import Handovers
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.seats import DeviceSeats
     from paceline.kernels.triton.backend import TritonKernels
 
     if not isinstance(kernels, TritonKernels):
         return None
-    graphs = Graphs(device)
-    seats = DeviceSeats(tables[0].shape[0], model.config.vocab_size, device)
-    return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats),
-                       MixedGraphs(model, kernels, storage, tables, graphs, seats),
-                       DraftGraphs(model, kernels, storage, tables, graphs, seats), seats)
+    graphs, vocab_size = Graphs(device), model.config.vocab_size
+    seats = DeviceSeats(tables[0].shape[0], vocab_size, device)
+    draws, handovers = DrawGraphs(graphs, seats, storage), Handovers(vocab_size, len(tables), device)
+    prompts = CapturedForward(model, kernels, storage, tables, graphs, handovers, seats.state.last_tokens,
+                              drawn_rows_only=True)
+    drafted = CapturedForward(model, kernels, storage, tables, graphs, handovers)
+    return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats), MixedGraphs(prompts, draws),
+                       DraftGraphs(drafted, draws), seats)
 
 
 def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
@@ -146,11 +152,16 @@ def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     """Likewise the steps of a model that drafts: what it draws is the host's, so only its forwards are captured."""
     if not kernels.name.startswith("triton") or not capturable(model):
         return None
+    from paceline.engine.captured import CapturedForward
     from paceline.engine.cuda_graphs import Graphs
     from paceline.engine.draft_graphs import DraftGraphs
+    from paceline.engine.handover import Handovers
     from paceline.kernels.triton.backend import TritonKernels
 
-    return DraftGraphs(model, kernels, storage, tables, Graphs(device)) if isinstance(kernels, TritonKernels) else None
+    if not isinstance(kernels, TritonKernels):
+        return None
+    return DraftGraphs(CapturedForward(model, kernels, storage, tables, Graphs(device),
+                                       Handovers(model.config.vocab_size, len(tables), device)))
 
 
 def capturable(model: CausalLM) -> bool:

@@ -20,7 +20,6 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
-from paceline.sampling.masks import Mask
 
 if TYPE_CHECKING:
     from paceline.engine.draft_graphs import DraftGraphs, Verified
@@ -110,12 +109,7 @@ class Runner:
                 self.drafts = None
         elif batch.on_host and self.graphs is not None:
             try:
-                masks = self._masks(self.drafts, batch)
-                if self.drafts is not None and masks is not None:
-                    drawn = self.graphs.draw(batch, masks).read()
-                    return StepLogits(torch.empty(0), first, {}, [self.drafts.plain(own) for own in drawn])
-                logits = self.graphs.run(batch, rows or [0])
-                return StepLogits(logits[:len(rows)], first, {})
+                return self._mixed(self.graphs, self.drafts, batch, rows, first)
             except torch.OutOfMemoryError:
                 log.warning("no memory to capture a step of %d rows: steps are launched kernel by kernel from now on, "
                             "which is slower; give the cache fewer kv_blocks", layout.rows)
@@ -134,16 +128,22 @@ class Runner:
         return StepLogits(logits, first, context.tapped)
 
     def _drafted(self, drafts: DraftGraphs, batch: Batch, rows: list[int], first: list[int]) -> StepLogits:
-        masks = self._masks(drafts, batch)
-        if masks is not None:
-            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, rows, masks))
-        return StepLogits(drafts.run(batch, rows or [0])[:len(rows)], first, {})
-
-    @staticmethod
-    def _masks(drafts: DraftGraphs | None, batch: Batch) -> list[Mask | None] | None:
-        """What the host bars at each row that the device is to draw from; None: the host has to decide."""
         groups = batch.step.groups
-        return row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
+        decided = drafts.verifies(groups)
+        ran = drafts.run(batch, rows, decided)
+        masks = row_masks(groups) if decided else None  # while the device computes
+        if masks is not None:
+            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, ran, masks))
+        return StepLogits(ran.logits[:len(rows)], first, {})
+
+    def _mixed(self, graphs: MixedGraphs, drafts: DraftGraphs | None, batch: Batch, rows: list[int],
+               first: list[int]) -> StepLogits:
+        ran, groups = graphs.run(batch, rows), batch.step.groups
+        masks = row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
+        if drafts is not None and masks is not None:
+            drawn = graphs.draw(batch, ran, masks).read()
+            return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
+        return StepLogits(ran.logits[:len(rows)], first, {})
 
     def prepare(self, step: Step, on_device: bool = False) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the

@@ -12,7 +12,8 @@ import torch
 
 from kernels.triton.test_device_decoding import made
 from paceline import LLM, SamplingParams
-from paceline.engine import draft_graphs
+from paceline.engine import draft_graphs, runner
+from paceline.engine.captured import CapturedForward
 
 PROMPT = [3, 14, 15, 92, 65, 35]
 OTHER = [2, 71, 82, 81]
@@ -59,7 +60,7 @@ def test_right_drafts_are_taken_on_the_device(device: torch.device, controls: di
     llm, calls = watched(device, name=name)
     wish = {"method": "oracle", "k": 3, "branches": branches, "tokens": expected}
     assert tokens_of(llm, wish, controls) == expected
-    assert calls == {"verify": 2}, "six tokens after the first, four a step"
+    assert calls == {"run": 2, "verify": 2}, "six tokens after the first, four a step"
     assert llm.engine.report()["accepted"] >= 4
 
 
@@ -68,7 +69,7 @@ def test_wrong_drafts_change_nothing(device: torch.device) -> None:
     expected = plain(device, SEEDED)
     llm, calls = watched(device)
     assert tokens_of(llm, {"method": "wrong", "k": 2, "branches": 2, "tokens": expected}, SEEDED) == expected
-    assert calls["verify"] >= 4 and not calls["run"]
+    assert calls["verify"] == calls["run"] >= 4
 
 
 def test_who_needs_the_host_is_decided_there_from_captured_logits(device: torch.device) -> None:
@@ -96,13 +97,15 @@ def test_other_rules_are_the_hosts(device: torch.device) -> None:
     assert len(found) == 7 and calls["run"] and not calls["verify"]
 
 
-def test_what_a_reduced_model_reads_is_captured_too(device: torch.device) -> None:
-    expected = plain(device, GREEDY)[:3]
+@pytest.mark.parametrize("shape", [{"k": 1}, {"branches": [2, 1]}])
+def test_what_a_reduced_model_reads_is_captured_too(device: torch.device, shape: dict[str, Any]) -> None:
+    """Of a tree it reads level by level: the rows above are read again and their logits are not asked for."""
+    expected = plain(device, GREEDY)[:4]
     llm, calls = watched(device)
     reduced: Any = llm.engine.draft_models.exiting(1)
-    wish = {"method": "exit", "layers": 1, "k": 1, "adaptive": False}
-    assert tokens_of(llm, wish, GREEDY, count=3) == expected
-    assert calls["verify"] >= 1 and reduced._runner.drafts._captured
+    wish = {"method": "exit", "layers": 1, "adaptive": False} | shape
+    assert tokens_of(llm, wish, GREEDY, count=4) == expected
+    assert calls["verify"] >= 1 and reduced._runner.drafts._forward.captured
 
 
 def test_a_stop_inside_an_accepted_path_ends_the_text_there(device: torch.device) -> None:
@@ -124,7 +127,58 @@ def test_without_memory_for_graphs_drafts_are_verified_kernel_by_kernel(device: 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    llm.engine.runner.drafts._graphs.capture = full
+    llm.engine.runner.drafts._forward._graphs.capture = full
     assert tokens_of(llm, {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}, GREEDY) == expected
-    assert llm.engine.runner.drafts is None and calls["verify"] == 1
+    assert llm.engine.runner.drafts is None and calls == {"run": 1}
     assert "steps with drafts are launched kernel by kernel" in caplog.text
+
+
+def test_without_memory_for_the_draws_alone_nothing_is_drawn_twice(device: torch.device) -> None:
+    """Penalties count: a token that was counted and then drawn again would change what comes."""
+    controls = SEEDED | {"repetition_penalty": 1.4, "presence_penalty": 0.5}
+    expected = plain(device, controls)
+    llm, calls = watched(device)
+    draws, capture = llm.engine.runner.drafts._draws, llm.engine.runner.drafts._draws._graphs.capture
+
+    def full_for_draws(launch: Any) -> Any:
+        if launch.__qualname__.startswith("DrawGraphs"):
+            raise torch.OutOfMemoryError("no memory")
+        return capture(launch)
+
+    draws._graphs.capture = full_for_draws
+    assert tokens_of(llm, {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}, controls) == expected
+    assert llm.engine.runner.drafts is None and calls == {"run": 1, "verify": 1}
+
+
+def test_what_the_host_bars_is_computed_while_the_forward_runs(device: torch.device,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    controls = SEEDED | {"no_repeat_ngram_size": 2}
+    expected = plain(device, controls)
+    llm, _ = watched(device)
+    order: list[str] = []
+    run, masks = CapturedForward.run, runner.row_masks
+
+    def launched(*given: Any, **more: Any) -> Any:
+        order.append("forward")
+        return run(*given, **more)
+
+    monkeypatch.setattr(CapturedForward, "run", launched)
+    monkeypatch.setattr(runner, "row_masks", lambda groups: (order.append("masks"), masks(groups))[1])
+    wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
+    assert tokens_of(llm, wish, controls) == expected
+    assert tokens_of(llm, None, controls) == expected
+    assert order and order[::2] == ["forward"] * (len(order) // 2) and order[1::2] == ["masks"] * (len(order) // 2)
+
+
+def test_other_controls_capture_draws_and_no_forward(device: torch.device) -> None:
+    llm, _ = watched(device)
+    expected = plain(device, GREEDY)
+    wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
+    assert tokens_of(llm, wish, GREEDY) == expected
+    steps = llm.engine._device_steps
+    forwards = steps.mixed._forward, steps.drafts._forward
+    before, draws = [set(forward.captured) for forward in forwards], len(steps.mixed._draws._captured)
+    tokens_of(llm, wish, GREEDY | {"logit_bias": {5: 1e-3}, "logprobs": 2})
+    tokens_of(llm, wish, GREEDY | {"top_k": 9, "temperature": 1e-4})
+    assert [set(forward.captured) for forward in forwards] == before
+    assert len(steps.mixed._draws._captured) > draws

@@ -1,0 +1,94 @@
+"""What follows a captured forward on the device: draws from its logits, and where there are drafts their verification
+and the move of accepted paths. Captured by the rows drawn from and by what drawing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from paceline.cache.compaction import PathCompaction
+from paceline.cache.storage import KVStorage
+from paceline.engine.cuda_graphs import Graphs
+from paceline.engine.handover import Handover, nobody_draws
+from paceline.engine.seats import MOST_ROWS, DeviceSeats
+from paceline.kernels.triton.stepping_device import note_kernel
+from paceline.sampling.device.sampler import Rows
+from paceline.sampling.device.state import Controls
+from paceline.speculation.device import DeviceVerifier, PackedDrafts
+
+WIDEST = 128
+"""Rows of a draft, its root included."""
+
+
+class Drafts(Enum):
+    """Of a step that is decided."""
+
+    NONE = "none"
+    CHAINS = "chains"
+    TREES = "trees"
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedDraw:
+    out: list[torch.Tensor]
+    """[R] int32 what was drawn; with drafts the verdicts (speculation.device.Verdicts.packed); the scores of what was
+    drawn, where the controls ask for them. Overwritten by the next replay."""
+    replay: Callable[[], None]
+
+
+class DrawGraphs:
+    """Shared by all captured steps of an engine. One stream at a time."""
+
+    def __init__(self, graphs: Graphs, seats: DeviceSeats, storage: KVStorage) -> None:
+        self.device = graphs.device
+        self.seats = seats
+        self._graphs = graphs
+        self._storage = storage
+        self._captured: dict[tuple[Handover, Drafts, Controls], CapturedDraw] = {}
+        self._verifier: DeviceVerifier | None = None
+        self._compactions: list[PathCompaction] = []
+
+    def ready(self, handover: Handover, controls: Controls, drafts: Drafts = Drafts.NONE) -> CapturedDraw:
+        """What is drawn from these logits, to be replayed behind the forward."""
+        found = self._captured.get((handover, drafts, controls))
+        if found is None:
+            found = self._captured[handover, drafts, controls] = self._capture(handover, controls, drafts)
+        return found
+
+    def _capture(self, handover: Handover, controls: Controls, drafts: Drafts) -> CapturedDraw:
+        self.seats.prepare(controls)
+        if drafts is not Drafts.NONE and self._verifier is None:
+            self._compactions = [PathCompaction(planes) for planes in self._storage.planes]
+            self._verifier = DeviceVerifier(MOST_ROWS, WIDEST - 1, self.device)
+        out: list[torch.Tensor] = []
+
+        def launch() -> None:
+            out[:] = self._decide(handover, controls, drafts)
+
+        kept = handover.data.clone()  # a forward may have run already, and launching what is captured must draw nothing
+        nobody_draws(handover.draws)
+        try:
+            return CapturedDraw(out, self._graphs.capture(launch))
+        finally:
+            handover.data.copy_(kept)
+
+    def _decide(self, handover: Handover, controls: Controls, drafts: Drafts) -> list[torch.Tensor]:
+        draws, state = handover.draws, self.seats.state
+        owners = draws.seats.to(torch.int32)
+        if drafts is Drafts.NONE:
+            drawn, scores = self.seats.draw(handover.logits, Rows(owners, draws.positions), controls)
+            note_kernel[(1,)](drawn, owners, state.last_tokens, handover.rows, state.table, state.counts,
+                              state.vocab_size, COUNT=controls.edits, BLOCK=1 << (handover.rows - 1).bit_length())
+            return [drawn] if scores is None else [drawn, scores]
+        assert self._verifier is not None
+        above, starts = draws.parents.to(torch.int32), draws.offsets.to(torch.int32)
+        drawn, scores = self.seats.draw(handover.logits, Rows(owners, draws.positions, above, draws.fed), controls)
+        packed = PackedDrafts(starts, above, draws.fed, owners, min(handover.rows, WIDEST))
+        verdicts = self._verifier.verify(packed, drawn, state, count=controls.edits)
+        if drafts is Drafts.TREES:
+            for compaction, slots in zip(self._compactions, draws.slots):
+                compaction.move(starts, verdicts.accepted, verdicts.rows, slots)
+        return [drawn, verdicts.packed] if scores is None else [drawn, verdicts.packed, scores]
