@@ -5,7 +5,7 @@ Runs where Triton does: on a card, or for a small vocabulary in Triton's interpr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.cache.compaction import PathCompaction
+from paceline.kernels.triton.sampling import columns
 from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
 from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import Controls, DeviceState, Seated
 from paceline.sampling.logprobs import token_logprobs, unpacked
 from paceline.sampling.noise import gumbel, token_bits
+from paceline.sampling.processed import Processed
 from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.rules.coupled import coupled
 
@@ -134,9 +136,36 @@ def check(device: torch.device, width: int, rows: int, seed: int = 0, block: int
         found.note("logprob", near, row=row, device=(own.raw, own.processed), host=(score.raw, score.processed))
         found.note("rank", own.rank == score.rank, row=row)
         found.note("alternatives", list(own.top) == list(score.top), row=row)
+    _check_siblings(batch, processed, controls, tokens, found)
     _check_company(batch, tokens, found)
     _check_verdicts(device, found, seed)
     return found
+
+
+def _check_siblings(batch: Batch, processed: Processed, controls: Controls, tokens: list[int],
+                    found: Findings) -> None:
+    """What would have been drawn without the tokens before it: the support by score and noise, the best first."""
+    further = 3
+    several, scores = batch.sampler.several(batch.on_device, batch.rows, replace(controls, further=further))
+    for row, state in enumerate(one.state for one in batch.host_rows):
+        if state.is_greedy:
+            values = processed.logits_of(row).float().numpy()
+            ids = np.flatnonzero(values > -np.inf)
+            values = values[ids].astype(np.float64)
+        else:
+            ids, support = processed.support(row)
+            values = support.astype(np.float64) + gumbel(token_bits(state.seed, POSITION, ids))
+        order = np.lexsort((ids, -values))[:1 + further]
+        expected, ours = ids[order].tolist(), several[:, row].tolist()
+        gaps = np.diff(values[order]) if len(order) > 1 else np.zeros(1)
+        if tokens[row] == ours[0] and (-gaps > _NEAR).all():
+            padded = expected + [columns.EMPTY] * (1 + further - len(expected))
+            found.note("siblings", ours == padded, row=row, device=ours, host=padded)
+        for number, token in enumerate(ours):
+            if 0 <= token != tokens[row]:
+                own, theirs = unpacked(scores[number, row].cpu().numpy(), token, 0), processed.logprob(row, token)
+                found.note("sibling's logprob", state.is_greedy or abs(own.processed - theirs) < 1e-5, row=row,
+                           device=own.processed, host=theirs)
 
 
 def _gap(support: tuple[NDArray[np.int64], NDArray[np.float32]], row: SampleRow, ours: int, theirs: int) -> float:

@@ -21,7 +21,7 @@ from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
 from paceline.engine.books import Books, Touched
 from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps, captured_steps
+from paceline.engine.device import DeviceSteps, captured_steps, draft_sampler
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.host_memory import HostMemory, host_report
@@ -94,14 +94,15 @@ class Engine:
         self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
         if self._device_steps is not None:
             self.runner.graphs, self.runner.drafts = self._device_steps.mixed, self._device_steps.drafts
-            self.runner.seats = self._device_steps.seats
+            self.runner.seats = self._device_steps.draws.seats
         self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._decider = Decider(Pipeline(self._vocab, native_sampler()))
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), self.runner, self.cache,
-                                              self.scheduler, config, device, source)
+                                              self.scheduler, config, device, source,
+                                              draft_sampler(self._device_steps))
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)

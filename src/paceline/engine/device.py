@@ -22,11 +22,12 @@ from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
+    from paceline.engine.device_drafting import DeviceDraftSampler
     from paceline.engine.draft_graphs import DraftGraphs
+    from paceline.engine.draw_graphs import DrawGraphs
     from paceline.engine.graphs import DeviceDecoder
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.runner import Runner
-    from paceline.engine.seats import DeviceSeats
 
 log = logging.getLogger("paceline.engine")
 AHEAD = 2
@@ -40,12 +41,12 @@ QUIET = 1.0
 class DeviceSteps:
     """The steps in flight on a device, oldest first."""
 
-    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs, drafts: DraftGraphs, seats: DeviceSeats) -> None:
+    def __init__(self, decoder: DeviceDecoder, mixed: MixedGraphs, drafts: DraftGraphs, draws: DrawGraphs) -> None:
         self.decoder: DeviceDecoder | None = decoder
         """None: there is no memory to capture its steps."""
         self.mixed = mixed
         self.drafts = drafts
-        self.seats = seats
+        self.draws = draws
         self.launched: deque[Launched] = deque()
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
@@ -144,12 +145,12 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
                               drawn_rows_only=True)
     drafted = CapturedForward(model, kernels, storage, tables, graphs, handovers)
     return DeviceSteps(DeviceDecoder(model, kernels, storage, tables, graphs, seats), MixedGraphs(prompts, draws),
-                       DraftGraphs(drafted, draws), seats)
+                       DraftGraphs(drafted, draws), draws)
 
 
 def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                    device: torch.device) -> DraftGraphs | None:
-    """Likewise the steps of a model that drafts: what it draws is the host's, so only its forwards are captured."""
+    """Likewise the forwards of a model that drafts; draft_sampler draws behind them."""
     if not kernels.name.startswith("triton") or not capturable(model):
         return None
     from paceline.engine.captured import CapturedForward
@@ -162,6 +163,15 @@ def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
         return None
     return DraftGraphs(CapturedForward(model, kernels, storage, tables, Graphs(device),
                                        Handovers(model.config.vocab_size, len(tables), device)))
+
+
+def draft_sampler(steps: DeviceSteps | None) -> DeviceDraftSampler | None:
+    """What draws for models that draft, where captured steps draw on the device."""
+    if steps is None:
+        return None
+    from paceline.engine.device_drafting import DeviceDraftSampler
+
+    return DeviceDraftSampler(steps.draws)
 
 
 def capturable(model: CausalLM) -> bool:

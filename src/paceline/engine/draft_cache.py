@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,10 @@ from paceline.engine.step import RowGroup, Step
 from paceline.speculation.drafter import DraftedSequence
 from paceline.speculation.models import NOTHING, Ask, Draw, root_of
 
+if TYPE_CHECKING:
+    from paceline.engine.device_drafting import DeviceDraftSampler
+
+log = logging.getLogger("paceline.speculation")
 FOLDED = 16
 """Tokens that a model is behind by and reads together with the first draft token."""
 
@@ -69,9 +74,11 @@ def base_of(sequence: DraftedSequence) -> tuple[Sequence, list[int]]:
 class CachedModel(ABC):
     """speculation.models.DraftModel over a Runner."""
 
-    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int) -> None:
-        """`longest`: positions the model can run."""
+    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int,
+                 device: DeviceDraftSampler | None = None) -> None:
+        """`longest`: positions the model can run. `device`: draws where it can, the host does elsewhere."""
         self._runner = runner
+        self.device_sampler = device
         self._cache = cache
         self._vocab = vocab_size
         self._longest = min(longest, cache.max_blocks_per_seq * cache.block_size)
@@ -142,16 +149,25 @@ class CachedModel(ABC):
             base += len(reading.tokens) - first
             # Whatever happens now, nothing beyond this is to be relied upon.
             reading.held.chain = reading.chain[:reading.begin]
-        logits = self._logits(groups)
-        if wanted != list(range(base)):
-            logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+        out = self._runner.run(Step(0, groups))
         for reading in readings:
             reading.held.chain = reading.chain
-        return self._sampler.draws(logits, [place for reading in readings for place in reading.places])
+        places = [place for reading in readings for place in reading.places]
+        sampler = self.device_sampler
+        if sampler is not None and out.handover is not None and sampler.takes(out.handover, places):
+            try:
+                return sampler.draws(out.handover, places, wanted)
+            except torch.OutOfMemoryError:
+                log.warning("no memory to capture the draws of a draft model: they are made on the host from now on, "
+                            "which is slower; give the cache fewer kv_blocks")
+                self.device_sampler = None
+        logits = self._padded(out.logits)
+        if wanted != list(range(base)):
+            logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+        return self._sampler.draws(logits, places)
 
-    def _logits(self, groups: list[RowGroup]) -> torch.Tensor:
-        """[R, V] of the rows that were asked for; V is the target's vocabulary, whatever padding each has."""
-        logits = self._runner.run(Step(0, groups)).logits
+    def _padded(self, logits: torch.Tensor) -> torch.Tensor:
+        """[R, V]: V is the target's vocabulary, whatever padding each has."""
         missing = self._vocab - logits.shape[1]
         return logits[:, :self._vocab] if missing <= 0 else F.pad(logits, (0, missing), value=-torch.inf)
 
@@ -164,8 +180,8 @@ class TargetCacheModel(CachedModel):
     """
 
     def __init__(self, runner: Runner, cache: CacheManager, scheduler: Scheduler, vocab_size: int,
-                 longest: int) -> None:
-        super().__init__(runner, cache, vocab_size, longest)
+                 longest: int, device: DeviceDraftSampler | None = None) -> None:
+        super().__init__(runner, cache, vocab_size, longest, device)
         self._scheduler = scheduler
 
     def open(self, sequences: Seq[DraftedSequence]) -> list[int]:
@@ -188,9 +204,10 @@ class OwnCacheModel(CachedModel):
     """Another model with a cache of its own. What it holds of a sequence outlives preemption of the sequence; where
     blocks or seats run out, the least recently drafted sequence loses its own."""
 
-    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int, max_rows: int) -> None:
+    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int, max_rows: int,
+                 device: DeviceDraftSampler | None = None) -> None:
         """`max_rows`: how many rows it may read in one step to catch up, all sequences together."""
-        super().__init__(runner, cache, vocab_size, longest)
+        super().__init__(runner, cache, vocab_size, longest, device)
         self._max_rows = max_rows
         self._own_vocab = runner.model.config.vocab_size
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.captured import CapturedForward
-from paceline.engine.draw_graphs import WIDEST, Drafts, DrawGraphs
+from paceline.engine.draw_graphs import WIDEST, DrawGraphs, Follows
 from paceline.engine.handover import Handover
 from paceline.engine.launched import Drawn
 from paceline.engine.runner import Batch
@@ -88,7 +88,7 @@ class DraftGraphs:
         groups = batch.step.groups
         trees = any(group.parents is not None for group in groups)
         draw = self._draws.ready(handover, self._draws.seats.take(drawing(groups), masks),
-                                 Drafts.TREES if trees else Drafts.CHAINS)
+                                 Follows.TREES if trees else Follows.CHAINS)
         draw.replay()
         drawn, packed, *scores = (part.cpu().numpy() for part in draw.out)
         count = handover.rows

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,6 +30,9 @@ from paceline.models.reduced import RoundedWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.models import ATTENTION, MLP, DraftModel, Sublayer
+
+if TYPE_CHECKING:
+    from paceline.engine.device_drafting import DeviceDraftSampler
 
 log = logging.getLogger("paceline.speculation")
 
@@ -61,8 +64,10 @@ class EngineDraftModels:
     """Implements speculation.models.DraftModels around a running engine's parts."""
 
     def __init__(self, target: LoadedModel, runner: Runner, cache: CacheManager, scheduler: Scheduler,
-                 config: EngineConfig, device: torch.device, source: ModelSource | None) -> None:
+                 config: EngineConfig, device: torch.device, source: ModelSource | None,
+                 sampler: DeviceDraftSampler | None = None) -> None:
         self._target = target
+        self._sampler = sampler
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -129,7 +134,8 @@ class EngineDraftModels:
         kernels = kernels or self._target.kernels
         runner = Runner(model, kernels, self._runner.storage, self._cache.tables, self._device)
         runner.drafts = captured_reads(model, kernels, runner.storage, self._cache.tables, self._device)
-        return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len)
+        return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len,
+                                self._sampler)
 
     def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config
@@ -170,7 +176,7 @@ class EngineDraftModels:
                             loaded.kv_dtype, self._device)
         runner = Runner(model, loaded.kernels, storage, cache.tables, self._device)
         runner.drafts = captured_reads(model, loaded.kernels, storage, cache.tables, self._device)
-        return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens)
+        return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens, self._sampler)
 
     def _blocks(self, loaded: LoadedModel, cache_tokens: int | None) -> int:
         """As many tokens as the target's cache holds, if memory allows."""

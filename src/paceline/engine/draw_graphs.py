@@ -23,19 +23,24 @@ WIDEST = 128
 """Rows of a draft, its root included."""
 
 
-class Drafts(Enum):
-    """Of a step that is decided."""
+class Follows(Enum):
+    """What becomes of the tokens that a device draws."""
 
-    NONE = "none"
+    NOTHING = "nothing"
+    """They are a draft's: with their siblings, tokens [1 + further, R] and scores of each."""
+    NOTED = "noted"
+    """They are their seats' newest, and counted."""
     CHAINS = "chains"
+    """Drafts are verified by them: chains."""
     TREES = "trees"
+    """Drafts are verified by them and accepted paths moved into place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedDraw:
     out: list[torch.Tensor]
-    """[R] int32 what was drawn; with drafts the verdicts (speculation.device.Verdicts.packed); the scores of what was
-    drawn, where the controls ask for them. Overwritten by the next replay."""
+    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts speculation.device.Verdicts.packed; the scores of
+    what was drawn, where the controls ask for them. Overwritten by the next replay."""
     replay: Callable[[], None]
 
 
@@ -47,26 +52,26 @@ class DrawGraphs:
         self.seats = seats
         self._graphs = graphs
         self._storage = storage
-        self._captured: dict[tuple[Handover, Drafts, Controls], CapturedDraw] = {}
+        self._captured: dict[tuple[Handover, Follows, Controls], CapturedDraw] = {}
         self._verifier: DeviceVerifier | None = None
         self._compactions: list[PathCompaction] = []
 
-    def ready(self, handover: Handover, controls: Controls, drafts: Drafts = Drafts.NONE) -> CapturedDraw:
+    def ready(self, handover: Handover, controls: Controls, follows: Follows) -> CapturedDraw:
         """What is drawn from these logits, to be replayed behind the forward."""
-        found = self._captured.get((handover, drafts, controls))
+        found = self._captured.get((handover, follows, controls))
         if found is None:
-            found = self._captured[handover, drafts, controls] = self._capture(handover, controls, drafts)
+            found = self._captured[handover, follows, controls] = self._capture(handover, controls, follows)
         return found
 
-    def _capture(self, handover: Handover, controls: Controls, drafts: Drafts) -> CapturedDraw:
+    def _capture(self, handover: Handover, controls: Controls, follows: Follows) -> CapturedDraw:
         self.seats.prepare(controls)
-        if drafts is not Drafts.NONE and self._verifier is None:
+        if follows in (Follows.CHAINS, Follows.TREES) and self._verifier is None:
             self._compactions = [PathCompaction(planes) for planes in self._storage.planes]
             self._verifier = DeviceVerifier(MOST_ROWS, WIDEST - 1, self.device)
         out: list[torch.Tensor] = []
 
         def launch() -> None:
-            out[:] = self._decide(handover, controls, drafts)
+            out[:] = self._decide(handover, controls, follows)
 
         kept = handover.data.clone()  # a forward may have run already, and launching what is captured must draw nothing
         nobody_draws(handover.draws)
@@ -75,10 +80,12 @@ class DrawGraphs:
         finally:
             handover.data.copy_(kept)
 
-    def _decide(self, handover: Handover, controls: Controls, drafts: Drafts) -> list[torch.Tensor]:
+    def _decide(self, handover: Handover, controls: Controls, follows: Follows) -> list[torch.Tensor]:
         draws, state = handover.draws, self.seats.state
         owners = draws.seats.to(torch.int32)
-        if drafts is Drafts.NONE:
+        if follows is Follows.NOTHING:
+            return list(self.seats.sampler.several(handover.logits, Rows(owners, draws.positions), controls))
+        if follows is Follows.NOTED:
             drawn, scores = self.seats.draw(handover.logits, Rows(owners, draws.positions), controls)
             note_kernel[(1,)](drawn, owners, state.last_tokens, handover.rows, state.table, state.counts,
                               state.vocab_size, COUNT=controls.edits, BLOCK=1 << (handover.rows - 1).bit_length())
@@ -88,7 +95,7 @@ class DrawGraphs:
         drawn, scores = self.seats.draw(handover.logits, Rows(owners, draws.positions, above, draws.fed), controls)
         packed = PackedDrafts(starts, above, draws.fed, owners, min(handover.rows, WIDEST))
         verdicts = self._verifier.verify(packed, drawn, state, count=controls.edits)
-        if drafts is Drafts.TREES:
+        if follows is Follows.TREES:
             for compaction, slots in zip(self._compactions, draws.slots):
                 compaction.move(starts, verdicts.accepted, verdicts.rows, slots)
         return [drawn, verdicts.packed] if scores is None else [drawn, verdicts.packed, scores]

@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from paceline.engine.seats import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,10 @@ class Handover:
         self.data = torch.zeros(Draws.size(rows, views), dtype=torch.int64, device=device)
         self.draws = Draws.over(self.data, rows, views)
         nobody_draws(self.draws)
+
+    def let_draw(self, drawing: NDArray[np.int64]) -> None:
+        """[2, R]: `seats` and `positions` of the draws to come, where the forward was told of none."""
+        send(drawing.reshape(-1), self.data[self.rows:3 * self.rows])
 
 
 class Handovers:

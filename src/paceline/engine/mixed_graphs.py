@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.draw_graphs import CapturedDraw, DrawGraphs
+from paceline.engine.draw_graphs import CapturedDraw, DrawGraphs, Follows
 from paceline.engine.handover import Handover
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
@@ -56,7 +56,7 @@ class MixedGraphs:
         """Draw behind `run`. `masks`: what the host bars at each row that is drawn from."""
         groups = batch.step.groups
         launched = Launched(batch.step, self._draws.device)
-        draw = self._draws.ready(handover, self._draws.seats.take(drawing(groups), masks))
+        draw = self._draws.ready(handover, self._draws.seats.take(drawing(groups), masks), Follows.NOTED)
         return _drawn(launched, draw, *logit_rows(groups, batch.layout.offsets))
 
     @torch.inference_mode()
@@ -68,7 +68,7 @@ class MixedGraphs:
         try:
             controls = self._draws.seats.take(drawing(groups))
             forward = self._for(batch.layout.rows, len(wanted))
-            draw = self._draws.ready(forward.handover, controls)
+            draw = self._draws.ready(forward.handover, controls, Follows.NOTED)
         except torch.OutOfMemoryError:
             return None
         self._forward.storage.apply(batch.step.moves, batch.step.copies)
@@ -86,7 +86,7 @@ class MixedGraphs:
                   for drawn in many for truncation in (False, True))]
 
     def _ready_draw(self, drawn: int, controls: Controls) -> CapturedDraw:
-        return self._draws.ready(self._for(1, drawn).handover, controls)
+        return self._draws.ready(self._for(1, drawn).handover, controls, Follows.NOTED)
 
     def _for(self, count: int, drawn: int) -> Captured:
         """The forward for so many rows and tokens drawn."""

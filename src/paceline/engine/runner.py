@@ -23,6 +23,7 @@ from paceline.models.interface import CausalLM
 
 if TYPE_CHECKING:
     from paceline.engine.draft_graphs import DraftGraphs, Verified
+    from paceline.engine.handover import Handover
     from paceline.engine.mixed_graphs import MixedGraphs
     from paceline.engine.seats import DeviceSeats
 
@@ -39,6 +40,8 @@ class StepLogits:
     hidden: dict[int, torch.Tensor]
     verified: list[Verified | None] | None = None
     """Per group what it came to, where the device decided; there are no logits then."""
+    handover: Handover | None = None
+    """Where the logits of a captured step with drafts lie, for a device that draws from them."""
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class Runner:
         masks = row_masks(groups) if decided else None  # while the device computes
         if masks is not None:
             return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, ran, masks))
-        return StepLogits(ran.logits[:len(rows)], first, {})
+        return StepLogits(ran.logits[:len(rows)], first, {}, handover=ran)
 
     def _mixed(self, graphs: MixedGraphs, drafts: DraftGraphs | None, batch: Batch, rows: list[int],
                first: list[int]) -> StepLogits:

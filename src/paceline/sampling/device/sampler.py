@@ -83,18 +83,22 @@ class DeviceSampler:
         float16; read, never written); columns.EMPTY where no token is above -inf and for padding, NAN."""
         count = self._check(logits, rows, controls)
         self.prepare(controls)
-        edits = controls.edits or controls.masks
-        if edits:
+        if controls.edits or controls.masks:
             self._edit(logits, rows)
         if controls.truncation or controls.logprobs is not None:
             self._truncate(logits, rows, controls)
-        block, warps = self._shape(count)
         drawn = self._drawn[:count]
-        draw_kernel[(count, self._chunks(block))](
-            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
-            self._thresholds, self._best, self._arrived, drawn, self.state.vocab_size, EDITS=edits,
-            ROW_MASKS=controls.masks, TRUNCATION=controls.truncation, BLOCK=block, num_warps=warps, **_ALIKE)
+        self._draw(logits, rows, controls, drawn, drawn, 0)
         return drawn
+
+    def several(self, logits: Tensor, rows: Rows, controls: Controls) -> tuple[Tensor, Tensor]:
+        """As `sample`, then `controls.further` times what would have been drawn without those before it: tokens
+        [1 + further, R], and the `logprobs` of each [1 + further, R, ...]. Tensors of their own."""
+        tokens = torch.empty(1 + controls.further, logits.shape[0], dtype=torch.int32, device=self.state.device)
+        tokens[0] = self.sample(logits, rows, controls)
+        for number in range(1, len(tokens)):
+            self._draw(logits, rows, controls, tokens[number], tokens, number)
+        return tokens, torch.stack([self.logprobs(logits, rows, own, controls) for own in tokens])
 
     def logprobs(self, logits: Tensor, rows: Rows, drawn: Tensor, controls: Controls) -> Tensor:
         """Scores of the tokens just drawn from the same logits with the same controls (logprobs set): a tensor of its
@@ -120,6 +124,16 @@ class DeviceSampler:
             EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, NUMBER=_power(number), BLOCK=block,
             num_warps=warps, **_ALIKE)
         return scores
+
+    def _draw(self, logits: Tensor, rows: Rows, controls: Controls, out: Tensor, barred: Tensor, number: int) -> None:
+        """`number`: how many of the tokens `barred` [.., R] are not to be drawn."""
+        count = logits.shape[0]
+        block, warps = self._shape(count)
+        draw_kernel[(count, self._chunks(block))](
+            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
+            self._thresholds, self._best, self._arrived, out, barred, self.state.vocab_size,
+            EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, TRUNCATION=controls.truncation,
+            BARRED=number, BLOCK=block, num_warps=warps, **_ALIKE)
 
     def _edit(self, logits: Tensor, rows: Rows) -> None:
         state, count = self.state, logits.shape[0]

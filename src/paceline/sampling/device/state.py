@@ -34,6 +34,8 @@ class Controls:
     """None: no log-probabilities. n: those of the drawn tokens and the n best."""
     masks: bool = False
     """What only the host knows: masks of the rows' own."""
+    further: int = 0
+    """Tokens to draw beside the first: what would have come without it (DeviceSampler.several)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""Models that draft draw on the device what they would draw on the host; what the device cannot draw the host does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.triton.test_device_decoding import made
+from kernels.triton.test_drafted_steps import GREEDY, OTHER, PROMPT, SEEDED
+from paceline import LLM, SamplingParams
+from paceline.engine.device_drafting import DeviceDraftSampler
+from paceline.speculation.model_drafter import ModelDrafter
+from paceline.speculation.tree import DraftTree
+
+CHAIN: dict[str, Any] = {"method": "exit", "layers": 1, "k": 2, "adaptive": False}
+TREE: dict[str, Any] = {"method": "exit", "layers": 1, "branches": [2, 2], "adaptive": False}
+UNTRUNCATED = {"temperature": 1.2, "seed": 7}
+
+
+class Watched:
+    """An engine whose drafts are kept."""
+
+    def __init__(self, device: torch.device, monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+        self.llm: LLM = made(device, "triton", repeat=1)
+        self.drafts: list[DraftTree | None] = []
+        self.drawn = Counter[str]()
+        propose, draws = ModelDrafter.propose, DeviceDraftSampler.draws
+
+        def proposed(drafter: ModelDrafter, *given: Any) -> list[DraftTree | None]:
+            found = propose(drafter, *given)
+            self.drafts += found
+            return found
+
+        def drawn(*given: Any) -> Any:
+            self.drawn["device"] += 1
+            return draws(*given)
+
+        monkeypatch.setattr(ModelDrafter, "propose", proposed)
+        monkeypatch.setattr(DeviceDraftSampler, "draws", drawn)
+        if not on_device:
+            monkeypatch.setattr(DeviceDraftSampler, "takes", lambda *_: False)
+
+    def texts(self, wish: dict[str, Any], controls: dict[str, Any]) -> list[list[int]]:
+        params = [SamplingParams(max_tokens=count, ignore_eos=True, **controls) for count in (3, 4)]
+        outs = self.llm.generate([PROMPT, OTHER], params, speculation=[wish, wish])
+        assert all(out.error is None and out.speculation.failure is None for out in outs)
+        self.llm.engine.cache.check([])
+        return [out.outputs[0].token_ids for out in outs]
+
+
+@pytest.mark.parametrize(("wish", "controls"), [
+    (CHAIN, GREEDY), (TREE, SEEDED), *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        (TREE, GREEDY), (CHAIN, SEEDED), (CHAIN, UNTRUNCATED), (TREE | {"branches": 5}, UNTRUNCATED),
+        (CHAIN | {"min_confidence": 0.005}, SEEDED), (TREE | {"branches": [3, 1, 2]}, GREEDY),
+        ({"method": "skip", "skip": [1], "k": 3, "adaptive": False}, SEEDED)))])
+def test_the_device_drafts_what_the_host_would(device: torch.device, wish: dict[str, Any],
+                                               controls: dict[str, Any]) -> None:
+    found = []
+    for on_device in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            watched = Watched(device, patch, on_device)
+            texts = watched.texts(wish, controls)
+            found.append((texts, watched.drafts))
+            assert bool(watched.drawn["device"]) == on_device
+    (texts, drafts), (again, drawn) = found
+    assert again == texts and len(drawn) == len(drafts) >= 2
+    for ours, theirs in zip(drawn, drafts):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)
+            assert ours.scores == pytest.approx(theirs.scores, rel=1e-4)
+
+
+@pytest.mark.parametrize(("wish", "controls"), [
+    (CHAIN, SEEDED | {"repetition_penalty": 1.3}),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        (CHAIN, GREEDY | {"no_repeat_ngram_size": 2}), (CHAIN | {"verify": "rejection"}, SEEDED),
+        (CHAIN, SEEDED | {"trace": True})))])
+def test_what_the_device_cannot_draw_is_the_hosts(device: torch.device, monkeypatch: pytest.MonkeyPatch,
+                                                  wish: dict[str, Any], controls: dict[str, Any]) -> None:
+    watched = Watched(device, monkeypatch, on_device=True)
+    watched.texts(wish, controls)
+    assert watched.drafts and not watched.drawn
+
+
+def test_without_memory_for_its_draws_the_host_draws(device: torch.device, monkeypatch: pytest.MonkeyPatch,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(device, monkeypatch, on_device=True)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(DeviceDraftSampler, "draws", full)
+    watched.texts(CHAIN, GREEDY)
+    assert any(draft is not None for draft in watched.drafts)
+    assert "the draws of a draft model" in caplog.text
