@@ -29,6 +29,7 @@ from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
 from paceline.engine.runner import Batch, Runner, StepLogits
+from paceline.engine.sample_rows import row_masks
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.scheduler_config import SchedulerConfig
 from paceline.engine.sequence import Status
@@ -266,6 +267,8 @@ class Engine:
                     return True
                 if launched:
                     self._books.scheduled(step, self.clock())
+                    if not device.launched:
+                        self._finish_begun(device, touched)
                 else:
                     self._ahead = self.runner.prepare(step)
             if not device.launched:
@@ -279,6 +282,8 @@ class Engine:
             tokens = self._commit(step, decisions, decided, touched)
             while (stale := device.stale()) is not None:
                 self.scheduler.commit(stale, [Decision([]) for _ in stale.groups])
+            if not device.launched:
+                self._finish_begun(device, touched)
         except BaseException as problem:
             self._fail(step, problem, touched)
             return True
@@ -287,6 +292,28 @@ class Engine:
         self.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
         self.observers.stepped(step, decisions, begun, times)
         return True
+
+    def _finish_begun(self, device: DeviceSteps, touched: Touched) -> None:
+        """Its forward runs already, and all tokens in front of it are booked: say what they bar, and let it draw."""
+        begun, device.begun = device.begun, None
+        if begun is None:
+            return
+        step = begun.batch.step
+        masks = row_masks(step.groups)
+        if masks is not None:
+            try:
+                device.finish(begun, masks)
+                return
+            except torch.OutOfMemoryError:
+                self.runner.give_up_captures(begun.batch)
+        # A grammar failed, or there is no memory to draw: the host decides from the logits.
+        begun_at = self.clock()
+        decisions = self._decider.decide(step, self.runner.undrawn(begun))
+        decided = self.clock()
+        tokens = self._commit(step, decisions, decided, touched)
+        times = StepTimes(0.0, 0.0, decided - begun_at, self.clock() - decided, 0.0)
+        self.metrics.account(step.rows, step.prompt_rows, tokens, times)
+        self.observers.stepped(step, decisions, begun_at, times)
 
     def _execute(self, batch: Batch) -> StepLogits | None:
         """None: there was no memory for the step. Those in it are computed again, in smaller ones."""
@@ -345,7 +372,7 @@ class Engine:
         """Forget the steps that are planned or under way."""
         self._ahead = None
         if self._device_steps is not None:
-            self._device_steps.launched.clear()
+            self._device_steps.forget()
         self.scheduler.abandon()
 
     # ---------------------------------------------------------------- small things

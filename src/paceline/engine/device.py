@@ -20,13 +20,14 @@ from paceline.engine.step import Step
 from paceline.engine.who_draws import decided_on_device
 from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
+from paceline.sampling.masks import Mask
 
 if TYPE_CHECKING:
     from paceline.engine.device_drafting import DeviceDraftSampler
     from paceline.engine.draft_graphs import DraftGraphs
     from paceline.engine.draw_graphs import DrawGraphs
     from paceline.engine.graphs import DeviceDecoder
-    from paceline.engine.mixed_graphs import MixedGraphs
+    from paceline.engine.mixed_graphs import Begun, MixedGraphs
     from paceline.engine.runner import Runner
 
 log = logging.getLogger("paceline.engine")
@@ -48,6 +49,8 @@ class DeviceSteps:
         self.drafts = drafts
         self.draws = draws
         self.launched: deque[Launched] = deque()
+        self.begun: Begun | None = None
+        """The step behind them, if its draws wait for the host's word on what the newest tokens bar."""
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
         self._host_seconds = 0.0
@@ -55,9 +58,9 @@ class DeviceSteps:
         self._read_at: float | None = None
 
     def plan(self, scheduler: Scheduler, since_arrival: float) -> Step | None:
-        """The next step, if all who run can do without the host; else, and if nothing can be planned now, None."""
+        """The next step, if its tokens need not be known on the host; else, and if nothing can be planned now, None."""
         running = scheduler.running
-        if len(self.launched) >= AHEAD or not all(seq.free_running for seq in running):
+        if len(self.launched) >= AHEAD or self.begun is not None or not all(seq.runs_ahead for seq in running):
             return None
         repeat = 0
         if (self.decoder is not None and scheduler.can_repeat() and len(running) <= self.decoder.most_rows
@@ -70,20 +73,33 @@ class DeviceSteps:
 
     def launch(self, step: Step, runner: Runner) -> bool:
         """False: nothing was launched, the step needs the host or finds no memory. One that is repeated, or has begun
-        to move what the cache holds, raises torch.OutOfMemoryError."""
+        to move what the cache holds, raises torch.OutOfMemoryError. Where the host has its word before the draws, the
+        step is `begun`."""
         if step.repeated and self.decoder is not None:
             self.launched.append(self.decoder.launch(step))
             return True
-        if runner.graphs is None or not all(group.seq.free_running and group.draft is None and decided_on_device(group)
+        if runner.graphs is None or not all(group.seq.runs_ahead and group.draft is None and decided_on_device(group)
                                             for group in step.groups):
             return False
         batch = runner.prepare(step)
         if not batch.on_host:
             return False
+        if not all(group.seq.free_running for group in step.groups):
+            self.begun = self.mixed.begin(batch)
+            return self.begun is not None
         launched = self.mixed.launch(batch)
         if launched is not None:
             self.launched.append(launched)
         return launched is not None
+
+    def finish(self, begun: Begun, masks: Seq[Mask | None]) -> None:
+        """Draw: the host has booked all steps in front of it and says what it bars at each row that is drawn from."""
+        self.launched.append(self.mixed.draw(begun.batch, begun.handover, masks))
+
+    def forget(self) -> None:
+        """Whatever is under way is not to be read."""
+        self.launched.clear()
+        self.begun = None
 
     def give_up_repeating(self) -> None:
         """There was no memory to capture a repeated step: one that was planned can only be planned anew."""

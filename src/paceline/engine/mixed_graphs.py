@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,6 +26,18 @@ vendor's products are no faster in between, and slower at some numbers."""
 FEW = 8
 """Rows drawn from: up to so many, or as many as there are seats. Logits that nobody wants cost little beside a
 prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step whose forward was launched and whose draws wait for what the host bars."""
+
+    batch: Batch
+    handover: Handover
+    drawn: int
+    """Rows that are drawn from."""
+    first: list[int]
+    """Each group's first of them, or -1."""
 
 
 class MixedGraphs:
@@ -52,8 +65,20 @@ class MixedGraphs:
         return self._forward.run(self._for(batch.layout.rows, len(wanted)), batch, wanted)
 
     @torch.inference_mode()
+    def begin(self, batch: Batch) -> Begun | None:
+        """The forward of a step whose tokens the device knows; `draw` comes behind it. None: there is no memory for
+        it, and nothing was done."""
+        wanted, first = logit_rows(batch.step.groups, batch.layout.offsets)
+        try:
+            forward = self._for(batch.layout.rows, len(wanted))
+        except torch.OutOfMemoryError:
+            return None
+        self._forward.storage.apply(batch.step.moves, batch.step.copies)
+        return Begun(batch, self._forward.run(forward, batch, wanted), len(wanted), first)
+
+    @torch.inference_mode()
     def draw(self, batch: Batch, handover: Handover, masks: Seq[Mask | None]) -> Launched:
-        """Draw behind `run`. `masks`: what the host bars at each row that is drawn from."""
+        """Draw behind a forward. `masks`: what the host bars at each row that is drawn from."""
         groups = batch.step.groups
         launched = Launched(batch.step, self._draws.device)
         draw = self._draws.ready(handover, self._draws.seats.take(drawing(groups), masks), Follows.NOTED)

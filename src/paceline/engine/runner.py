@@ -24,7 +24,7 @@ from paceline.models.interface import CausalLM
 if TYPE_CHECKING:
     from paceline.engine.draft_graphs import DraftGraphs, Verified
     from paceline.engine.handover import Handover
-    from paceline.engine.mixed_graphs import MixedGraphs
+    from paceline.engine.mixed_graphs import Begun, MixedGraphs
     from paceline.engine.seats import DeviceSeats
 
 log = logging.getLogger("paceline.engine")
@@ -114,9 +114,7 @@ class Runner:
             try:
                 return self._mixed(self.graphs, self.drafts, batch, rows, first)
             except torch.OutOfMemoryError:
-                log.warning("no memory to capture a step of %d rows: steps are launched kernel by kernel from now on, "
-                            "which is slower; give the cache fewer kv_blocks", layout.rows)
-                self.graphs = None
+                self.give_up_captures(batch)
         if batch.on_host:
             self._to_device(layout)
         storage = self.storage
@@ -147,6 +145,18 @@ class Runner:
             drawn = graphs.draw(batch, ran, masks).read()
             return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
         return StepLogits(ran.logits[:len(rows)], first, {})
+
+    def undrawn(self, begun: Begun) -> StepLogits:
+        """What the host decides of a step whose forward a device was launched with, to draw from by itself."""
+        if self.seats is not None:
+            self.seats.forget(begun.batch.step.groups)
+        return StepLogits(begun.handover.logits[:begun.drawn], begun.first, {})
+
+    def give_up_captures(self, batch: Batch) -> None:
+        """There was no memory to capture a step."""
+        log.warning("no memory to capture a step of %d rows: steps are launched kernel by kernel from now on, which is "
+                    "slower; give the cache fewer kv_blocks", batch.layout.rows)
+        self.graphs = None
 
     def prepare(self, step: Step, on_device: bool = False) -> Batch:
         """Flat tokens and the step's layout, read off the block tables as they stand now. Vectorised over rows: the

@@ -26,8 +26,8 @@ class Sequence:
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
                  "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "on_device",
-                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "sample", "search",
-                 "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "runs_ahead", "sample",
+                 "search", "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -69,6 +69,9 @@ class Sequence:
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
         self.on_device = False
         """Set by the engine where a device, if there is one, can draw its tokens."""
+        self.runs_ahead = False
+        """Set by the engine where the next step may be launched before the host has read this one's token; before a
+        draw the host may have its word all the same."""
         self.free_running = False
         """Set by the engine where nothing about the next token has to be known on the host before the one after it is
         drawn: a device may then run several steps by itself."""

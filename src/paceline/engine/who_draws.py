@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def place(seq: Sequence, seats: DeviceSeats | None, drafted: bool) -> None:
     """Say who draws a new sequence's tokens, and whether a device may run ahead of the host meanwhile."""
     seq.on_device = draws_on_device(seq) and (seats is None or seats.make_room(seq))
-    seq.free_running = (seq.on_device and not drafted and not barred_by_host(seq)
-                        and seq.request.params.interrupt is None)
+    seq.runs_ahead = seq.on_device and not drafted and seq.request.params.interrupt is None
+    seq.free_running = seq.runs_ahead and not barred_by_host(seq)
 
 
 def draws_on_device(seq: Sequence) -> bool:

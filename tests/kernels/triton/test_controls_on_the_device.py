@@ -39,11 +39,12 @@ BARRED: dict[str, dict[str, Any]] = {
 def alone_on_device(llm: LLM) -> LLM:
     """Fails where the host would draw from a step's logits."""
 
-    def refused(*_: Any) -> None:
-        raise AssertionError("the host was asked to draw")
+    class Refused:
+        def process(self, *_: Any) -> None:
+            raise AssertionError("the host was asked to draw")
 
-    runner: Any = llm.engine.runner
-    runner.graphs.run = runner.drafts.run = refused
+    decider: Any = llm.engine._decider
+    decider._pipeline = Refused()
     return llm
 
 

@@ -1,0 +1,122 @@
+"""Where the host has its word before each draw, the forward of the next step runs while it looks at the last token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.triton.test_controls_on_the_device import BARRED, HEAVY, SEEDED, alone_on_device, outs, same
+from kernels.triton.test_device_decoding import PROMPTS, made
+from paceline import LLM, SamplingParams
+from paceline.engine.sequence import PENDING, Status
+from paceline.errors import RequestError
+
+BARS: dict[str, Any] = {"temperature": 0.0, "no_repeat_ngram_size": 1}
+
+
+def watched(llm: LLM) -> Counter[str]:
+    """How often a step was begun, and how often before the token in front of it was known on the host."""
+    device, seen = llm.engine._device_steps, Counter[str]()
+    assert device is not None
+    begin = device.mixed.begin
+
+    def counted(batch: Any) -> Any:
+        seen["begun"] += 1
+        seen["ahead"] += any(PENDING in group.tokens for group in batch.step.groups)
+        assert len(device.launched) <= 1
+        return begin(batch)
+
+    device.mixed.begin = counted
+    return seen
+
+
+@pytest.mark.parametrize("name", ["n-grams", pytest.param("n-grams and penalties", marks=pytest.mark.full)])
+def test_forwards_run_while_the_host_makes_masks(device: torch.device, name: str) -> None:
+    wishes = [BARRED[name], SEEDED]
+    llm = alone_on_device(made(device, "triton"))
+    seen = watched(llm)
+    same(outs(llm, wishes), outs(made(device, "reference"), wishes))
+    assert seen["begun"] >= 9 and seen["ahead"] >= 7, "all but those behind the prompts"
+
+
+def test_who_ends_while_the_next_forward_runs_takes_nobody_along(device: torch.device) -> None:
+    """One ends by its count, one by a stop token, and one is cancelled."""
+    reference = made(device, "reference")
+    whole = outs(reference, [BARS, BARS, BARS])
+    stop = whole[1].outputs[0].token_ids[4]
+    texts = []
+    for llm in (reference, made(device, "triton")):
+        engine = llm.engine
+        params = [SamplingParams(max_tokens=count, ignore_eos=True, **BARS | more)
+                  for count, more in ((3, {}), (9, {"stop_token_ids": [stop]}), (9, {}), (9, {}))]
+        names = [engine.add(prompt, own) for prompt, own in zip([*PROMPTS, PROMPTS[0]], params)]
+        while engine.has_work:
+            engine.step()
+            if len(engine.record(names[3]).snapshot().outputs[0].token_ids) >= 2:
+                engine.cancel(names[3])
+        texts.append([(out.token_ids, out.finish_reason) for out in
+                      (engine.take(name).snapshot().outputs[0] for name in names[:3])])
+        engine.cache.check([])
+        assert engine._device_steps is None or engine._device_steps.begun is None
+    assert texts[0] == texts[1] and [reason for _, reason in texts[1]] == ["length", "stop", "length"]
+
+
+def test_preempted_in_between(device: torch.device) -> None:
+    wishes = [SEEDED | HEAVY | {"no_repeat_ngram_size": 2}, BARS, SEEDED]
+    llm = alone_on_device(made(device, "triton", kv_blocks=8, block_size=4, max_model_len=32))
+    seen = watched(llm)
+    same(outs(llm, wishes, count=11), outs(made(device, "reference"), wishes, count=11))
+    assert llm.engine.report()["preemptions"] > 0 and seen["ahead"] > 3
+
+
+class Failing:
+    """A grammar that lets so many tokens pass, then breaks."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def append(self, tokens: list[int]) -> None:
+        self.left -= len(tokens)
+
+    def mask(self, path: Any) -> None:
+        if self.left <= 0:
+            raise RequestError("The grammar had enough.")
+
+
+def test_a_grammar_that_fails_ends_its_own_request(device: torch.device) -> None:
+    found = []
+    for kernels in ("reference", "triton"):
+        llm = made(device, kernels)
+        params = [SamplingParams(max_tokens=6, ignore_eos=True, **BARS)] * 2
+        names = [llm.engine.add(prompt, own) for prompt, own in zip(PROMPTS, params)]
+        sequence = llm.engine.record(names[0]).sequences[0]
+        sequence.state.grammar = Failing(3)
+        seen = watched(llm) if kernels == "triton" else None
+        while llm.engine.has_work:
+            llm.engine.step()
+        assert seen is None or seen["ahead"] >= 3
+        records = [llm.engine.take(name) for name in names]
+        found.append([(record.snapshot().outputs[0].token_ids, str(record.error)) for record in records])
+        assert sequence.status is Status.FINISHED
+    assert found[0] == found[1]
+    assert "had enough" in found[1][0][1] and len(found[1][0][0]) == 3 and len(found[1][1][0]) == 6
+
+
+def test_without_memory_for_the_draw_the_host_decides(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    llm = made(device, "triton")
+    device_steps: Any = llm.engine._device_steps
+    finish, tries = device_steps.finish, Counter[str]()
+
+    def scarce(*given: Any) -> None:
+        tries["finish"] += 1
+        if tries["finish"] == 3:
+            raise torch.OutOfMemoryError("no memory")
+        finish(*given)
+
+    device_steps.finish = scarce
+    wishes = [SEEDED | HEAVY | {"no_repeat_ngram_size": 1}, {"temperature": 0.0}]
+    same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
+    assert tries["finish"] == 3 and "launched kernel by kernel" in caplog.text
