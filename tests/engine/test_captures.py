@@ -90,6 +90,44 @@ def test_a_broken_capture_leaves_the_next_one_a_pool_of_its_own(graphs: Graphs) 
     assert gc.isenabled()
 
 
+def test_a_capture_that_cannot_begin_leaves_the_next_one_a_pool_too(graphs: Graphs,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = FakeGraph.capture_begin
+
+    def broken(graph: FakeGraph, **given: Any) -> None:
+        begin(graph, **given)
+        FakeGraph.broken = True
+        raise RuntimeError("not now")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not now"):
+        patch.setattr(FakeGraph, "capture_begin", broken)
+        graphs.capture(lambda: None)
+    graphs.capture(lambda: None)
+
+
+def test_no_memory_for_a_graph_is_a_lack_of_memory(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA says it in an error of another kind."""
+    def full(graph: FakeGraph) -> None:
+        FakeGraph.capturing -= 1
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(FakeGraph, "capture_end", full)
+        graphs.capture(lambda: None)
+    graphs.capture(lambda: None)
+
+
+def test_what_broke_a_capture_is_what_is_told(graphs: Graphs) -> None:
+    def launch() -> None:
+        if FakeGraph.capturing:
+            FakeGraph.broken = True
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        graphs.capture(launch)
+    graphs.capture(lambda: None)
+
+
 def test_captures_of_one_engine_share_a_pool_also_behind_one_without_memory(graphs: Graphs) -> None:
     pools = []
 

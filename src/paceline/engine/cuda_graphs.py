@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -48,15 +48,23 @@ class Graphs:
     def _record(self, graph: torch.cuda.CUDAGraph, launch: Callable[[], None]) -> None:
         # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time. What other
         # threads do meanwhile, another engine's among them, is no concern of this capture.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             launch()
-        finally:
-            try:
-                graph.capture_end()
-            except BaseException:  # the pool of a capture that broke stays open: the next one needs its own
-                self._stream = self._pool = None
-                raise
+        except BaseException:
+            with suppress(RuntimeError):  # what broke the capture is what matters
+                self._end(graph)
+            raise
+        self._end(graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError as problem:
+            self._stream = self._pool = None  # the pool of a capture that broke stays open: the next one needs its own
+            if "out of memory" in str(problem):  # making a graph of what was captured takes memory too
+                raise torch.OutOfMemoryError(str(problem)) from problem
+            raise
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.draft_sampling import Place
-from paceline.engine.draw_graphs import DrawGraphs, Follows
-from paceline.engine.handover import Handover
+from paceline.engine.draw_graphs import DrawGraphs
+from paceline.engine.handover import Follows, Handover
 from paceline.engine.sample_rows import barred_by_host
 from paceline.engine.seats import MOST_ROWS
 from paceline.sampling.logprobs import unpacked

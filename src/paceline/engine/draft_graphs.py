@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.captured import CapturedForward
-from paceline.engine.draw_graphs import WIDEST, DrawGraphs, Follows
-from paceline.engine.handover import Handover
+from paceline.engine.draw_graphs import WIDEST, DrawGraphs
+from paceline.engine.handover import Follows, Handover
 from paceline.engine.launched import Drawn
 from paceline.engine.runner import Batch
 from paceline.engine.seats import MOST_ROWS, drawing

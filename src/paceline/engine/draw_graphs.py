@@ -3,16 +3,12 @@ and the move of accepted paths. Captured by the rows drawn from and by what draw
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-
 import torch
 
 from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
 from paceline.engine.cuda_graphs import Graphs
-from paceline.engine.handover import Handover, nobody_draws
+from paceline.engine.handover import CapturedDraw, Follows, Handover, nobody_draws
 from paceline.engine.seats import MOST_ROWS, DeviceSeats
 from paceline.kernels.triton.stepping_device import note_kernel
 from paceline.sampling.device.sampler import Rows
@@ -23,27 +19,6 @@ WIDEST = 128
 """Rows of a draft, its root included."""
 
 
-class Follows(Enum):
-    """What becomes of the tokens that a device draws."""
-
-    NOTHING = "nothing"
-    """They are a draft's: with their siblings, tokens [1 + further, R] and scores of each."""
-    NOTED = "noted"
-    """They are their seats' newest, and counted."""
-    CHAINS = "chains"
-    """Drafts are verified by them: chains."""
-    TREES = "trees"
-    """Drafts are verified by them and accepted paths moved into place."""
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedDraw:
-    out: list[torch.Tensor]
-    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts speculation.device.Verdicts.packed; the scores of
-    what was drawn, where the controls ask for them. Overwritten by the next replay."""
-    replay: Callable[[], None]
-
-
 class DrawGraphs:
     """Shared by all captured steps of an engine. One stream at a time."""
 
@@ -52,15 +27,14 @@ class DrawGraphs:
         self.seats = seats
         self._graphs = graphs
         self._storage = storage
-        self._captured: dict[tuple[Handover, Follows, Controls], CapturedDraw] = {}
         self._verifier: DeviceVerifier | None = None
         self._compactions: list[PathCompaction] = []
 
     def ready(self, handover: Handover, controls: Controls, follows: Follows) -> CapturedDraw:
         """What is drawn from these logits, to be replayed behind the forward."""
-        found = self._captured.get((handover, follows, controls))
+        found = handover.captured.get((follows, controls))
         if found is None:
-            found = self._captured[handover, follows, controls] = self._capture(handover, controls, follows)
+            found = handover.captured[follows, controls] = self._capture(handover, controls, follows)
         return found
 
     def _capture(self, handover: Handover, controls: Controls, follows: Follows) -> CapturedDraw:

@@ -6,7 +6,9 @@ takes. So neither is captured anew for the other's sake, and the host may say wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.seats import send
+from paceline.sampling.device.state import Controls
+
+
+class Follows(Enum):
+    """What becomes of the tokens that a device draws."""
+
+    NOTHING = "nothing"
+    """They are a draft's: with their siblings, tokens [1 + further, R] and scores of each."""
+    NOTED = "noted"
+    """They are their seats' newest, and counted."""
+    CHAINS = "chains"
+    """Drafts are verified by them: chains."""
+    TREES = "trees"
+    """Drafts are verified by them and accepted paths moved into place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +39,7 @@ class Draws:
     wanted: Any
     """[R] rows of the step whose logits are needed."""
     seats: Any
-    """[R] who draws there; -1: nobody, it is padding or the host draws."""
+    """[R] who draws there; -1: nobody, it is padding."""
     positions: Any
     """[R] of what is drawn."""
     parents: Any
@@ -52,33 +68,48 @@ def nobody_draws(draws: Draws) -> None:
     draws.offsets[:] = 0
 
 
-class Handover:
-    """Where forwards leave the logits of `rows` rows and draws find them."""
+@dataclass(frozen=True, slots=True)
+class CapturedDraw:
+    """What follows a forward on the device, ready to be replayed."""
 
-    def __init__(self, rows: int, vocab_size: int, views: int, device: torch.device) -> None:
-        self.rows = rows
-        self.logits = torch.zeros(rows, vocab_size, dtype=torch.float32, device=device)
-        self.data = torch.zeros(Draws.size(rows, views), dtype=torch.int64, device=device)
+    out: list[torch.Tensor]
+    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts speculation.device.Verdicts.packed; the scores of
+    what was drawn, where the controls ask for them. Overwritten by the next replay."""
+    replay: Callable[[], None]
+
+
+class Handover:
+    """Where forwards leave the logits of some rows and draws find them."""
+
+    def __init__(self, logits: torch.Tensor, views: int) -> None:
+        """`logits` [R, V] float32."""
+        self.rows = rows = logits.shape[0]
+        self.logits = logits
+        self.data = torch.zeros(Draws.size(rows, views), dtype=torch.int64, device=logits.device)
         self.draws = Draws.over(self.data, rows, views)
+        self.captured: dict[tuple[Follows, Controls], CapturedDraw] = {}
+        """What draws from them. Kept here, so that it goes where they go: with a draft model that nobody uses."""
         nobody_draws(self.draws)
 
     def let_draw(self, drawing: NDArray[np.int64]) -> None:
-        """[2, R]: `seats` and `positions` of the draws to come, where the forward was told of none."""
+        """[2, R]: `seats` and `positions` of the draws to come, instead of those the forward was told of."""
         send(drawing.reshape(-1), self.data[self.rows:3 * self.rows])
 
 
 class Handovers:
-    """Those of an engine by their rows, made when first needed. Steps run one after the other, so any two forwards and
-    draws of as many rows share one."""
+    """Those of one model by their rows, made when first needed. Its steps run one after the other, so the logits of
+    all lie in the same memory. Another model's do not: an engine that schedules ahead reads the target's logits after
+    its draft models have run."""
 
     def __init__(self, vocab_size: int, views: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+        self._memory = torch.empty((0, vocab_size), dtype=torch.float32, device=device)
         self._views = views
-        self._device = device
         self._made: dict[int, Handover] = {}
 
     def of(self, rows: int) -> Handover:
         found = self._made.get(rows)
         if found is None:
-            found = self._made[rows] = Handover(rows, self._vocab_size, self._views, self._device)
+            if rows > len(self._memory):  # those that exist keep what they were captured with
+                self._memory = torch.zeros((rows, self._memory.shape[1]), device=self._memory.device)
+            found = self._made[rows] = Handover(self._memory[:rows], self._views)
         return found

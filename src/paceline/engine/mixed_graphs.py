@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from paceline.engine.captured import Captured, CapturedForward
-from paceline.engine.draw_graphs import CapturedDraw, DrawGraphs, Follows
-from paceline.engine.handover import Handover
+from paceline.engine.draw_graphs import DrawGraphs
+from paceline.engine.handover import CapturedDraw, Follows, Handover
 from paceline.engine.launched import Launched
 from paceline.engine.runner import Batch, logit_rows
 from paceline.engine.seats import drawing
@@ -23,9 +23,9 @@ from paceline.sampling.masks import Mask
 ROWS = (16, 32, 64, 128, 256, 384, *range(512, 2561, 128), *range(2816, 8193, 256))
 """Close together, because rows of padding are computed like others; captured when first needed. Multiples of 128: the
 vendor's products are no faster in between, and slower at some numbers."""
-FEW = 8
-"""Rows drawn from: up to so many, or as many as there are seats. Logits that nobody wants cost little beside a
-prompt."""
+FEW, SMALL = 8, 256
+"""Rows drawn from: up to FEW; more in a step of up to SMALL rows: perhaps all of them; in a larger one as many as there
+are seats: logits that nobody wants cost little beside a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,23 @@ class MixedGraphs:
         """What captures a forward for each number of rows up to `most_rows`, with few and with many tokens drawn, the
         largest first: the others find its memory; then the draws, plain and truncated."""
         sizes = [rows for rows in reversed(ROWS) if rows <= max(most_rows, ROWS[0])]
-        many = [self._most_drawn, FEW] if self._most_drawn > FEW else [self._most_drawn]
-        return [*(partial(self._for, rows, drawn) for rows in sizes for drawn in many),
-                *(partial(self._ready_draw, drawn, Controls(truncation=truncation))
-                  for drawn in many for truncation in (False, True))]
+        forwards = list(dict.fromkeys((rows, self._room(rows, drawn)) for rows in sizes for drawn in (rows, FEW)))
+        draws = {drawn: (rows, drawn) for rows, drawn in forwards}.values()
+        return [*(partial(self._for, *pair) for pair in forwards),
+                *(partial(self._draws_of, *pair, Controls(truncation=truncation))
+                  for pair in draws for truncation in (False, True))]
 
-    def _ready_draw(self, drawn: int, controls: Controls) -> CapturedDraw:
-        return self._draws.ready(self._for(1, drawn).handover, controls, Follows.NOTED)
+    def _draws_of(self, rows: int, drawn: int, controls: Controls) -> CapturedDraw:
+        return self._draws.ready(self._for(rows, drawn).handover, controls, Follows.NOTED)
 
     def _for(self, count: int, drawn: int) -> Captured:
         """The forward for so many rows and tokens drawn."""
-        shape = self._shapes[next(size for size in ROWS if size >= count)]
-        return self._forward.ready(shape, min(FEW, self._most_drawn) if drawn <= FEW else self._most_drawn)
+        rows = next(size for size in ROWS if size >= count)
+        return self._forward.ready(self._shapes[rows], self._room(rows, drawn))
+
+    def _room(self, rows: int, drawn: int) -> int:
+        """How many rows are drawn from in the captured step of `rows` rows that this is to run in."""
+        return min(FEW if drawn <= FEW else rows if rows <= SMALL else self._most_drawn, self._most_drawn)
 
 
 def _drawn(launched: Launched, draw: CapturedDraw, wanted: Seq[int], first: list[int]) -> Launched:

@@ -41,7 +41,7 @@ class StepLogits:
     verified: list[Verified | None] | None = None
     """Per group what it came to, where the device decided; there are no logits then."""
     handover: Handover | None = None
-    """Where the logits of a captured step with drafts lie, for a device that draws from them."""
+    """Where the logits of a draft model's captured step lie, for a device that draws from them."""
 
 
 @dataclass(slots=True)
@@ -107,9 +107,7 @@ class Runner:
             try:
                 return self._drafted(self.drafts, batch, rows, first)
             except torch.OutOfMemoryError:
-                log.warning("no memory to capture a step of %d rows: steps with drafts are launched kernel by kernel "
-                            "from now on, which is slower; give the cache fewer kv_blocks", layout.rows)
-                self.drafts = None
+                self._give_up_drafts(batch)
         elif batch.on_host and self.graphs is not None:
             try:
                 return self._mixed(self.graphs, self.drafts, batch, rows, first)
@@ -134,7 +132,10 @@ class Runner:
         ran = drafts.run(batch, rows, decided)
         masks = row_masks(groups) if decided else None  # while the device computes
         if masks is not None:
-            return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, ran, masks))
+            try:
+                return StepLogits(torch.empty(0), first, {}, drafts.verify(batch, ran, masks))
+            except torch.OutOfMemoryError:  # the host decides from the logits
+                self._give_up_drafts(batch)
         return StepLogits(ran.logits[:len(rows)], first, {}, handover=ran)
 
     def _mixed(self, graphs: MixedGraphs, drafts: DraftGraphs | None, batch: Batch, rows: list[int],
@@ -142,8 +143,11 @@ class Runner:
         ran, groups = graphs.run(batch, rows), batch.step.groups
         masks = row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
         if drafts is not None and masks is not None:
-            drawn = graphs.draw(batch, ran, masks).read()
-            return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
+            try:
+                drawn = graphs.draw(batch, ran, masks).read()
+                return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
+            except torch.OutOfMemoryError:
+                self.give_up_captures(batch)
         return StepLogits(ran.logits[:len(rows)], first, {})
 
     def undrawn(self, begun: Begun) -> StepLogits:
@@ -151,6 +155,11 @@ class Runner:
         if self.seats is not None:
             self.seats.forget(begun.batch.step.groups)
         return StepLogits(begun.handover.logits[:begun.drawn], begun.first, {})
+
+    def _give_up_drafts(self, batch: Batch) -> None:
+        log.warning("no memory to capture a step of %d rows: steps with drafts are launched kernel by kernel from now "
+                    "on, which is slower; give the cache fewer kv_blocks", batch.layout.rows)
+        self.drafts = None
 
     def give_up_captures(self, batch: Batch) -> None:
         """There was no memory to capture a step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -12,6 +14,8 @@ from kernels.triton.test_device_decoding import made
 from kernels.triton.test_drafted_steps import GREEDY, OTHER, PROMPT, SEEDED
 from paceline import LLM, SamplingParams
 from paceline.engine.device_drafting import DeviceDraftSampler
+from paceline.engine.draft_models import LoadedModel
+from paceline.engine.handover import Handover
 from paceline.speculation.model_drafter import ModelDrafter
 from paceline.speculation.tree import DraftTree
 
@@ -47,7 +51,6 @@ class Watched:
         params = [SamplingParams(max_tokens=count, ignore_eos=True, **controls) for count in (3, 4)]
         outs = self.llm.generate([PROMPT, OTHER], params, speculation=[wish, wish])
         assert all(out.error is None and out.speculation.failure is None for out in outs)
-        self.llm.engine.cache.check([])
         return [out.outputs[0].token_ids for out in outs]
 
 
@@ -84,6 +87,46 @@ def test_what_the_device_cannot_draw_is_the_hosts(device: torch.device, monkeypa
     watched = Watched(device, monkeypatch, on_device=True)
     watched.texts(wish, controls)
     assert watched.drafts and not watched.drawn
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("controls", [GREEDY, SEEDED])
+def test_a_model_with_a_cache_of_its_own_draws_for_its_targets_seats(device: torch.device,
+                                                                     controls: dict[str, Any]) -> None:
+    wish = {"method": "draft", "model": "own", "k": 2, "adaptive": False}
+    found = []
+    for on_device in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            watched = Watched(device, patch, on_device)
+            engine = watched.llm.engine
+            engine.draft_models.add("own", LoadedModel(engine.model, None, engine.kernels))
+            # Somebody without a drafter takes the first seat, so that the two caches number theirs differently.
+            other = engine.add(OTHER, SamplingParams(max_tokens=30, ignore_eos=True, **GREEDY), speculation=None)
+            engine.step()
+            texts = watched.texts(wish, controls)
+            engine.cancel(other)
+            found.append((texts, [draft and draft.tokens for draft in watched.drafts], bool(watched.drawn)))
+    assert found[0][:2] == found[1][:2] and [drawn for *_, drawn in found] == [False, True]
+    assert any(found[1][1])
+
+
+def test_what_was_captured_for_a_model_goes_with_it(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(device, monkeypatch, on_device=True)
+    handovers: list[weakref.ref[Any]] = []
+    made_one = Handover.__init__
+
+    def noted(handover: Handover, *given: Any) -> None:
+        made_one(handover, *given)
+        handovers.append(weakref.ref(handover))
+
+    monkeypatch.setattr(Handover, "__init__", noted)
+    watched.texts(CHAIN, GREEDY)
+    gc.collect()
+    first = sum(one() is not None for one in handovers)
+    watched.texts(CHAIN, GREEDY)
+    gc.collect()
+    assert watched.drawn["device"] >= 2 and len(handovers) > first, "the second model has its own"
+    assert sum(one() is not None for one in handovers) == first, "the target's"
 
 
 def test_without_memory_for_its_draws_the_host_draws(device: torch.device, monkeypatch: pytest.MonkeyPatch,

@@ -131,9 +131,9 @@ class DeviceSampler:
         block, warps = self._shape(count)
         draw_kernel[(count, self._chunks(block))](
             *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
-            self._thresholds, self._best, self._arrived, out, barred, self.state.vocab_size,
+            self._thresholds, self._best, self._arrived, out, barred, number, self.state.vocab_size,
             EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, TRUNCATION=controls.truncation,
-            BARRED=number, BLOCK=block, num_warps=warps, **_ALIKE)
+            BLOCK=block, num_warps=warps, **_ALIKE)
 
     def _edit(self, logits: Tensor, rows: Rows) -> None:
         state, count = self.state, logits.shape[0]

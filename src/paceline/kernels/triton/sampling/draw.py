@@ -41,10 +41,10 @@ def most_bits(reached, top):
 
 @triton.jit
 def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
-                tokens_out, barred, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, TRUNCATION: tl.constexpr,
-                BARRED: tl.constexpr, BLOCK: tl.constexpr):
+                tokens_out, barred, number, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
+                TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
     """A token for every row, or why there is none (EMPTY, NAN); grid (rows, chunks). Rows of padding are EMPTY. The
-    tokens barred [BARRED, rows] int32 are not drawn; what is left of the support is as it was.
+    tokens barred [number, rows] int32 are not drawn; what is left of the support is as it was.
 
     best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so, and
     tops (of top_kernel) too. The rows are the grid's fast axis: programs that start late find what their row has come
@@ -61,7 +61,7 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, top
     tokens = first + tl.arange(0, BLOCK)
     from_edited = is_edited(flags, row_masked, row, ROW_MASKS)
     x = load_logits(logits, stride, edited, from_edited, row, tokens, width, EDITS)
-    for i in tl.static_range(BARRED):
+    for i in range(number):
         x = tl.where(tokens == tl.load(barred + i * tl.num_programs(0) + row), float("-inf"), x)
     alive = x > float("-inf")
     seen = tl.load(best + row, volatile=True)
