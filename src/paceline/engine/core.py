@@ -267,8 +267,7 @@ class Engine:
                     return True
                 if launched:
                     self._books.scheduled(step, self.clock())
-                    if not device.launched:
-                        self._finish_begun(device, touched)
+                    self._finish_begun(device, touched)
                 else:
                     self._ahead = self.runner.prepare(step)
             if not device.launched:
@@ -282,8 +281,6 @@ class Engine:
             tokens = self._commit(step, decisions, decided, touched)
             while (stale := device.stale()) is not None:
                 self.scheduler.commit(stale, [Decision([]) for _ in stale.groups])
-            if not device.launched:
-                self._finish_begun(device, touched)
         except BaseException as problem:
             self._fail(step, problem, touched)
             return True
@@ -291,29 +288,37 @@ class Engine:
         self.metrics.account(step.rows, step.prompt_rows, tokens, times)
         self.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
         self.observers.stepped(step, decisions, begun, times)
+        self._finish_begun(device, touched)
         return True
 
     def _finish_begun(self, device: DeviceSteps, touched: Touched) -> None:
-        """Its forward runs already, and all tokens in front of it are booked: say what they bar, and let it draw."""
-        begun, device.begun = device.begun, None
-        if begun is None:
+        """A step whose forward runs already draws once all tokens in front of it are booked: now, if there is one."""
+        waiting = device.begun
+        if waiting is None or device.launched:
             return
-        step = begun.batch.step
-        masks = row_masks(step.groups)
-        if masks is not None:
-            try:
-                device.finish(begun, masks)
+        device.begun = None
+        step, begun = waiting.batch.step, self.clock()
+        try:
+            if all(group.seq.status is Status.FINISHED for group in step.groups):
+                self.scheduler.commit(step, [Decision([]) for _ in step.groups])
                 return
-            except torch.OutOfMemoryError:
-                self.runner.give_up_captures(begun.batch)
-        # A grammar failed, or there is no memory to draw: the host decides from the logits.
-        begun_at = self.clock()
-        decisions = self._decider.decide(step, self.runner.undrawn(begun))
-        decided = self.clock()
-        tokens = self._commit(step, decisions, decided, touched)
-        times = StepTimes(0.0, 0.0, decided - begun_at, self.clock() - decided, 0.0)
+            masks = row_masks(step.groups)
+            if masks is not None:
+                try:
+                    device.finish(waiting, masks)
+                    return
+                except torch.OutOfMemoryError:
+                    self.runner.give_up_captures(waiting.batch)
+            # A grammar failed, or there is no memory to draw: the host decides from the logits.
+            decisions = self._decider.decide(step, self.runner.undrawn(waiting))
+            decided = self.clock()
+            tokens = self._commit(step, decisions, decided, touched)
+        except BaseException as problem:
+            self._fail(step, problem, touched)
+            return
+        times = StepTimes(0.0, 0.0, decided - begun, self.clock() - decided, 0.0)
         self.metrics.account(step.rows, step.prompt_rows, tokens, times)
-        self.observers.stepped(step, decisions, begun_at, times)
+        self.observers.stepped(step, decisions, begun, times)
 
     def _execute(self, batch: Batch) -> StepLogits | None:
         """None: there was no memory for the step. Those in it are computed again, in smaller ones."""

@@ -97,9 +97,9 @@ class Handover:
 
 
 class Handovers:
-    """Those of one model by their rows, made when first needed. Its steps run one after the other, so the logits of
-    all lie in the same memory. Another model's do not: an engine that schedules ahead reads the target's logits after
-    its draft models have run."""
+    """Those of one model by their rows, made when first needed. Its steps run one after the other, so their logits lie
+    in the same memory, if the largest comes first. Another model's do not: an engine that schedules ahead reads the
+    target's logits after its draft models have run."""
 
     def __init__(self, vocab_size: int, views: int, device: torch.device) -> None:
         self._memory = torch.empty((0, vocab_size), dtype=torch.float32, device=device)
@@ -110,6 +110,6 @@ class Handovers:
         found = self._made.get(rows)
         if found is None:
             if rows > len(self._memory):  # those that exist keep what they were captured with
-                self._memory = torch.zeros((rows, self._memory.shape[1]), device=self._memory.device)
+                self._memory = self._memory.new_zeros((rows, self._memory.shape[1]))
             found = self._made[rows] = Handover(self._memory[:rows], self._views)
         return found

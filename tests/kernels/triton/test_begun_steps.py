@@ -11,6 +11,7 @@ import torch
 from kernels.triton.test_controls_on_the_device import BARRED, HEAVY, SEEDED, alone_on_device, outs, same
 from kernels.triton.test_device_decoding import PROMPTS, made
 from paceline import LLM, SamplingParams
+from paceline.engine.observer import Observers
 from paceline.engine.sequence import PENDING, Status
 from paceline.errors import RequestError
 
@@ -120,3 +121,59 @@ def test_without_memory_for_the_draw_the_host_decides(device: torch.device, capl
     wishes = [SEEDED | HEAVY | {"no_repeat_ngram_size": 1}, {"temperature": 0.0}]
     same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
     assert tries["finish"] == 3 and "launched kernel by kernel" in caplog.text
+
+
+def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.device) -> None:
+    """Not those of the step in front of it alone."""
+    llm = made(device, "triton")
+    engine, steps = llm.engine, llm.engine._device_steps
+    params = SamplingParams(max_tokens=12, ignore_eos=True, **BARS)
+    first = engine.add(PROMPTS[0], params)
+    for _ in range(3):
+        engine.step()
+    second = engine.add(PROMPTS[1], params)
+    sequence, finish, failures = engine.record(second).sequences[0], steps.finish, [ValueError("broken")]
+
+    def broken(begun: Any, masks: Any) -> None:
+        if failures and any(group.seq is sequence for group in begun.batch.step.groups):
+            raise failures.pop()
+        finish(begun, masks)
+
+    steps.finish = broken
+    while engine.has_work:
+        engine.step()
+    assert "broken" in str(engine.record(second).error)
+    third = engine.add(PROMPTS[2], params)
+    while engine.has_work:
+        engine.step()
+    assert len(engine.take(third).snapshot().outputs[0].token_ids) == 12
+    assert "broken" in str(engine.record(first).error), "it was in the same step"
+    engine.cache.check([])
+
+
+def test_nobody_draws_from_a_step_whose_requests_have_ended(device: torch.device) -> None:
+    llm = made(device, "triton")
+    stop = outs(llm, [BARS])[0].outputs[0].token_ids[3]
+    steps: Any = llm.engine._device_steps
+    finished: list[Any] = []
+    finish = steps.finish
+    steps.finish = lambda *given: (finished.append(given), finish(*given))[1]
+    found = outs(llm, [BARS | {"stop_token_ids": [stop]}])[0].outputs[0]
+    assert found.finish_reason == "stop" and len(finished) == len(found.token_ids) == 4
+
+
+def test_steps_are_told_in_their_order(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = made(device, "triton")
+    names = [llm.engine.add(prompt, SamplingParams(max_tokens=6, ignore_eos=True, **BARS)) for prompt in PROMPTS[:2]]
+    llm.engine.record(names[0]).sequences[0].state.grammar = Failing(3)
+    told: list[int] = []
+    stepped = Observers.stepped
+
+    def noted(observers: Observers, step: Any, *given: Any) -> None:
+        told.append(step.id)
+        stepped(observers, step, *given)
+
+    monkeypatch.setattr(Observers, "stepped", noted)
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert told == sorted(told) and len(told) == len(set(told)) >= 6

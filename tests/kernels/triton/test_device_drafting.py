@@ -15,7 +15,7 @@ from kernels.triton.test_drafted_steps import GREEDY, OTHER, PROMPT, SEEDED
 from paceline import LLM, SamplingParams
 from paceline.engine.device_drafting import DeviceDraftSampler
 from paceline.engine.draft_models import LoadedModel
-from paceline.engine.handover import Handover
+from paceline.engine.handover import Handover, Handovers
 from paceline.speculation.model_drafter import ModelDrafter
 from paceline.speculation.tree import DraftTree
 
@@ -140,3 +140,13 @@ def test_without_memory_for_its_draws_the_host_draws(device: torch.device, monke
     watched.texts(CHAIN, GREEDY)
     assert any(draft is not None for draft in watched.drafts)
     assert "the draws of a draft model" in caplog.text
+
+
+def test_logits_are_kept_as_they_are_whatever_torch_makes_by_default(device: torch.device) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        handovers = Handovers(7, 1, device)
+        assert [handovers.of(rows).logits.dtype for rows in (2, 5, 3)] == [torch.float32] * 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert handovers.of(3).logits.data_ptr() == handovers.of(5).logits.data_ptr() != handovers.of(2).logits.data_ptr()
