@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from engine.tiny import BASE, SHAPES
 from kernels.triton.test_controls_on_the_device import BARRED, HEAVY, SEEDED, alone_on_device, outs, same
-from kernels.triton.test_device_decoding import PROMPTS, made
+from kernels.triton.test_device_decoding import PROMPTS, OnDevice, made
 from paceline import LLM, SamplingParams
+from paceline.config import EngineOptions
+from paceline.engine.build import engine_for
 from paceline.engine.observer import Observers
 from paceline.engine.sequence import PENDING, Status
 from paceline.errors import RequestError
+from paceline.models.config import ModelConfig
+from paceline.models.registry import build
+from speculation.worded import GRAMMARS, SCHEMAS, tokenizer
 
 BARS: dict[str, Any] = {"temperature": 0.0, "no_repeat_ngram_size": 1}
 
@@ -177,3 +183,42 @@ def test_steps_are_told_in_their_order(device: torch.device, monkeypatch: pytest
     while llm.engine.has_work:
         llm.engine.step()
     assert told == sorted(told) and len(told) == len(set(told)) >= 6
+
+
+def worded(device: torch.device, kernels: str, **options: Any) -> LLM:
+    """As `made`, with words."""
+    chosen = {"deterministic": True, "kv_blocks": 40, "block_size": 8, "max_num_seqs": 8, "kernels": kernels} | options
+    model = build(ModelConfig.from_dict(BASE | SHAPES["llama"]), OnDevice(device), 512)
+    return LLM.from_engine(engine_for(model, tokenizer(), EngineOptions.of(**chosen), device=device, revision="tiny",
+                                      eos_ids=tokenizer().eos_ids))
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "regex": SEEDED | {"regex": "[a-c]{2,4}(true|false), [0-9]+"},
+    "schema": {"temperature": 0.0, "json_schema": SCHEMAS[4]},
+    "grammar": SEEDED | {"grammar": GRAMMARS[0], "repetition_penalty": 1.2},
+    "choice": SEEDED | {"choice": ["yes", "no", "the name"]},
+    "bad words": SEEDED | {"bad_words": ["a", "b", "an", "no"], "stop": ["th"]},
+}
+
+
+@pytest.mark.parametrize(("names", "options"), [
+    (("regex", "bad words"), {}),
+    (("grammar", "schema"), {"kv_blocks": 7, "block_size": 4, "max_model_len": 24, "preemption": "swap",
+                             "swap_space": 0.01}),
+    pytest.param(("choice", "regex"), {"max_batch_tokens": 16}, marks=pytest.mark.full),
+    pytest.param(("schema", "grammar"), {"schedule_ahead": True}, marks=pytest.mark.full)])
+def test_structures_and_words_come_out_as_on_the_host(device: torch.device, names: tuple[str, ...],
+                                                      options: dict[str, Any]) -> None:
+    wishes = [*(WORDS[name] for name in names), SEEDED]
+    params = [SamplingParams(**{"max_tokens": 12} | wish) for wish in wishes]
+    texts = []
+    for llm in (worded(device, "reference"), alone_on_device(worded(device, "triton", **options))):
+        seen = watched(llm) if llm.engine._device_steps else Counter({"ahead": 9})
+        found = llm.generate(PROMPTS, params, speculation=None)
+        texts.append([(out.outputs[0].text, out.outputs[0].token_ids, out.outputs[0].finish_reason, str(out.error))
+                      for out in found])
+        assert seen["ahead"] >= 4
+        if "preemption" in options and llm.engine._device_steps:
+            assert llm.engine.report()["preemptions"] > 0
+    assert texts[0] == texts[1]

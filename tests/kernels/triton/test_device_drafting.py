@@ -48,10 +48,19 @@ class Watched:
             monkeypatch.setattr(DeviceDraftSampler, "takes", lambda *_: False)
 
     def texts(self, wish: dict[str, Any], controls: dict[str, Any]) -> list[list[int]]:
-        params = [SamplingParams(max_tokens=count, ignore_eos=True, **controls) for count in (3, 4)]
-        outs = self.llm.generate([PROMPT, OTHER], params, speculation=[wish, wish])
+        outs = self.llm.generate([PROMPT, OTHER], params_of(controls), speculation=[wish, wish])
         assert all(out.error is None and out.speculation.failure is None for out in outs)
         return [out.outputs[0].token_ids for out in outs]
+
+
+def params_of(controls: dict[str, Any]) -> list[SamplingParams]:
+    return [SamplingParams(max_tokens=count, ignore_eos=True, **controls) for count in (3, 4)]
+
+
+def plain(device: torch.device, controls: dict[str, Any]) -> list[list[int]]:
+    """Without speculation, on the reference's kernels."""
+    outs = made(device, "reference").generate([PROMPT, OTHER], params_of(controls), speculation=None)
+    return [out.outputs[0].token_ids for out in outs]
 
 
 @pytest.mark.parametrize(("wish", "controls"), [
@@ -69,7 +78,7 @@ def test_the_device_drafts_what_the_host_would(device: torch.device, wish: dict[
             found.append((texts, watched.drafts))
             assert bool(watched.drawn["device"]) == on_device
     (texts, drafts), (again, drawn) = found
-    assert again == texts and len(drawn) == len(drafts) >= 2
+    assert again == texts == plain(device, controls) and len(drawn) == len(drafts) >= 2
     for ours, theirs in zip(drawn, drafts):
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
@@ -85,8 +94,9 @@ def test_the_device_drafts_what_the_host_would(device: torch.device, wish: dict[
 def test_what_the_device_cannot_draw_is_the_hosts(device: torch.device, monkeypatch: pytest.MonkeyPatch,
                                                   wish: dict[str, Any], controls: dict[str, Any]) -> None:
     watched = Watched(device, monkeypatch, on_device=True)
-    watched.texts(wish, controls)
+    texts = watched.texts(wish, controls)
     assert watched.drafts and not watched.drawn
+    assert texts == plain(device, controls) or wish.get("verify") == "rejection", "which keeps the distribution only"
 
 
 @pytest.mark.full
@@ -107,7 +117,7 @@ def test_a_model_with_a_cache_of_its_own_draws_for_its_targets_seats(device: tor
             engine.cancel(other)
             found.append((texts, [draft and draft.tokens for draft in watched.drafts], bool(watched.drawn)))
     assert found[0][:2] == found[1][:2] and [drawn for *_, drawn in found] == [False, True]
-    assert any(found[1][1])
+    assert any(found[1][1]) and found[1][0] == plain(device, controls)
 
 
 def test_what_was_captured_for_a_model_goes_with_it(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,3 @@ class DeviceRows:
     def of(layout: Layout, shape: RowsShape, device: torch.device) -> DeviceRows:
         """New buffers, filled with this step."""
         return DeviceRows.over(shape, torch.from_numpy(shape.pack(layout)).to(device))
-
-    def fill(self, layout: Layout) -> None:
-        """Another step into the same buffers: one copy. From pageable memory, so the host array may go at once."""
-        self.data.copy_(torch.from_numpy(self.shape.pack(layout)), non_blocking=True)
