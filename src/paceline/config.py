@@ -14,6 +14,7 @@ GIB = 1 << 30
 LEAST_CONTEXT = 256
 """Tokens that a cache has to hold to be of use, where nobody said how many."""
 KERNELS = ("auto", "native", "eager", "reference", "triton")
+CAPTURES = ("lazy", "start", "never")
 PREEMPTIONS = ("auto", "recompute", "swap")
 SWAP_SPACE = {"cuda": 4 * GIB, "cpu": GIB}
 """Bytes to swap to by default, at most; and never more than an eighth of what is free, or than the cache itself."""
@@ -55,8 +56,9 @@ class EngineOptions:
     """GiB of host memory for swapped sequences, at most; None: resolve for me."""
     host_cache: float = 0.0
     """GiB of host memory, at most, for blocks that the prefix cache has no room for; they come back on a hit."""
-    capture_at_start: bool = False
-    """On a card: capture steps of every size before the first request, so that none waits for it."""
+    capture: str = "lazy"
+    """Steps are captured on a card: "lazy" when first needed, "start" in every size before the first request, so that
+    none waits for it, "never": they are launched kernel by kernel, which is slower and takes no memory."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:
@@ -102,6 +104,8 @@ class EngineConfig:
     max_queue: int
     watermark: float
     schedule_ahead: bool = False
+    captures: bool = True
+    """Steps are captured where they can be."""
     preemption: str = "recompute"
     swap_blocks: int = 0
     """Host blocks for swapped sequences, in every cache group."""
@@ -133,6 +137,8 @@ def check(options: EngineOptions) -> None:
     """Refuse what can never work, before a model is read."""
     if options.kernels not in KERNELS:
         raise ConfigError(f"kernels must be one of {', '.join(KERNELS)}, got {options.kernels!r}.")
+    if options.capture not in CAPTURES:
+        raise ConfigError(f"capture must be one of {', '.join(CAPTURES)}, got {options.capture!r}.")
     if options.kernels == "eager" and options.deterministic:
         raise ConfigError("kernels='eager' is not deterministic: use 'auto', 'native' or 'reference'.")
     for name in ("max_model_len", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_prefill_chunk", "max_queue",
@@ -249,5 +255,5 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         deterministic=options.deterministic, max_model_len=longest, block_size=size, kv_blocks=blocks,
         max_batch_tokens=rows, max_num_seqs=wanted, enable_prefix_caching=options.enable_prefix_caching,
         max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark,
-        schedule_ahead=options.schedule_ahead, preemption=options.preemption, swap_blocks=swap, cold_blocks=cold,
-        why=why)
+        schedule_ahead=options.schedule_ahead, captures=options.capture != "never",
+        preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, why=why)

@@ -101,7 +101,7 @@ def test_params_list_of_the_wrong_length() -> None:
 @pytest.mark.parametrize(("options", "error"), [
     ({"blok_size": 3}, ConfigError), ({"block_size": 0}, ConfigError), ({"kv_blocks": 0}, ConfigError),
     ({"max_batch_tokens": 0}, ConfigError), ({"dtype": "int3"}, ConfigError), ({"device": "abacus"}, ConfigError),
-    ({"device": None}, ConfigError),
+    ({"device": None}, ConfigError), ({"capture": "sometimes"}, ConfigError),
     ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "int4"}, NotYetError), ({"watermark": 1.0}, ConfigError),
     ({"watermark": "low"}, ConfigError), ({"max_queue": "long"}, ConfigError), ({"max_queue": 0}, ConfigError),
     ({"speculation": "teleport"}, RequestError), ({"speculation": "eagle3"}, NotYetError),

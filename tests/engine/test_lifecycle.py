@@ -117,7 +117,7 @@ def test_an_interrupted_call_leaves_an_engine_that_works(where: str, ahead: bool
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come at any moment of a step; what comes after it is as if it had never been."""
     llm = tiny_llm(schedule_ahead=ahead)
-    owner, name = {"forward": (llm.engine.model, "forward"), "sampling": (llm.engine._decider, "decide"),
+    owner, name = {"forward": (llm.engine.model, "forward"), "sampling": (llm.engine.loop.decider, "decide"),
                    "commit": (llm.engine.scheduler, "commit")}[where]
     break_third_call(monkeypatch, owner, name, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +132,8 @@ def test_an_interrupted_call_leaves_an_engine_that_works(where: str, ahead: bool
 @pytest.mark.parametrize("where", ["sampling", "planning", "layout", "commit"])
 def test_wherever_a_step_breaks_the_engine_goes_on(where: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(schedule_ahead=ahead)
-    owner, name = {"sampling": (llm.engine._decider, "decide"), "planning": (llm.engine.scheduler._filler, "_reserve"),
+    owner, name = {"sampling": (llm.engine.loop.decider, "decide"),
+                   "planning": (llm.engine.scheduler._filler, "_reserve"),
                    "layout": (llm.engine.runner, "prepare"), "commit": (llm.engine.scheduler, "commit")}[where]
     break_third_call(monkeypatch, owner, name, MemoryError("no room"))
     outs = llm.generate([PROMPT, PROMPT[5:]], GREEDY)

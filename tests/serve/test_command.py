@@ -27,7 +27,7 @@ def test_a_port_in_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     (["--tool-parser", "nonsense"], "hermes"), (["--log-format", "xml"], "json"), (["--api-key", ""], "API key"),
     (["--max-samples", "0"], "max_samples"), (["--timeout", "0"], "timeout"), (["--drain", "-1"], "drain"),
     (["--allowed-host", "http://a"], "allowed host"), (["--max-connections", "0"], "max_connections"),
-    (["--stall-timeout", "0"], "stall_s"),
+    (["--stall-timeout", "0"], "stall_s"), (["--capture", "sometimes"], "lazy"),
     (["--max-output-tokens", "0"], "max_output_tokens"), (["--speculation", "{"], "JSON"),
     (["--host", "nowhere.invalid"], "--host"), (["--host", "a..b"], "--host"), (["--port", "70000"], "--port"),
     (["--port", "-1"], "--port"), (["no-such-folder", "--port", "0"], "no-such-folder"),

@@ -53,6 +53,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "crowd": {},
     "chunks": {"max_prefill_chunk": 7},
     "ahead": {"schedule_ahead": True},
+    "launched": {"capture": "never"},
     "preempted": {"watermark": 0.0, "preemption": "recompute"},
     "swapped": {"watermark": 0.0, "preemption": "swap", "swap_space": 0.1},
     "warm": {"enable_prefix_caching": True},

@@ -60,8 +60,8 @@ def serve(
     swap_space: Annotated[float | None, options._engine("GiB of host memory to swap to.")] = None,
     host_cache: Annotated[float, options._engine("GiB of host memory for beginnings that the cache has no room "
                                                  "for.")] = 0.0,
-    capture: Annotated[bool, options._engine("On a card: capture steps of every size before the first request.",
-                                             "--capture/--no-capture")] = True,
+    capture: Annotated[str, options._engine("On a card, steps are captured at the start, lazy (when first needed) or "
+                                            "never.")] = "start",
     speculation: options.SpeculationText = "auto",
     lora: options.Lora = None,
 ) -> None:
@@ -91,7 +91,7 @@ def serve(
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
                        kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
-                       capture_at_start=capture, adapters=adapters, **sizes, **host_memory)
+                       capture=capture, adapters=adapters, **sizes, **host_memory)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

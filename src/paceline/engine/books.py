@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.decide import Decision
 from paceline.engine.drafting import Drafting
-from paceline.engine.metrics import EngineMetrics
+from paceline.engine.metrics import EngineMetrics, StepTimes
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Record
 from paceline.engine.sequence import Sequence
@@ -63,6 +63,11 @@ class Books:
                          for branch in decision.branches)
             touched[group.seq.record.request.id] = group.seq.record
         return count
+
+    def stepped(self, step: Step, decisions: Seq[Decision], tokens: int, begun: float, times: StepTimes) -> None:
+        """A step has ended that began at `begun` and yielded so many tokens."""
+        self._metrics.account(step.rows, step.prompt_rows, tokens, times)
+        self._observers.stepped(step, decisions, begun, times)
 
     def _settle(self, seq: Sequence, decision: Decision, now: float) -> int:
         """A decided sequence: counts, times, the drafter's lesson, the end. Returns the tokens it got."""

@@ -70,7 +70,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
                         chat=chat, source=ModelFiles(options, path, device, dtype))
     for name, adapter in adapters.items():
         engine.adapters.add(name, adapter)
-    if options.capture_at_start:
+    if options.capture == "start":
         engine.capture(progress)
     return engine
 

@@ -1,4 +1,4 @@
-"""Engine: the loop. draft -> schedule -> run -> decide -> commit, for all requests at once."""
+"""Engine: the model, the cache and all requests; how they come, go and fail. The loop itself: loop.py."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from paceline.engine.adapters import Adapters
 from paceline.engine.admission import check_params, check_prompt, check_search
 from paceline.engine.beams import BeamSearch
 from paceline.engine.books import Books, Touched
-from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps, captured_steps, draft_sampler
+from paceline.engine.decide import Decider
+from paceline.engine.device import captured_steps, draft_sampler
 from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.drafting import Drafting
 from paceline.engine.host_memory import HostMemory, host_report
-from paceline.engine.metrics import EngineMetrics, StepTimes
+from paceline.engine.loop import Loop
+from paceline.engine.metrics import EngineMetrics
 from paceline.engine.observer import Observers
 from paceline.engine.outputs import Emitter, Record
-from paceline.engine.runner import Batch, Runner, StepLogits
-from paceline.engine.sample_rows import row_masks
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.scheduler_config import SchedulerConfig
-from paceline.engine.sequence import Status
 from paceline.engine.step import Step
 from paceline.engine.structures import Structures
 from paceline.engine.warming import capture_steps
@@ -92,18 +91,18 @@ class Engine:
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
             self.cache, clock, self.preemption)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
-        self._device_steps = captured_steps(model, kernels, storage, self.cache.tables, device)
-        if self._device_steps is not None:
-            self.runner.graphs, self.runner.drafts = self._device_steps.mixed, self._device_steps.drafts
-            self.runner.seats = self._device_steps.draws.seats
+        device_steps = (captured_steps(model, kernels, storage, self.cache.tables, device) if config.captures
+                        else None)
+        if device_steps is not None:
+            self.runner.graphs, self.runner.drafts = device_steps.mixed, device_steps.drafts
+            self.runner.seats = device_steps.draws.seats
         self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
-        self._decider = Decider(Pipeline(self._vocab, native_sampler()))
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), self.runner, self.cache,
                                               self.scheduler, config, device, source,
-                                              draft_sampler(self._device_steps))
+                                              draft_sampler(device_steps))
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
@@ -112,14 +111,14 @@ class Engine:
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf
-        self._ahead: Batch | None = None
-        """A batch laid out before the step in front of it was decided (schedule_ahead)."""
+        self.loop = Loop(self.scheduler, self.runner, self._drafting, Decider(Pipeline(self._vocab, native_sampler())),
+                         self._books, device_steps, self._fail, lambda: self.clock(), config.schedule_ahead)
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
-        if self._device_steps is None:
+        if self.loop.device is None:
             return 0
-        return capture_steps(self._device_steps, self.config.max_batch_tokens, progress)
+        return capture_steps(self.loop.device, self.config.max_batch_tokens, progress)
 
     # ---------------------------------------------------------------- requests
 
@@ -201,9 +200,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._ahead is not None or self.scheduler.has_work()
-
-    # ---------------------------------------------------------------- the loop
+        return self.loop.is_ahead or self.scheduler.has_work()
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
@@ -215,141 +212,8 @@ class Engine:
         for request_id in self.structures.release(self._records, self.scheduler):
             self.cancel(request_id, "error")
             touched[request_id] = self._records[request_id]
-        if self._device_steps is not None and self._step_on_device(self._device_steps, begun, touched):
-            return list(touched.values())
-        batch = self._ahead
-        self._ahead = None
-        try:
-            if batch is None:
-                batch = self._plan()
-                if batch is None:
-                    return list(touched.values())
-            planned = self.clock()
-            step = batch.step
-            self._books.scheduled(step, planned)
-            out = self._execute(batch)
-            if out is None:
-                return list(touched.values())
-            ran = self.clock()
-            if self.config.schedule_ahead:
-                self._ahead = self._plan()
-            decisions = self._decider.decide(step, out)
-            decided = self.clock()
-            tokens = self._commit(step, decisions, decided, touched)
-        except BaseException as problem:
-            self._fail(None if batch is None else batch.step, problem, touched)
-            return list(touched.values())
-        draft = self._drafting.seconds
-        ahead = draft if self._ahead is not None else 0.0  # drafted while this step was being decided
-        times = StepTimes(planned - begun - draft + ahead, ran - planned, decided - ran - ahead,
-                          self.clock() - decided, draft)
-        self.metrics.account(batch.layout.rows, step.prompt_rows, tokens, times)
-        self.preemption.observe_prompt(batch.layout.rows, step.prompt_rows, sum(times))
-        self._drafting.account(step, decisions, batch.layout.rows, step.prompt_rows, times)
-        self.observers.stepped(step, decisions, begun, times)
+        self.loop.step(begun, begun - self._last_arrival, touched)
         return list(touched.values())
-
-    def _step_on_device(self, device: DeviceSteps, begun: float, touched: Touched) -> bool:
-        """Launch what the device can run by itself, then book the oldest step launched. False: there is none."""
-        step: Step | None = None
-        try:
-            while self._ahead is None:
-                step = device.plan(self.scheduler, begun - self._last_arrival)
-                if step is None:
-                    break
-                self._books.preempted(step)
-                try:
-                    launched = device.launch(step, self.runner)
-                except torch.OutOfMemoryError:
-                    if step.repeated:
-                        device.give_up_repeating()
-                    self._start_over()
-                    return True
-                if launched:
-                    self._books.scheduled(step, self.clock())
-                    self._finish_begun(device, touched)
-                else:
-                    self._ahead = self.runner.prepare(step)
-            if not device.launched:
-                return False
-            step = device.launched[0].step
-            planned = self.clock()
-            drawn = device.read()
-            ran = self.clock()
-            decisions = self._decider.decide_drawn(step, drawn)
-            decided = self.clock()
-            tokens = self._commit(step, decisions, decided, touched)
-            while (stale := device.stale()) is not None:
-                self.scheduler.commit(stale, [Decision([]) for _ in stale.groups])
-        except BaseException as problem:
-            self._fail(step, problem, touched)
-            return True
-        times = StepTimes(planned - begun, ran - planned, decided - ran, self.clock() - decided, 0.0)
-        self.metrics.account(step.rows, step.prompt_rows, tokens, times)
-        self.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
-        self.observers.stepped(step, decisions, begun, times)
-        self._finish_begun(device, touched)
-        return True
-
-    def _finish_begun(self, device: DeviceSteps, touched: Touched) -> None:
-        """A step whose forward runs already draws once all tokens in front of it are booked: now, if there is one."""
-        waiting = device.begun
-        if waiting is None or device.launched:
-            return
-        device.begun = None
-        step, begun = waiting.batch.step, self.clock()
-        try:
-            if all(group.seq.status is Status.FINISHED for group in step.groups):
-                self.scheduler.commit(step, [Decision([]) for _ in step.groups])
-                return
-            masks = row_masks(step.groups)
-            if masks is not None:
-                try:
-                    device.finish(waiting, masks)
-                    return
-                except torch.OutOfMemoryError:
-                    self.runner.give_up_captures(waiting.batch)
-            # A grammar failed, or there is no memory to draw: the host decides from the logits.
-            decisions = self._decider.decide(step, self.runner.undrawn(waiting))
-            decided = self.clock()
-            tokens = self._commit(step, decisions, decided, touched)
-        except BaseException as problem:
-            self._fail(step, problem, touched)
-            return
-        times = StepTimes(0.0, 0.0, decided - begun, self.clock() - decided, 0.0)
-        self.metrics.account(step.rows, step.prompt_rows, tokens, times)
-        self.observers.stepped(step, decisions, begun, times)
-
-    def _execute(self, batch: Batch) -> StepLogits | None:
-        """None: there was no memory for the step. Those in it are computed again, in smaller ones."""
-        try:
-            return self.runner.execute(batch)
-        except torch.OutOfMemoryError:
-            if not self.scheduler.shrink():
-                raise
-            log.warning("no memory for a step of %d rows: those who ran are computed again, in steps of at most %d; "
-                        "give the cache fewer kv_blocks", batch.layout.rows, self.scheduler.config.max_batch_tokens)
-            self._start_over()
-            return None
-
-    def _plan(self) -> Batch | None:
-        self._drafting.propose(self.scheduler.running)
-        step = self.scheduler.schedule()
-        if step is None:
-            return None
-        self._books.preempted(step)
-        return self.runner.prepare(step)
-
-    def _commit(self, step: Step, decisions: list[Decision], now: float, touched: Touched) -> int:
-        """Book what was decided; how many tokens that was."""
-        alive = [group.seq.status is not Status.FINISHED for group in step.groups]
-        self.scheduler.commit(step, decisions)
-        count = self._books.decided(step, decisions, alive, now, touched)
-        if self._ahead is not None:
-            for group in self._ahead.step.groups:
-                if group.seq.allocation is not None:
-                    self.runner.remember(group.seq.allocation.seat, group.seq.tokens[-1])
-        return count
 
     def _fail(self, step: Step | None, problem: BaseException, touched: Touched) -> None:
         """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
@@ -369,16 +233,8 @@ class Engine:
                     record.end("error", self.clock())
                     self.observers.closed(record)
                 touched[record.request.id] = record
-        self._start_over()
         if not isinstance(problem, Exception):
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
-
-    def _start_over(self) -> None:
-        """Forget the steps that are planned or under way."""
-        self._ahead = None
-        if self._device_steps is not None:
-            self._device_steps.forget()
-        self.scheduler.abandon()
 
     # ---------------------------------------------------------------- small things
 

@@ -94,7 +94,7 @@ class DeviceSteps:
 
     def finish(self, begun: Begun, masks: Seq[Mask | None]) -> None:
         """Draw: the host has booked all steps in front of it and says what it bars at each row that is drawn from."""
-        self.launched.append(self.mixed.draw(begun.batch, begun.handover, masks))
+        self.launched.append(self.mixed.draw(begun, masks))
 
     def forget(self) -> None:
         """Whatever is under way is not to be read."""

@@ -133,9 +133,13 @@ class EngineDraftModels:
     def _reduced(self, model: CausalLM, kernels: Kernels | None = None) -> TargetCacheModel:
         kernels = kernels or self._target.kernels
         runner = Runner(model, kernels, self._runner.storage, self._cache.tables, self._device)
-        runner.drafts = captured_reads(model, kernels, runner.storage, self._cache.tables, self._device)
+        self._capture(runner, self._cache)
         return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len,
                                 self._sampler)
+
+    def _capture(self, runner: Runner, cache: CacheManager) -> None:
+        if self._config.captures:
+            runner.drafts = captured_reads(runner.model, runner.kernels, runner.storage, cache.tables, self._device)
 
     def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config
@@ -175,7 +179,7 @@ class EngineDraftModels:
         storage = KVStorage(model.cache_groups, [blocks] * len(model.cache_groups), config.block_size,
                             loaded.kv_dtype, self._device)
         runner = Runner(model, loaded.kernels, storage, cache.tables, self._device)
-        runner.drafts = captured_reads(model, loaded.kernels, storage, cache.tables, self._device)
+        self._capture(runner, cache)
         return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens, self._sampler)
 
     def _blocks(self, loaded: LoadedModel, cache_tokens: int | None) -> int:

@@ -30,7 +30,7 @@ are seats: logits that nobody wants cost little beside a prompt."""
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A step whose forward was launched and whose draws wait for what the host bars."""
+    """A step whose forward was launched and whose tokens are still to be drawn."""
 
     batch: Batch
     handover: Handover
@@ -38,6 +38,11 @@ class Begun:
     """Rows that are drawn from."""
     first: list[int]
     """Each group's first of them, or -1."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Of those rows."""
+        return self.handover.logits[:self.drawn]
 
 
 class MixedGraphs:
@@ -59,10 +64,10 @@ class MixedGraphs:
                    for group in groups)
 
     @torch.inference_mode()
-    def run(self, batch: Batch, wanted: Seq[int]) -> Handover:
+    def run(self, batch: Batch, wanted: Seq[int], first: list[int]) -> Begun:
         """Launch the forward of a step whose moves and copies have been carried out, and whose tokens are all known.
-        Its logits and draws are overwritten by the next one."""
-        return self._forward.run(self._for(batch.layout.rows, len(wanted)), batch, wanted)
+        `wanted`, `first`: logit_rows. Its logits are overwritten by the next one."""
+        return self._begin(self._for(batch.layout.rows, len(wanted)), batch, wanted, first)
 
     @torch.inference_mode()
     def begin(self, batch: Batch) -> Begun | None:
@@ -74,15 +79,15 @@ class MixedGraphs:
         except torch.OutOfMemoryError:
             return None
         self._forward.storage.apply(batch.step.moves, batch.step.copies)
-        return Begun(batch, self._forward.run(forward, batch, wanted), len(wanted), first)
+        return self._begin(forward, batch, wanted, first)
 
     @torch.inference_mode()
-    def draw(self, batch: Batch, handover: Handover, masks: Seq[Mask | None]) -> Launched:
+    def draw(self, begun: Begun, masks: Seq[Mask | None]) -> Launched:
         """Draw behind a forward. `masks`: what the host bars at each row that is drawn from."""
-        groups = batch.step.groups
-        launched = Launched(batch.step, self._draws.device)
-        draw = self._draws.ready(handover, self._draws.seats.take(drawing(groups), masks), Follows.NOTED)
-        return _drawn(launched, draw, *logit_rows(groups, batch.layout.offsets))
+        step, seats = begun.batch.step, self._draws.seats
+        launched = Launched(step, self._draws.device)
+        return _drawn(launched, begun, self._draws.ready(begun.handover, seats.take(drawing(step.groups), masks),
+                                                         Follows.NOTED))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched | None:
@@ -98,8 +103,7 @@ class MixedGraphs:
             return None
         self._forward.storage.apply(batch.step.moves, batch.step.copies)
         launched = Launched(batch.step, self._draws.device)
-        self._forward.run(forward, batch, wanted)
-        return _drawn(launched, draw, wanted, first)
+        return _drawn(launched, self._begin(forward, batch, wanted, first), draw)
 
     def captures(self, most_rows: int) -> list[Callable[[], object]]:
         """What captures a forward for each number of rows up to `most_rows`, with few and with many tokens drawn, the
@@ -110,6 +114,9 @@ class MixedGraphs:
         return [*(partial(self._for, *pair) for pair in forwards),
                 *(partial(self._draws_of, *pair, Controls(truncation=truncation))
                   for pair in draws for truncation in (False, True))]
+
+    def _begin(self, forward: Captured, batch: Batch, wanted: Seq[int], first: list[int]) -> Begun:
+        return Begun(batch, self._forward.run(forward, batch, wanted), len(wanted), first)
 
     def _draws_of(self, rows: int, drawn: int, controls: Controls) -> CapturedDraw:
         return self._draws.ready(self._for(rows, drawn).handover, controls, Follows.NOTED)
@@ -124,9 +131,9 @@ class MixedGraphs:
         return min(FEW if drawn <= FEW else rows if rows <= SMALL else self._most_drawn, self._most_drawn)
 
 
-def _drawn(launched: Launched, draw: CapturedDraw, wanted: Seq[int], first: list[int]) -> Launched:
+def _drawn(launched: Launched, begun: Begun, draw: CapturedDraw) -> Launched:
     draw.replay()
-    count = max(1, len(wanted))
+    count = max(1, begun.drawn)
     tokens, *scores = draw.out
-    launched.drawn(tokens[None, :count], first, scores[0][:count] if scores else None)
+    launched.drawn(tokens[None, :count], begun.first, scores[0][:count] if scores else None)
     return launched

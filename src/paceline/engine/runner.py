@@ -140,21 +140,21 @@ class Runner:
 
     def _mixed(self, graphs: MixedGraphs, drafts: DraftGraphs | None, batch: Batch, rows: list[int],
                first: list[int]) -> StepLogits:
-        ran, groups = graphs.run(batch, rows), batch.step.groups
+        begun, groups = graphs.run(batch, rows, first), batch.step.groups
         masks = row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
         if drafts is not None and masks is not None:
             try:
-                drawn = graphs.draw(batch, ran, masks).read()
+                drawn = graphs.draw(begun, masks).read()
                 return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
             except torch.OutOfMemoryError:
                 self.give_up_captures(batch)
-        return StepLogits(ran.logits[:len(rows)], first, {})
+        return StepLogits(begun.logits, first, {})
 
     def undrawn(self, begun: Begun) -> StepLogits:
         """What the host decides of a step whose forward a device was launched with, to draw from by itself."""
         if self.seats is not None:
             self.seats.forget(begun.batch.step.groups)
-        return StepLogits(begun.handover.logits[:begun.drawn], begun.first, {})
+        return StepLogits(begun.logits, begun.first, {})
 
     def _give_up_drafts(self, batch: Batch) -> None:
         log.warning("no memory to capture a step of %d rows: steps with drafts are launched kernel by kernel from now "

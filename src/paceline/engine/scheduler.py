@@ -46,7 +46,8 @@ class Scheduler:
         self.cache = cache
         self.clock = clock
         self._capacity = cache.capacity()
-        self._filler = StepFiller(config, cache, clock, preemption or Preemption())
+        self.preemption = preemption or Preemption()
+        self._filler = StepFiller(config, cache, clock, self.preemption)
         self._running = self._filler.running
         self._waiting = self._filler.waiting
         self._requests: dict[str, list[Sequence]] = {}

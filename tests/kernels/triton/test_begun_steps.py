@@ -26,7 +26,7 @@ BARS: dict[str, Any] = {"temperature": 0.0, "no_repeat_ngram_size": 1}
 
 def watched(llm: LLM) -> Counter[str]:
     """How often a step was begun, and how often before the token in front of it was known on the host."""
-    device, seen = llm.engine._device_steps, Counter[str]()
+    device, seen = llm.engine.loop.device, Counter[str]()
     assert device is not None
     begin = device.mixed.begin
 
@@ -67,7 +67,7 @@ def test_who_ends_while_the_next_forward_runs_takes_nobody_along(device: torch.d
         texts.append([(out.token_ids, out.finish_reason) for out in
                       (engine.take(name).snapshot().outputs[0] for name in names[:3])])
         engine.cache.check([])
-        assert engine._device_steps is None or engine._device_steps.begun is None
+        assert engine.loop.device is None or engine.loop.device.begun is None
     assert texts[0] == texts[1] and [reason for _, reason in texts[1]] == ["length", "stop", "length"]
 
 
@@ -114,7 +114,7 @@ def test_a_grammar_that_fails_ends_its_own_request(device: torch.device) -> None
 
 def test_without_memory_for_the_draw_the_host_decides(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     llm = made(device, "triton")
-    device_steps: Any = llm.engine._device_steps
+    device_steps: Any = llm.engine.loop.device
     finish, tries = device_steps.finish, Counter[str]()
 
     def scarce(*given: Any) -> None:
@@ -132,7 +132,7 @@ def test_without_memory_for_the_draw_the_host_decides(device: torch.device, capl
 def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.device) -> None:
     """Not those of the step in front of it alone."""
     llm = made(device, "triton")
-    engine, steps = llm.engine, llm.engine._device_steps
+    engine, steps = llm.engine, llm.engine.loop.device
     params = SamplingParams(max_tokens=12, ignore_eos=True, **BARS)
     first = engine.add(PROMPTS[0], params)
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.devi
 def test_nobody_draws_from_a_step_whose_requests_have_ended(device: torch.device) -> None:
     llm = made(device, "triton")
     stop = outs(llm, [BARS])[0].outputs[0].token_ids[3]
-    steps: Any = llm.engine._device_steps
+    steps: Any = llm.engine.loop.device
     finished: list[Any] = []
     finish = steps.finish
     steps.finish = lambda *given: (finished.append(given), finish(*given))[1]
@@ -214,11 +214,11 @@ def test_structures_and_words_come_out_as_on_the_host(device: torch.device, name
     params = [SamplingParams(**{"max_tokens": 12} | wish) for wish in wishes]
     texts = []
     for llm in (worded(device, "reference"), alone_on_device(worded(device, "triton", **options))):
-        seen = watched(llm) if llm.engine._device_steps else Counter({"ahead": 9})
+        seen = watched(llm) if llm.engine.loop.device else Counter({"ahead": 9})
         found = llm.generate(PROMPTS, params, speculation=None)
         texts.append([(out.outputs[0].text, out.outputs[0].token_ids, out.outputs[0].finish_reason, str(out.error))
                       for out in found])
         assert seen["ahead"] >= 4
-        if "preemption" in options and llm.engine._device_steps:
+        if "preemption" in options and llm.engine.loop.device:
             assert llm.engine.report()["preemptions"] > 0
     assert texts[0] == texts[1]

@@ -19,7 +19,7 @@ class Captures:
     def __init__(self, llm: LLM, room: int = 1000) -> None:
         self.count = 0
         self.room = room
-        steps = llm.engine._device_steps
+        steps = llm.engine.loop.device
         assert steps is not None and steps.decoder is not None
         self._capture = steps.decoder._graphs.capture
         steps.decoder._graphs.capture = self.take  # shared with the prompts' graphs
