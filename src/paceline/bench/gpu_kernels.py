@@ -253,26 +253,29 @@ def attention(bench: Bench, shape: Shape) -> None:
         del caches
 
 
-def prefill(bench: Bench, shape: Shape, rows: int = 2048) -> None:
+def prefill(bench: Bench, shape: Shape, rows: int = 2048, prompts: int = 4) -> None:
+    """One prompt of so many rows, and several that have as many together."""
     device, heads = bench.device, shape.heads
     arrived = torch.zeros(1 << 16, dtype=torch.int32, device=device)
     fast, exact = (load(mode, device).tuning(BF16, heads.dim) for mode in (False, True))
     caches = [(torch.randn(rows + 32, heads.keys, heads.dim, device=device, dtype=BF16),
                torch.randn(rows + 32, heads.keys, heads.dim, device=device, dtype=BF16)) for _ in range(4)]
     grid = {"default": fast, "3 stages": replace(fast, chunk_stages=3), "5 stages": replace(fast, chunk_stages=5),
-            "blocks of 128": replace(fast, block_n=128),
-            "blocks of 32": replace(fast, block_n=32), "4 warps": replace(fast, chunk_warps=4),
-            "64 high": replace(fast, chunk_m=64), "4 stages": replace(fast, chunk_stages=4),
-            "8 warps": replace(fast, chunk_warps=8)}
-    variants: dict[str, Sequence[Callable[[], object]]] = {
-        name: _attention_calls(bench, shape, 1, 0, rows, tuning, False, arrived, caches)
-        for name, tuning in grid.items()}
-    variants["deterministic"] = _attention_calls(bench, shape, 1, 0, rows, exact, True, arrived, caches)
-    q, k, v = (torch.randn(1, n, rows, heads.dim, device=device, dtype=BF16)
-               for n in (heads.query, heads.keys, heads.keys))
-    variants["torch"] = [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)]
-    flops = 2 * rows * rows * heads.query * heads.dim
-    bench.compare(f"{shape.name} prefill {rows}", variants, flops / 790e6)
+            "4 stages": replace(fast, chunk_stages=4), "8 warps": replace(fast, chunk_warps=8)}
+    grid |= {f"{high} high, blocks of {keys}": replace(fast, chunk_m=high, chunk_n=keys)
+             for high in (64, 128) for keys in (32, 64, 128)}
+    for batch in (1, prompts):
+        variants: dict[str, Sequence[Callable[[], object]]] = {
+            name: _attention_calls(bench, shape, batch, 0, rows // batch, tuning, False, arrived, caches)
+            for name, tuning in grid.items()}
+        variants["deterministic"] = _attention_calls(bench, shape, batch, 0, rows // batch, exact, True, arrived,
+                                                     caches)
+        q, k, v = (torch.randn(batch, n, rows // batch, heads.dim, device=device, dtype=BF16)
+                   for n in (heads.query, heads.keys, heads.keys))
+        variants["torch"] = [lambda q=q, k=k, v=v: F.scaled_dot_product_attention(  # type: ignore[misc]
+            q, k, v, is_causal=True, enable_gqa=True)]
+        flops = 2 * rows * (rows // batch) * heads.query * heads.dim
+        bench.compare(f"{shape.name} prefill {batch} x {rows // batch}", variants, flops / 790e6)
 
 
 PARTS: dict[str, Callable[[Bench, Shape], None]] = {

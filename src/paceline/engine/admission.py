@@ -53,10 +53,11 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
         raise RequestError(f"A prompt is a string or a list of token ids, got {type(prompt).__name__}.", "prompt")
     if not ids:
         raise RequestError("The prompt is empty: give at least one token.", "prompt")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise RequestError(f"Token id {token!r} in the prompt is out of range: the vocabulary has ids 0 to "
-                               f"{vocab_size - 1}.", "prompt")
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:  # quick; then who it is
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError(f"Token id {token!r} in the prompt is out of range: the vocabulary has ids 0 to "
+                                   f"{vocab_size - 1}.", "prompt")
     longest = max_model_len if params.max_tokens == 0 else max_model_len - 1
     if len(ids) > longest:
         raise RequestError(f"The prompt has {len(ids)} tokens but the context holds {max_model_len} (one of them for "

@@ -73,8 +73,8 @@ class DeviceSteps:
 
     def launch(self, step: Step, runner: Runner) -> bool:
         """False: nothing was launched, the step needs the host or finds no memory. One that is repeated, or has begun
-        to move what the cache holds, raises torch.OutOfMemoryError. Where the host has its word before the draws, the
-        step is `begun`."""
+        to move what the cache holds, raises torch.OutOfMemoryError. Where the host has its word before the draws, or
+        there is no memory for them, the step is `begun`."""
         if step.repeated and self.decoder is not None:
             self.launched.append(self.decoder.launch(step))
             return True
@@ -84,16 +84,21 @@ class DeviceSteps:
         batch = runner.prepare(step)
         if not batch.on_host:
             return False
-        if not all(group.seq.free_running for group in step.groups):
-            self.begun = self.mixed.begin(batch)
-            return self.begun is not None
-        launched = self.mixed.launch(batch)
-        if launched is not None:
-            self.launched.append(launched)
-        return launched is not None
+        begun = self.mixed.begin(batch)
+        if begun is None:
+            return False
+        try:
+            if all(group.seq.free_running for group in step.groups):
+                self.finish(begun)
+                return True
+        except torch.OutOfMemoryError:
+            pass  # tried again behind the steps in front of it; if need be the host draws then
+        self.begun = begun
+        return True
 
-    def finish(self, begun: Begun, masks: Seq[Mask | None]) -> None:
-        """Draw: the host has booked all steps in front of it and says what it bars at each row that is drawn from."""
+    def finish(self, begun: Begun, masks: Seq[Mask | None] = ()) -> None:
+        """Draw: everybody in the step draws freely, or the host has booked all steps in front of it and says what it
+        bars at each row that is drawn from."""
         self.launched.append(self.mixed.draw(begun, masks))
 
     def forget(self) -> None:

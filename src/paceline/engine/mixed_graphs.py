@@ -72,7 +72,8 @@ class MixedGraphs:
     @torch.inference_mode()
     def begin(self, batch: Batch) -> Begun | None:
         """The forward of a step whose tokens the device knows; `draw` comes behind it. None: there is no memory for
-        it, and nothing was done."""
+        it, and nothing was done. Once its moves have begun a lack of memory is an error: they must not be carried out
+        twice."""
         wanted, first = logit_rows(batch.step.groups, batch.layout.offsets)
         try:
             forward = self._for(batch.layout.rows, len(wanted))
@@ -82,28 +83,17 @@ class MixedGraphs:
         return self._begin(forward, batch, wanted, first)
 
     @torch.inference_mode()
-    def draw(self, begun: Begun, masks: Seq[Mask | None]) -> Launched:
-        """Draw behind a forward. `masks`: what the host bars at each row that is drawn from."""
-        step, seats = begun.batch.step, self._draws.seats
-        launched = Launched(step, self._draws.device)
-        return _drawn(launched, begun, self._draws.ready(begun.handover, seats.take(drawing(step.groups), masks),
-                                                         Follows.NOTED))
-
-    @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched | None:
-        """Run a step that draws its tokens by itself. None: there is no memory for it, and nothing was done. Once its
-        moves have begun a lack of memory is an error: they must not be carried out twice."""
-        groups = batch.step.groups
-        wanted, first = logit_rows(groups, batch.layout.offsets)
-        try:
-            controls = self._draws.seats.take(drawing(groups))
-            forward = self._for(batch.layout.rows, len(wanted))
-            draw = self._draws.ready(forward.handover, controls, Follows.NOTED)
-        except torch.OutOfMemoryError:
-            return None
-        self._forward.storage.apply(batch.step.moves, batch.step.copies)
-        launched = Launched(batch.step, self._draws.device)
-        return _drawn(launched, self._begin(forward, batch, wanted, first), draw)
+    def draw(self, begun: Begun, masks: Seq[Mask | None] = ()) -> Launched:
+        """Draw behind a forward, while that is running. `masks`: what the host bars at each row that is drawn from, if
+        anything. Without memory for it torch.OutOfMemoryError, and nothing was drawn."""
+        step, draws = begun.batch.step, self._draws
+        draw = draws.ready(begun.handover, draws.seats.take(drawing(step.groups), masks), Follows.NOTED)
+        launched = Launched(step, draws.device)
+        draw.replay()
+        count = max(1, begun.drawn)
+        tokens, *scores = draw.out
+        launched.drawn(tokens[None, :count], begun.first, scores[0][:count] if scores else None)
+        return launched
 
     def captures(self, most_rows: int) -> list[Callable[[], object]]:
         """What captures a forward for each number of rows up to `most_rows`, with few and with many tokens drawn, the
@@ -129,11 +119,3 @@ class MixedGraphs:
     def _room(self, rows: int, drawn: int) -> int:
         """How many rows are drawn from in the captured step of `rows` rows that this is to run in."""
         return min(FEW if drawn <= FEW else rows if rows <= SMALL else self._most_drawn, self._most_drawn)
-
-
-def _drawn(launched: Launched, begun: Begun, draw: CapturedDraw) -> Launched:
-    draw.replay()
-    count = max(1, begun.drawn)
-    tokens, *scores = draw.out
-    launched.drawn(tokens[None, :count], begun.first, scores[0][:count] if scores else None)
-    return launched

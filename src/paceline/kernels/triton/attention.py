@@ -18,6 +18,8 @@ from paceline.kernels.triton.rows import DeviceRows, RowsShape
 PROGRAMS = 64
 """For each processor, at most. So many that most items have one of their own, which the device starts as others end:
 programs that take their share in turn are as slow as the one whose items happen to be longest."""
+LOWEST = 16
+"""(row, head) pairs of a tile, at least: what a product on tensor cores takes."""
 AHEAD = 4
 """Pieces of a tile whose results are loaded at once when they are combined."""
 
@@ -41,6 +43,9 @@ class Tuning:
     """Shapes of the tiles. In deterministic mode every number that shapes a sum is the same for every tile."""
 
     chunk_m: int
+    """(row, head) pairs of a chunk's tile."""
+    chunk_n: int
+    """Keys that a chunk's tile takes at once; in deterministic mode as many as the others."""
     block_n: int
     split: int
     """Keys that are summed up by themselves (deterministic), or the smallest number an item gets."""
@@ -51,7 +56,7 @@ class Tuning:
     """By number of tiles, for tiles of one row; none: as the others."""
     chunk_warps: int = 8
     chunk_stages: int = 2
-    small_m: int = 16
+    small_m: int = LOWEST
     """No tile is lower: rows that are missing are computed as if they were there."""
 
     def sharing(self, shape: RowsShape) -> Sharing:
@@ -67,11 +72,11 @@ class Tuning:
 def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -> Tuning:
     """float32 multiplies without tensor cores, whose tiles must be small; the rest are trials on an H200."""
     if dtype == torch.float32:
-        return Tuning(16, 32, 256, processors, (Sharing(math.inf, 4, stages=1, height=16),), chunk_warps=4,
+        return Tuning(16, 32, 32, 256, processors, (Sharing(math.inf, 4, stages=1, height=16),), chunk_warps=4,
                       chunk_stages=1)
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
+        return Tuning(64, 64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
     if dim > 64:
         single = (Sharing(16, 4), Sharing(32, 2, stages=6), Sharing(128, 4, warps=2), Sharing(math.inf, 4, 2, 6))
         several: tuple[Sharing, ...] = (
@@ -79,7 +84,9 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
     else:
         single = (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5))
         several = (Sharing(32, 2, stages=5, height=16), Sharing(math.inf, 2, stages=5, height=32))
-    return Tuning(128, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)
+    # Models of few heads have few chunks: low ones are enough to keep the card busy.
+    chunk_m, chunk_n = (128, 64) if dim > 64 else (64, 128)
+    return Tuning(chunk_m, chunk_n, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
@@ -96,7 +103,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     key_scales, value_scales = (k_cache, v_cache) if scales is None else scales
     common: dict[str, Any] = {
         "KV_HEADS": kv_heads, "SHARED": shared, "DIM": dim, "BLOCK_D": max(16, triton.next_power_of_2(dim)),
-        "BLOCK_N": chosen.block_n, "BLOCK_SIZE": layout.block_size, "WINDOW": view.window is not None,
+        "BLOCK_SIZE": layout.block_size, "WINDOW": view.window is not None,
         "CAPPED": softcap > 0.0, "SCALED": scales is not None,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": not deterministic,
         **overlapped(q.device, q.shape[0], heads * dim)}
@@ -112,15 +119,15 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2,
-            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen.small_m), DEPTH=shape.depth,
+            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen.small_m), BLOCK_N=chosen.block_n, DEPTH=shape.depth,
             REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
             num_warps=how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
             q.stride(0), out.stride(0), k_cache.stride(0), view.tables.stride(0), shape.chunks, base2,
-            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, chosen.chunk_m),
-            SPLIT=chosen.split, BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps,
+            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, LOWEST),
+            BLOCK_N=chosen.chunk_n, SPLIT=chosen.split, BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps,
             num_stages=chosen.chunk_stages)
     return out
 

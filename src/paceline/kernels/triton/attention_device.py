@@ -55,18 +55,24 @@ def soft_cap(scores, cap):
 
 
 @triton.jit
-def page_slots(table, j, inside, BLOCK_SIZE: tl.constexpr):
-    page = tl.load(table + j // BLOCK_SIZE, mask=inside, other=0)
+def page_slots(table, j, inside, BLOCK_SIZE: tl.constexpr, WHOLE: tl.constexpr = False):
+    if WHOLE:
+        page = tl.load(table + j // BLOCK_SIZE)
+    else:
+        page = tl.load(table + j // BLOCK_SIZE, mask=inside, other=0)
     return page.to(tl.int64) * BLOCK_SIZE + j % BLOCK_SIZE
 
 
 @triton.jit
 def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-               BLOCK_D: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
-    """[N, D] of one head in `dtype`, and its scales [N] (where there are none: the slots, unused)."""
+               BLOCK_D: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr, WHOLE: tl.constexpr = False):
+    """[N, D] of one head in `dtype`, and its scales [N] (where there are none: the slots, unused). WHOLE: all of the
+    block is `inside`."""
     d = tl.arange(0, BLOCK_D)
     at = cache + slots[:, None] * stride + head * DIM + d[None, :]
-    if BLOCK_D == DIM:
+    if WHOLE and BLOCK_D == DIM:
+        block = tl.load(at)
+    elif BLOCK_D == DIM:
         block = tl.load(at, mask=inside[:, None], other=0.0)
     else:
         block = tl.load(at, mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
@@ -80,29 +86,49 @@ def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexp
 def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head, stride,
          scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
          BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
-         PRECISION: tl.constexpr):
+         PRECISION: tl.constexpr, WHOLE: tl.constexpr = False):
     """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
-    `lowest`: the lowest position of the tile."""
+    `lowest`: the lowest position of the tile. WHOLE: blocks that all rows see, every key of them."""
     for first_key in range(begin, end, BLOCK_N):
         j = first_key + tl.arange(0, BLOCK_N)
         inside = j < end
         if WINDOW:
             inside = inside & (j > lowest - window)
-        slots = page_slots(table, j, inside, BLOCK_SIZE)
-        k, k_scale = load_block(keys, key_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED, q.dtype)
+        slots = page_slots(table, j, inside, BLOCK_SIZE, WHOLE)
+        k, k_scale = load_block(keys, key_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED, q.dtype,
+                                WHOLE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SCALED:
             scores = scores * k_scale[None, :]
         if CAPPED:
             scores = soft_cap(scores, cap)
-        seen = inside[None, :] & (j[None, :] <= pos[:, None])
-        if WINDOW:
-            seen = seen & (j[None, :] > pos[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
+        if not WHOLE:
+            seen = inside[None, :] & (j[None, :] <= pos[:, None])
+            if WINDOW:
+                seen = seen & (j[None, :] > pos[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
         v, v_scale = load_block(values, value_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED,
-                                q.dtype)
+                                q.dtype, WHOLE)
         highest, total, acc = fold(scores, v, v_scale, highest, total, acc, SCALED, PRECISION)
     return highest, total, acc
+
+
+@triton.jit
+def walk_chain(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head,
+               stride, scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+               SCALED: tl.constexpr, PRECISION: tl.constexpr):
+    """The same; blocks in front of all rows, most of a prompt's, are not masked, which changes no bit."""
+    masked_from = begin
+    if not WINDOW:
+        masked_from = tl.maximum(begin, tl.minimum(end, (lowest + 1) // BLOCK_N * BLOCK_N))
+        highest, total, acc = walk(
+            q, pos, lowest, begin, masked_from, highest, total, acc, table, keys, values, key_scales, value_scales,
+            head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
+            PRECISION, WHOLE=True)
+    return walk(q, pos, lowest, masked_from, end, highest, total, acc, table, keys, values, key_scales, value_scales,
+                head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
+                PRECISION)
 
 
 @triton.jit
@@ -296,13 +322,13 @@ def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_o
                 span_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
                 span_total = tl.zeros([BLOCK_M], tl.float32)
                 span_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                span_highest, span_total, span_acc = walk(
+                span_highest, span_total, span_acc = walk_chain(
                     query, pos, lowest, tl.maximum(span * SPLIT, begin), tl.minimum(span * SPLIT + SPLIT, end),
                     span_highest, span_total, span_acc, table, keys, values, key_scales, value_scales, head, stride,
                     scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, PRECISION)
                 highest, total, acc = combine(highest, total, acc, span_highest, span_total, span_acc)
         else:
-            highest, total, acc = walk(
+            highest, total, acc = walk_chain(
                 query, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales,
                 head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
                 PRECISION)
