@@ -112,7 +112,30 @@ def test_a_grammar_that_fails_ends_its_own_request(device: torch.device) -> None
     assert "had enough" in found[1][0][1] and len(found[1][0][0]) == 3 and len(found[1][1][0]) == 6
 
 
-def test_without_memory_for_the_draw_the_host_decides(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("wish", "failing"), [
+    (SEEDED | HEAVY | {"no_repeat_ngram_size": 1}, (3,)),
+    (SEEDED | {"logprobs": 1}, (3, 4)),  # draws freely: tried where it is launched, then behind the step in front of it
+    (SEEDED | {"logprobs": 1}, (1, 2))])
+def test_without_memory_for_the_draw_the_host_decides(device: torch.device, caplog: pytest.LogCaptureFixture,
+                                                      wish: dict[str, Any], failing: tuple[int, ...]) -> None:
+    llm = made(device, "triton")
+    device_steps: Any = llm.engine.loop.device
+    finish, tries = device_steps.finish, Counter[str]()
+
+    def scarce(*given: Any) -> None:
+        tries["finish"] += 1
+        if tries["finish"] in failing:
+            raise torch.OutOfMemoryError("no memory")
+        finish(*given)
+
+    device_steps.finish = scarce
+    wishes = [wish, {"temperature": 0.0}]
+    same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
+    assert tries["finish"] == failing[-1] and "launched kernel by kernel" in caplog.text
+
+
+def test_where_memory_is_back_a_free_step_is_drawn_behind_the_one_in_front_of_it(
+        device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     llm = made(device, "triton")
     device_steps: Any = llm.engine.loop.device
     finish, tries = device_steps.finish, Counter[str]()
@@ -120,13 +143,15 @@ def test_without_memory_for_the_draw_the_host_decides(device: torch.device, capl
     def scarce(*given: Any) -> None:
         tries["finish"] += 1
         if tries["finish"] == 3:
+            assert device_steps.launched, "it was launched ahead"
             raise torch.OutOfMemoryError("no memory")
+        assert tries["finish"] != 4 or not device_steps.launched
         finish(*given)
 
     device_steps.finish = scarce
-    wishes = [SEEDED | HEAVY | {"no_repeat_ngram_size": 1}, {"temperature": 0.0}]
+    wishes = [SEEDED | {"logprobs": 1}, {"temperature": 0.0}]
     same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
-    assert tries["finish"] == 3 and "launched kernel by kernel" in caplog.text
+    assert tries["finish"] > 6 and "launched kernel by kernel" not in caplog.text
 
 
 def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.device) -> None:
