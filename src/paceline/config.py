@@ -57,8 +57,9 @@ class EngineOptions:
     host_cache: float = 0.0
     """GiB of host memory, at most, for blocks that the prefix cache has no room for; they come back on a hit."""
     capture: str = "lazy"
-    """Steps are captured on a card: "lazy" when first needed, "start" in every size before the first request, so that
-    none waits for it, "never": they are launched kernel by kernel, which is slower and takes no memory."""
+    """Steps are captured on a card: "lazy" when first needed, "start" before the first request (decoding, prompts and
+    mixes of every size; with drafts and rarer controls when first needed), "never": they are launched kernel by kernel,
+    which is slower and takes no memory."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:

@@ -26,6 +26,15 @@ def test_without_a_card_the_command_says_so(capsys: pytest.CaptureFixture[str]) 
     assert "no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", [["--batches", "0"], ["--peers", "1,x"], ["--dtype", "int3"], ["--shape", "llama-9"],
+                                   ["--requests", "0"]])
+def test_wrong_options_are_named_before_a_card_is_looked_for(wrong: list[str],
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gpu", *wrong]) != 0
+    said = capsys.readouterr().err
+    assert wrong[0].lstrip("-") in said and "no CUDA device" not in said
+
+
 def test_every_shape_is_one_the_models_know_and_the_8b_reads_15_gb() -> None:
     for shape in SHAPES:
         assert weight_bytes(config_of(shape), torch.bfloat16) > 0

@@ -136,6 +136,13 @@ def test_unknown_models(tmp_path: Path) -> None:
         LLM(str(tmp_path / "broken.gguf"))
 
 
+def test_an_unknown_method_is_answered_with_those_there_are() -> None:
+    with pytest.raises(RequestError, match=r"auto.*ngram.*suffix"):
+        tiny_llm().generate([[1]], SamplingParams(max_tokens=2), speculation="teleport")
+    with pytest.raises(RequestError, match="'suffix'"):
+        tiny_llm().generate([[1]], SamplingParams(max_tokens=2), speculation="sufix")
+
+
 @pytest.mark.parametrize(("wish", "error"), [
     ("eagle3", NotYetError), ("teleport", RequestError),
     (5, RequestError),

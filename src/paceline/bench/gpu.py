@@ -113,7 +113,8 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         raise ConfigError(f"No case {wrong[0]!r}: use some of {', '.join(CASES)}.")
     number = getattr(torch, dtype)
     config = config_of(shape)
-    peer = VLLM.get(shape, {}) if "H200" in torch.cuda.get_device_name() and not deterministic else {}
+    as_measured = dtype == "bfloat16" and kv_dtype == "auto" and not deterministic
+    peer = VLLM.get(shape, {}) if as_measured and "H200" in torch.cuda.get_device_name() else {}
     rows: list[Row] = []
     beside = measure(shape, dtype, cases, peers, PROMPT) if peers else {}
     floor, speed = weight_bytes(config, number), bandwidth()

@@ -48,7 +48,7 @@ def throughput(
     kernels: options.KernelChoice = "auto",
 ) -> None:
     """Many at once: output tokens a second with 1, 8 and 32 requests."""
-    counts = _counts(concurrency)
+    counts = _counts(concurrency, "--concurrency")
     _fetch(model)
     from paceline.bench.throughput import run
 
@@ -115,12 +115,17 @@ def cpu(
 @app.command("gpu")
 def gpu(
     json_file: options.JsonFile = None,
-    shape: Annotated[str, typer.Option(help="Whose shape the weights have; a wrong name lists them.")] = "smollm2-135m",
+    shape: Annotated[str, typer.Option(help="llama-3.1-8b, smollm2-135m, qwen3-0.6b or another; a wrong name lists "
+                                            "them.")] = "smollm2-135m",
     cases: Annotated[str, typer.Option(help="Separated by commas.")] = "tpot,ttft,mixed,verify,controls,breakdown",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Batch-invariant kernels.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs; the best counts.")] = 2,
-    peers: Annotated[bool, typer.Option("--peers", help="Beside transformers, vLLM, SGLang, where installed.")] = False,
+    kv_dtype: Annotated[str, typer.Option(help="Type of the cache: auto or fp8.")] = "auto",
+    batches: Annotated[str, typer.Option(help="Requests at once of tpot, separated by commas.")] = "1,8,32,128",
+    requests: Annotated[int, typer.Option(min=1, help="Of the mixed case.")] = 512,
+    peers: Annotated[str, typer.Option(metavar="BATCHES", help="Beside transformers, vLLM and SGLang where installed, "
+                                                               "so many requests at once.")] = "",
 ) -> None:
     """The engine on a CUDA card, random weights in real shapes: time a token, first token, throughput, verifying."""
     from paceline.bench.gpu import run
@@ -130,8 +135,9 @@ def gpu(
     config_of(shape)
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ConfigError(f"dtype must be bfloat16, float16 or float32, got {dtype!r}.")
+    counts, beside = _counts(batches, "--batches"), _counts(peers, "--peers") if peers else ()
     choose_dtype(dtype, choose_device("cuda"))
-    _emit(run(shape, tuple(cases.split(",")), dtype, deterministic, repeats=repeats, peers=(1,) if peers else ()),
+    _emit(run(shape, tuple(cases.split(",")), dtype, deterministic, counts, repeats, requests, kv_dtype, beside),
           json_file)
 
 
@@ -260,10 +266,10 @@ def ties(
         raise typer.Exit(1)
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _counts(text: str, option: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--concurrency must be whole numbers from 1 separated by commas, got {text!r}.")
+        raise ConfigError(f"{option} must be whole numbers from 1 separated by commas, got {text!r}.")
     return tuple(int(part) for part in parts)
 
 

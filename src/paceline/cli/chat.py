@@ -199,6 +199,8 @@ def chat(
     seed: options.Seed = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    kv_dtype: options.KvDtype = "auto",
+    quantization: options.Quantization = None,
     deterministic: options.Deterministic = False,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
@@ -215,8 +217,8 @@ def chat(
     )
     out = console()
     llm = load_llm(
-        model, device=device, dtype=dtype, deterministic=deterministic, max_model_len=max_model_len,
-        speculation=options.speculation(speculation),
+        model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
+        max_model_len=max_model_len, speculation=options.speculation(speculation),
     )
     conversation = Conversation(llm, params, out, system)
     if interactive:

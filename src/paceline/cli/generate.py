@@ -47,6 +47,8 @@ def generate(
     model: options.Model = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    kv_dtype: options.KvDtype = "auto",
+    quantization: options.Quantization = None,
     deterministic: options.Deterministic = False,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
@@ -69,7 +71,8 @@ def generate(
     wish = options.speculation(speculation)
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
     llm = load_llm(
-        model, device=device, dtype=dtype, deterministic=deterministic, max_model_len=max_model_len, speculation=wish
+        model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
+        max_model_len=max_model_len, speculation=wish,
     )
     jobs: list[Any] = [_messages(text, system) for text in texts] if chat else texts
     if len(jobs) == 1 and n == 1 and not as_json and logprobs is None and sys.stdout.isatty():

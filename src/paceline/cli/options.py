@@ -30,6 +30,11 @@ ModelArgument = Annotated[str | None, typer.Argument(help=_MODEL_HELP)]
 Model = Annotated[str | None, _engine(_MODEL_HELP, "--model", "-m")]
 Device = Annotated[str, _engine("auto, cpu or cuda.")]
 Dtype = Annotated[str, _engine("auto, float32, bfloat16 or float16.")]
+KvDtype = Annotated[str, _engine("Of the cache: auto, float32, bfloat16, float16, int8 (native CPU path) or fp8.",
+                                 "--kv-dtype")]
+Quantization = Annotated[
+    str | None, _engine("Of the weights on the native CPU path: int8, or blocks (as the file has them).")
+]
 Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
 KernelChoice = Annotated[str, _engine("auto, native, eager, reference or triton.", "--kernels")]
 Lora = Annotated[
@@ -37,7 +42,8 @@ Lora = Annotated[
 ]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
-    str | None, _engine('A method\'s name, or JSON such as {"method": "oracle", "tokens": [5, 6]}.', "--speculation")
+    str | None, _engine('A method such as auto, ngram, suffix, skip or exit; none; or JSON such as '
+                        '{"method": "draft", "model": "FOLDER", "k": 6}.', "--speculation")
 ]
 
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]

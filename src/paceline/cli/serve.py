@@ -47,6 +47,8 @@ def serve(
     log_format: Annotated[str, _server("text or json.")] = "text",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    kv_dtype: options.KvDtype = "auto",
+    quantization: options.Quantization = None,
     deterministic: options.Deterministic = False,
     kernels: options.KernelChoice = "auto",
     max_model_len: options.MaxModelLen = None,
@@ -55,13 +57,13 @@ def serve(
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
     prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
                                                     "--prefix-caching/--no-prefix-caching")] = True,
-    preemption: Annotated[str, options._engine("Who loses their blocks is put back by auto (the cheaper), recompute or "
-                                               "swap.")] = "auto",
+    preemption: Annotated[str, options._engine("A request that loses its blocks is computed again (recompute), kept in "
+                                               "host memory (swap), or the cheaper of both (auto).")] = "auto",
     swap_space: Annotated[float | None, options._engine("GiB of host memory to swap to.")] = None,
     host_cache: Annotated[float, options._engine("GiB of host memory for beginnings that the cache has no room "
                                                  "for.")] = 0.0,
-    capture: Annotated[str, options._engine("On a card, steps are captured at the start, lazy (when first needed) or "
-                                            "never.")] = "start",
+    capture: Annotated[str, options._engine("Steps on a card are captured before the first request (start), when first "
+                                            "needed (lazy) or never.")] = "start",
     speculation: options.SpeculationText = "auto",
     lora: options.Lora = None,
 ) -> None:
@@ -89,9 +91,10 @@ def serve(
                              "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:
-        llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, deterministic=deterministic,
-                       kernels=kernels, max_queue=max_queue, enable_prefix_caching=prefix_caching, speculation=wish,
-                       capture=capture, adapters=adapters, **sizes, **host_memory)
+        llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, kv_dtype=kv_dtype,
+                       quantization=quantization, deterministic=deterministic, kernels=kernels, max_queue=max_queue,
+                       enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
+                       **sizes, **host_memory)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

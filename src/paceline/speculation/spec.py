@@ -92,8 +92,8 @@ def parse(raw: Any) -> Speculation | None:
             raise NotYetError(f"The drafter {method!r} is not in this version yet; available: "
                               f"{', '.join(sorted(BUILDERS))}. Leave speculation out to decode plainly.")
         near = difflib.get_close_matches(method, [*BUILDERS, *PLANNED_METHODS], 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RequestError(f"Unknown speculation method {shown(method)}.{hint}", "speculation")
+        hint = f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(sorted(BUILDERS))}, or None."
+        raise RequestError(f"Unknown speculation method {shown(method)}. {hint}", "speculation")
     verify = options.pop("verify", "coupled")
     if not isinstance(verify, str) or verify not in RULES:
         if isinstance(verify, str) and verify in PLANNED_RULES:
