@@ -34,7 +34,7 @@ def until_token(engine: Engine, name: str, count: int) -> None:
 
 def preempted(engine: Engine, prompt: list[int], mode: str) -> float:
     """Seconds from losing all blocks to the next token."""
-    engine.preemption.mode = mode
+    engine.scheduler.preemption.mode = mode
     params = SamplingParams(max_tokens=LONGEST, temperature=0.0, ignore_eos=True)
     name = engine.add(prompt, params, speculation=None)
     until_token(engine, name, DECODED)
@@ -73,7 +73,7 @@ def run(model: str | None = None, device: str = "auto", tokens: int = 1000, roun
         say(f"swap: a request of {tokens} tokens is preempted, round {number}")
         for mode, taken in ways.items():
             taken.append(preempted(engine, prompt, mode))
-    rates = engine.preemption
+    rates = engine.scheduler.preemption
     engine = build(model, device, tokens, host_cache=1.0)
     without = build(model, device, tokens)
     hits: dict[str, list[float]] = {"fetch": [], "recompute": []}

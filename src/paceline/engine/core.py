@@ -81,7 +81,6 @@ class Engine:
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
         host = HostMemory(storage, config)
-        self.preemption = host.preemption
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
                                   enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
@@ -89,7 +88,7 @@ class Engine:
             SchedulerConfig(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
-            self.cache, clock, self.preemption)
+            self.cache, clock, host.preemption)
         self.runner = Runner(model, kernels, storage, self.cache.tables, device)
         device_steps = (captured_steps(model, kernels, storage, self.cache.tables, device) if config.captures
                         else None)
@@ -112,13 +111,13 @@ class Engine:
         self._ids = itertools.count()
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.runner, self._drafting, Decider(Pipeline(self._vocab, native_sampler())),
-                         self._books, device_steps, self._fail, lambda: self.clock(), config.schedule_ahead)
+                         self._books, device_steps, self._end_requests, lambda: self.clock(), config.schedule_ahead)
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
-        if self.loop.device is None:
+        if self.loop.device_steps is None:
             return 0
-        return capture_steps(self.loop.device, self.config.max_batch_tokens, progress)
+        return capture_steps(self.loop.device_steps, self.config.max_batch_tokens, progress)
 
     # ---------------------------------------------------------------- requests
 
@@ -215,7 +214,7 @@ class Engine:
         self.loop.step(begun, begun - self._last_arrival, touched)
         return list(touched.values())
 
-    def _fail(self, step: Step | None, problem: BaseException, touched: Touched) -> None:
+    def _end_requests(self, step: Step | None, problem: BaseException, touched: Touched) -> None:
         """A step broke: its requests end with an error, their blocks are freed, everybody else goes on. None: it
         broke while it was put together, and nobody can say on whose account; all requests end."""
         records = list(self._records.values()) if step is None else [group.seq.record for group in step.groups]

@@ -50,7 +50,8 @@ class DeviceSteps:
         self.draws = draws
         self.launched: deque[Launched] = deque()
         self.begun: Begun | None = None
-        """The step behind them, if its draws wait for the host's word on what the newest tokens bar."""
+        """The step behind them, if its draws wait until those are booked: for the host's word on what the newest tokens
+        bar, or for memory."""
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
         self._host_seconds = 0.0
@@ -87,19 +88,18 @@ class DeviceSteps:
         begun = self.mixed.begin(batch)
         if begun is None:
             return False
-        try:
-            if all(group.seq.free_running for group in step.groups):
-                self.finish(begun)
-                return True
-        except torch.OutOfMemoryError:
-            pass  # tried again behind the steps in front of it; if need be the host draws then
-        self.begun = begun
+        free = all(group.seq.free_running for group in step.groups)
+        if not (free and self.finish(begun)):
+            self.begun = begun
         return True
 
-    def finish(self, begun: Begun, masks: Seq[Mask | None] = ()) -> None:
+    def finish(self, begun: Begun, masks: Seq[Mask | None] = ()) -> bool:
         """Draw: everybody in the step draws freely, or the host has booked all steps in front of it and says what it
-        bars at each row that is drawn from."""
-        self.launched.append(self.mixed.draw(begun, masks))
+        bars at each row that is drawn from. False: there is no memory for it, and nothing was drawn."""
+        launched = self.mixed.draw(begun, masks)
+        if launched is not None:
+            self.launched.append(launched)
+        return launched is not None
 
     def forget(self) -> None:
         """Whatever is under way is not to be read."""

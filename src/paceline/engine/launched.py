@@ -28,7 +28,8 @@ class Drawn:
 
 
 class Launched:
-    """Made in front of the launch; drawn() once behind it, when the tokens lie in a tensor on the device."""
+    """Made in front of the launch, where forward and draws are launched apart between the two; drawn() once behind it,
+    when the tokens lie in a tensor on the device."""
 
     def __init__(self, step: Step, device: torch.device) -> None:
         self.step = step
@@ -66,7 +67,7 @@ class Launched:
 
     @property
     def seconds(self) -> float:
-        """How long the device took for one repeat; known when the tokens have been read."""
+        """How long the device took for one repeat, from where this was made; known when the tokens have been read."""
         whole = self._ended - self._begun if self._end is None else float(self._begin.elapsed_time(self._end)) / 1000
         return whole / max(1, self.step.repeat)
 

@@ -26,16 +26,16 @@ class Loop:
     """Drives the scheduler and the runner, and tells the books what came of it."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, drafting: Drafting, decider: Decider, books: Books,
-                 device: DeviceSteps | None, fail: Callable[[Step | None, BaseException, Touched], None],
+                 device_steps: DeviceSteps | None, end_requests: Callable[[Step | None, BaseException, Touched], None],
                  clock: Callable[[], float], schedule_ahead: bool) -> None:
-        """`fail` ends the requests of a step that broke; None: of all steps."""
+        """`end_requests`: those of a step that broke; None: of all steps."""
         self.decider = decider
-        self.device = device
+        self.device_steps = device_steps
         self._scheduler = scheduler
         self._runner = runner
         self._drafting = drafting
         self._books = books
-        self._end_requests = fail
+        self._end_requests = end_requests
         self._clock = clock
         self._schedule_ahead = schedule_ahead
         self._ahead: Batch | None = None
@@ -48,7 +48,7 @@ class Loop:
     def step(self, begun: float, since_arrival: float, touched: Touched) -> None:
         """One pass, which began when the clock said `begun`, so long after the last request came. The records that got
         something new are added to `touched`."""
-        if self.device is None or not self._step_on_device(self.device, begun, since_arrival, touched):
+        if self.device_steps is None or not self._step_on_device(self.device_steps, begun, since_arrival, touched):
             self._step_on_host(begun, touched)
 
     def _step_on_host(self, begun: float, touched: Touched) -> None:
@@ -87,6 +87,7 @@ class Loop:
         step: Step | None = None
         try:
             while self._ahead is None:
+                step = None  # if planning breaks nobody can say on whose account
                 step = device.plan(self._scheduler, since_arrival)
                 if step is None:
                     break
@@ -96,7 +97,9 @@ class Loop:
                 except torch.OutOfMemoryError:
                     if step.repeated:
                         device.give_up_repeating()
-                    self._start_over()
+                        self._start_over()
+                    elif not self._shrunk(step.rows):
+                        raise
                     return True
                 if launched:
                     self._books.scheduled(step, self._clock())
@@ -136,11 +139,9 @@ class Loop:
                 return
             masks = row_masks(step.groups)
             if masks is not None:
-                try:
-                    device.finish(waiting, masks)
+                if device.finish(waiting, masks):
                     return
-                except torch.OutOfMemoryError:
-                    self._runner.give_up_captures(waiting.batch)
+                self._runner.give_up_captures(waiting.batch)
             # A grammar failed, or there is no memory to draw: the host decides from the logits.
             decisions = self.decider.decide(step, self._runner.undrawn(waiting))
             decided = self._clock()
@@ -164,12 +165,18 @@ class Loop:
         try:
             return self._runner.execute(batch)
         except torch.OutOfMemoryError:
-            if not self._scheduler.shrink():
+            if not self._shrunk(batch.step.rows):
                 raise
-            log.warning("no memory for a step of %d rows: those who ran are computed again, in steps of at most %d; "
-                        "give the cache fewer kv_blocks", batch.layout.rows, self._scheduler.config.max_batch_tokens)
-            self._start_over()
             return None
+
+    def _shrunk(self, rows: int) -> bool:
+        """There was no memory for a step of so many rows: start over with smaller ones. False: there are none."""
+        if not self._scheduler.shrink():
+            return False
+        log.warning("no memory for a step of %d rows: those who ran are computed again, in steps of at most %d; "
+                    "give the cache fewer kv_blocks", rows, self._scheduler.config.max_batch_tokens)
+        self._start_over()
+        return True
 
     def _commit(self, step: Step, decisions: list[Decision], now: float, touched: Touched) -> int:
         """Book what was decided; how many tokens that was."""
@@ -191,6 +198,6 @@ class Loop:
     def _start_over(self) -> None:
         """Forget the steps that are planned or under way."""
         self._ahead = None
-        if self.device is not None:
-            self.device.forget()
+        if self.device_steps is not None:
+            self.device_steps.forget()
         self._scheduler.abandon()

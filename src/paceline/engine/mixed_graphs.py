@@ -83,11 +83,15 @@ class MixedGraphs:
         return self._begin(forward, batch, wanted, first)
 
     @torch.inference_mode()
-    def draw(self, begun: Begun, masks: Seq[Mask | None] = ()) -> Launched:
+    def draw(self, begun: Begun, masks: Seq[Mask | None] = ()) -> Launched | None:
         """Draw behind a forward, while that is running. `masks`: what the host bars at each row that is drawn from, if
-        anything. Without memory for it torch.OutOfMemoryError, and nothing was drawn."""
+        anything. None: there is no memory for it, and nothing was drawn. Behind the draw a lack of memory is an error:
+        what was drawn is counted."""
         step, draws = begun.batch.step, self._draws
-        draw = draws.ready(begun.handover, draws.seats.take(drawing(step.groups), masks), Follows.NOTED)
+        try:
+            draw = draws.ready(begun.handover, draws.seats.take(drawing(step.groups), masks), Follows.NOTED)
+        except torch.OutOfMemoryError:
+            return None
         launched = Launched(step, draws.device)
         draw.replay()
         count = max(1, begun.drawn)

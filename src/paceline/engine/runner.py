@@ -143,11 +143,10 @@ class Runner:
         begun, groups = graphs.run(batch, rows, first), batch.step.groups
         masks = row_masks(groups) if drafts is not None and drafts.verifies(groups) else None
         if drafts is not None and masks is not None:
-            try:
-                drawn = graphs.draw(begun, masks).read()
-                return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in drawn])
-            except torch.OutOfMemoryError:
-                self.give_up_captures(batch)
+            launched = graphs.draw(begun, masks)
+            if launched is not None:
+                return StepLogits(torch.empty(0), first, {}, [drafts.plain(own) for own in launched.read()])
+            self.give_up_captures(batch)
         return StepLogits(begun.logits, first, {})
 
     def undrawn(self, begun: Begun) -> StepLogits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kernels.triton.test_controls_on_the_device import BARRED, HEAVY, SEEDED, al
 from kernels.triton.test_device_decoding import PROMPTS, OnDevice, made
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
+from paceline.engine import launched as launched_steps
 from paceline.engine.build import engine_for
 from paceline.engine.observer import Observers
 from paceline.engine.sequence import PENDING, Status
@@ -26,7 +28,7 @@ BARS: dict[str, Any] = {"temperature": 0.0, "no_repeat_ngram_size": 1}
 
 def watched(llm: LLM) -> Counter[str]:
     """How often a step was begun, and how often before the token in front of it was known on the host."""
-    device, seen = llm.engine.loop.device, Counter[str]()
+    device, seen = llm.engine.loop.device_steps, Counter[str]()
     assert device is not None
     begin = device.mixed.begin
 
@@ -38,6 +40,19 @@ def watched(llm: LLM) -> Counter[str]:
 
     device.mixed.begin = counted
     return seen
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Container[int]) -> None:
+    """There is no memory in these calls of a function, counted from 1."""
+    function, count = getattr(owner, name), Counter[str]()
+
+    def short(*given: Any, **more: Any) -> Any:
+        count["calls"] += 1
+        if count["calls"] in calls:
+            raise torch.OutOfMemoryError("no memory")
+        return function(*given, **more)
+
+    monkeypatch.setattr(owner, name, short)
 
 
 @pytest.mark.parametrize("name", ["n-grams", pytest.param("n-grams and penalties", marks=pytest.mark.full)])
@@ -67,7 +82,7 @@ def test_who_ends_while_the_next_forward_runs_takes_nobody_along(device: torch.d
         texts.append([(out.token_ids, out.finish_reason) for out in
                       (engine.take(name).snapshot().outputs[0] for name in names[:3])])
         engine.cache.check([])
-        assert engine.loop.device is None or engine.loop.device.begun is None
+        assert engine.loop.device_steps is None or engine.loop.device_steps.begun is None
     assert texts[0] == texts[1] and [reason for _, reason in texts[1]] == ["length", "stop", "length"]
 
 
@@ -119,16 +134,14 @@ def test_a_grammar_that_fails_ends_its_own_request(device: torch.device) -> None
 def test_without_memory_for_the_draw_the_host_decides(device: torch.device, caplog: pytest.LogCaptureFixture,
                                                       wish: dict[str, Any], failing: tuple[int, ...]) -> None:
     llm = made(device, "triton")
-    device_steps: Any = llm.engine.loop.device
+    device_steps: Any = llm.engine.loop.device_steps
     finish, tries = device_steps.finish, Counter[str]()
 
-    def scarce(*given: Any) -> None:
+    def short(*given: Any) -> bool:
         tries["finish"] += 1
-        if tries["finish"] in failing:
-            raise torch.OutOfMemoryError("no memory")
-        finish(*given)
+        return tries["finish"] not in failing and finish(*given)
 
-    device_steps.finish = scarce
+    device_steps.finish = short
     wishes = [wish, {"temperature": 0.0}]
     same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
     assert tries["finish"] == failing[-1] and "launched kernel by kernel" in caplog.text
@@ -137,27 +150,81 @@ def test_without_memory_for_the_draw_the_host_decides(device: torch.device, capl
 def test_where_memory_is_back_a_free_step_is_drawn_behind_the_one_in_front_of_it(
         device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     llm = made(device, "triton")
-    device_steps: Any = llm.engine.loop.device
+    device_steps: Any = llm.engine.loop.device_steps
     finish, tries = device_steps.finish, Counter[str]()
 
-    def scarce(*given: Any) -> None:
+    def short(*given: Any) -> bool:
         tries["finish"] += 1
         if tries["finish"] == 3:
             assert device_steps.launched, "it was launched ahead"
-            raise torch.OutOfMemoryError("no memory")
+            return False
         assert tries["finish"] != 4 or not device_steps.launched
-        finish(*given)
+        return finish(*given)
 
-    device_steps.finish = scarce
+    device_steps.finish = short
     wishes = [SEEDED | {"logprobs": 1}, {"temperature": 0.0}]
     same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
     assert tries["finish"] > 6 and "launched kernel by kernel" not in caplog.text
 
 
+PENALISED: dict[str, Any] = SEEDED | {"repetition_penalty": 1.5, "logprobs": 1}
+
+
+@pytest.mark.parametrize("where", ["take", "ready", "assign"])
+def test_whatever_a_draw_has_no_memory_for_nothing_is_counted_twice(device: torch.device, where: str,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = made(device, "triton")
+    draws: Any = llm.engine.loop.device_steps.draws
+    owner = {"take": draws.seats, "ready": draws, "assign": draws.seats.state}[where]
+    scarce(monkeypatch, owner, where, calls=(4, 7))
+    wishes = [PENALISED, {"temperature": 0.0}]
+    same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
+
+
+def test_without_memory_behind_a_draw_the_step_is_computed_again(device: torch.device, caplog: pytest.LogCaptureFixture,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drawn is counted: drawing once more would count it twice."""
+    llm = made(device, "triton")
+    scarce(monkeypatch, launched_steps, "_fetched", calls=(5,))
+    wishes = [PENALISED, {"temperature": 0.0}]
+    same(outs(llm, wishes, count=7), outs(made(device, "reference"), wishes, count=7))
+    assert "computed again" in caplog.text
+
+
+def test_where_no_step_is_small_enough_its_requests_end(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = made(device, "triton")
+    scarce(monkeypatch, llm.engine.runner.storage, "apply", calls=range(1000))
+    name = llm.engine.add(PROMPTS[0], SamplingParams(max_tokens=4, ignore_eos=True, **SEEDED))
+    for _ in range(40):
+        llm.engine.step()
+    assert "no memory" in str(llm.engine.take(name).error) and not llm.engine.has_work
+
+
+def test_where_planning_breaks_all_requests_end(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a step that was launched in the same pass: it is nobody's fault in there."""
+    llm = made(device, "triton", max_num_seqs=1)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, **SEEDED | {"logprobs": 1})
+    names = [llm.engine.add(prompt, params) for prompt in PROMPTS[:2]]
+    steps, plans = llm.engine.loop.device_steps, Counter[str]()
+    plan = steps.plan
+
+    def broken(*given: Any) -> Any:
+        plans["made"] += 1
+        if plans["made"] == 2:
+            assert steps.launched
+            raise ValueError("broken")
+        return plan(*given)
+
+    monkeypatch.setattr(steps, "plan", broken)
+    llm.engine.step()
+    assert all("broken" in str(llm.engine.take(name).error) for name in names)
+    llm.engine.cache.check([])
+
+
 def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.device) -> None:
     """Not those of the step in front of it alone."""
     llm = made(device, "triton")
-    engine, steps = llm.engine, llm.engine.loop.device
+    engine, steps = llm.engine, llm.engine.loop.device_steps
     params = SamplingParams(max_tokens=12, ignore_eos=True, **BARS)
     first = engine.add(PROMPTS[0], params)
     for _ in range(3):
@@ -165,10 +232,10 @@ def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.devi
     second = engine.add(PROMPTS[1], params)
     sequence, finish, failures = engine.record(second).sequences[0], steps.finish, [ValueError("broken")]
 
-    def broken(begun: Any, masks: Any) -> None:
+    def broken(begun: Any, masks: Any) -> bool:
         if failures and any(group.seq is sequence for group in begun.batch.step.groups):
             raise failures.pop()
-        finish(begun, masks)
+        return finish(begun, masks)
 
     steps.finish = broken
     while engine.has_work:
@@ -185,7 +252,7 @@ def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.devi
 def test_nobody_draws_from_a_step_whose_requests_have_ended(device: torch.device) -> None:
     llm = made(device, "triton")
     stop = outs(llm, [BARS])[0].outputs[0].token_ids[3]
-    steps: Any = llm.engine.loop.device
+    steps: Any = llm.engine.loop.device_steps
     finished: list[Any] = []
     finish = steps.finish
     steps.finish = lambda *given: (finished.append(given), finish(*given))[1]
@@ -239,11 +306,11 @@ def test_structures_and_words_come_out_as_on_the_host(device: torch.device, name
     params = [SamplingParams(**{"max_tokens": 12} | wish) for wish in wishes]
     texts = []
     for llm in (worded(device, "reference"), alone_on_device(worded(device, "triton", **options))):
-        seen = watched(llm) if llm.engine.loop.device else Counter({"ahead": 9})
+        seen = watched(llm) if llm.engine.loop.device_steps else Counter({"ahead": 9})
         found = llm.generate(PROMPTS, params, speculation=None)
         texts.append([(out.outputs[0].text, out.outputs[0].token_ids, out.outputs[0].finish_reason, str(out.error))
                       for out in found])
         assert seen["ahead"] >= 4
-        if "preemption" in options and llm.engine.loop.device:
+        if "preemption" in options and llm.engine.loop.device_steps:
             assert llm.engine.report()["preemptions"] > 0
     assert texts[0] == texts[1]

@@ -19,7 +19,7 @@ class Captures:
     def __init__(self, llm: LLM, room: int = 1000) -> None:
         self.count = 0
         self.room = room
-        steps = llm.engine.loop.device
+        steps = llm.engine.loop.device_steps
         assert steps is not None and steps.decoder is not None
         self._capture = steps.decoder._graphs.capture
         steps.decoder._graphs.capture = self.take  # shared with the prompts' graphs

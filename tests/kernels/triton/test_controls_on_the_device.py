@@ -162,7 +162,7 @@ def test_without_memory_for_the_tables_the_host_draws(device: torch.device, monk
     def full() -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(llm.engine.loop.device.draws.seats.state, "prepare", full)
+    monkeypatch.setattr(llm.engine.loop.device_steps.draws.seats.state, "prepare", full)
     wishes = [FREE["penalties"], {"temperature": 0.0}]
     same(outs(llm, wishes, count=4), outs(made(device, "reference"), wishes, count=4))
     assert "no memory on the device for penalties" in caplog.text
@@ -178,7 +178,7 @@ def test_lists_and_scores_beyond_the_devices_room_are_the_hosts(device: torch.de
 
 def test_who_could_not_be_seated_is_seated_another_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = made(device, "triton")
-    state = llm.engine.loop.device.draws.seats.state
+    state = llm.engine.loop.device_steps.draws.seats.state
     assign, refusals = state.assign, [torch.OutOfMemoryError("no memory")]
 
     def scarce(seated: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ def made(device: torch.device, kernels: str, repeat: int = 8, name: str = "llama
     shape = ModelConfig.from_dict(BASE | SHAPES[name])
     model = build(shape, OnDevice(device), 512)
     llm = LLM.from_engine(engine_for(model, None, EngineOptions.of(**options), device=device, revision="tiny"))
-    steps = llm.engine.loop.device
+    steps = llm.engine.loop.device_steps
     assert (steps is not None) == (kernels == "triton" and bool(repeat))
     if steps is not None:
         steps.repeats = lambda *_: repeat  # the interpreter is so slow that it would always be one
@@ -94,7 +94,7 @@ def test_without_memory_for_graphs_steps_are_launched_one_by_one(device: torch.d
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    steps = llm.engine.loop.device
+    steps = llm.engine.loop.device_steps
     assert steps is not None and steps.decoder is not None
     steps.decoder._graphs.capture = full  # shared with the prompts' graphs
     assert texts(llm, params) == texts(made(device, "reference"), params)
@@ -122,7 +122,7 @@ def test_steps_launched_ahead_let_in_who_waits(device: torch.device) -> None:
 
 def test_a_step_is_launched_before_the_one_in_front_of_it_is_read(device: torch.device) -> None:
     llm = made(device, "triton", 2)
-    steps = llm.engine.loop.device
+    steps = llm.engine.loop.device_steps
     assert steps is not None
     seen: list[int] = []
     read = steps.read
@@ -187,11 +187,11 @@ def test_who_ends_between_plan_and_run_takes_nobody_along(device: torch.device, 
 def test_a_burst_without_memory_is_decoded_step_by_step(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [SamplingParams(max_tokens=9, ignore_eos=True, **wish) for wish in WISHES]
     llm = made(device, "triton")
-    decoder = llm.engine.loop.device.decoder
+    decoder = llm.engine.loop.device_steps.decoder
 
     def no_memory(step: Any) -> Any:
         raise torch.OutOfMemoryError("simulated")
 
     monkeypatch.setattr(decoder, "launch", no_memory)
     assert texts(llm, params) == texts(made(device, "reference"), params)
-    assert llm.engine.loop.device.decoder is None
+    assert llm.engine.loop.device_steps.decoder is None

@@ -174,7 +174,7 @@ def test_other_controls_capture_draws_and_no_forward(device: torch.device) -> No
     expected = plain(device, GREEDY)
     wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
     assert tokens_of(llm, wish, GREEDY) == expected
-    steps = llm.engine.loop.device
+    steps = llm.engine.loop.device_steps
     forwards = steps.mixed._forward, steps.drafts._forward
 
     def draws_captured() -> int:

@@ -19,7 +19,7 @@ CELLS = [Cell("in company", batch=3), Cell("in chunks", options={"max_prefill_ch
 
 def tokens_of(style: str, cell: Cell, expected: list[int] | None = None, captured: bool = True) -> list[int]:
     llm = tiny_llm(model("llama"), kernels="triton", capture="lazy" if captured else "never", **cell.options)
-    assert (llm.engine.loop.device is not None) == captured
+    assert (llm.engine.loop.device_steps is not None) == captured
     prompts, wanted = strangers(cell.batch - 1)
     place = min(2, cell.batch - 1)
     prompts.insert(place, list(PROMPT))
