@@ -24,6 +24,10 @@ _TORCH_RANGE = ((2, 11), (2, 13))
 _OPTIONAL = {
     "jinja2": "chat templates (`paceline chat`, `--chat`)",
     "huggingface_hub": "models named by hub id",
+    "llguidance": "structured output (schemas, grammars, regular expressions)",
+    "fastapi": "server (`paceline serve`)",
+    "uvicorn": "server (`paceline serve`)",
+    "prometheus_client": "server (`paceline serve`)",
     "transformers": "peer for `paceline bench` to measure beside Paceline",
 }
 
