@@ -23,7 +23,7 @@ def report(**changes):
     fields = {
         "paceline": "0", "python": "3.12", "machine": FINE, "cuda": [], "kernels": {},
         "torch": {"version": "2.13.0+cpu", "threads": 8, "cpu_capability": "AVX512"},
-        "packages": {name: "5" for name in doctor._OPTIONAL},
+        "packages": dict.fromkeys(doctor._OPTIONAL, "5"),
         "models": {"folder": "/cache", "cached": [{"name": "m", "path": "/m", "bytes": 1, "ready": True}]},
         "self_check": {"passed": True, "detail": "fine"},
     }
@@ -45,7 +45,7 @@ def test_a_fine_machine_needs_no_advice():
     ({"machine": replace(FINE, memory_available=1 << 30)}, "1.0 GiB"),
     ({"cuda": [{"index": 0, "problem": "Old GPU: the CUDA kernels need compute capability 8.0"}]}, "Old GPU"),
     ({"torch": {"version": "2.9.1", "threads": 8}}, "outside the tested range"),
-    *(({"packages": {name: "5" for name in doctor._OPTIONAL} | {missing: None}}, f"{missing} is not installed")
+    *(({"packages": dict.fromkeys(doctor._OPTIONAL, "5") | {missing: None}}, f"{missing} is not installed")
       for missing in doctor._OPTIONAL),
     ({"models": {"folder": "/cache", "cached": []}}, "fetched on first use"),
     ({"self_check": {"passed": False, "detail": "linear"}}, "different bits"),
