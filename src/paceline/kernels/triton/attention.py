@@ -84,7 +84,7 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
     else:
         single = (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5))
         several = (Sharing(32, 2, stages=5, height=16), Sharing(math.inf, 2, stages=5, height=32))
-    # Models of few heads have few chunks: low ones are enough to keep the card busy.
+    # Heads of 64 come with small models: low chunks, of which there are enough to keep the card busy (9 heads tried).
     chunk_m, chunk_n = (128, 64) if dim > 64 else (64, 128)
     return Tuning(chunk_m, chunk_n, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)
 
