@@ -15,8 +15,8 @@ from paceline.config import EngineOptions
 from paceline.engine.admission import check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
-from paceline.engine.deltas import Delta, DeltaCursor
-from paceline.engine.outputs import Record
+from paceline.engine.records.deltas import Delta, DeltaCursor
+from paceline.engine.records.record import Record
 from paceline.errors import PacelineError, RequestError
 from paceline.request import RequestOutput, SamplingParams
 

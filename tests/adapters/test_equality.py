@@ -17,7 +17,7 @@ from adapters.adapter_files import ATTENTION, MLP, factors, merged_model, shapes
 from engine.test_equality_matrix import NEW, PROMPT, Cell, fast_cells, params, preempt_at, strangers
 from engine.tiny import record, tiny_llm
 from paceline import LLM, SamplingParams
-from paceline.engine.draft_models import LoadedModel
+from paceline.engine.drafting.models import LoadedModel
 from paceline.kernels.adapted import _AdaptedKernels
 from paceline.kernels.interface import Kernels
 

@@ -16,8 +16,8 @@ from engine.test_equality_matrix import preempt_at, strangers
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
-from paceline.engine.outputs import Record
-from paceline.engine.who_draws import draws_on_device
+from paceline.engine.records.record import Record
+from paceline.engine.rows.placement import samples_on_device
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
@@ -205,7 +205,7 @@ def test_a_search_that_is_cut_short_leaves_nothing_behind(end: str, monkeypatch:
         def broken(*_: Any) -> Any:
             raise RequestError("the logits are odd")
 
-        monkeypatch.setattr("paceline.engine.beams.best_tokens", broken)
+        monkeypatch.setattr("paceline.engine.decide.beams.best_tokens", broken)
     engine.step()
     out = engine.take(name).snapshot()
     assert out.finished and [completion.finish_reason for completion in out.outputs] == [end]
@@ -372,7 +372,7 @@ def test_a_device_never_runs_ahead_of_what_the_host_decides(wish: dict[str, Any]
     engine.add([1, 2], SamplingParams(**wish))
     engine.add([1, 2], SamplingParams())
     engine.step()
-    held = [(seq.free_running, draws_on_device(seq)) for seq in engine.scheduler.running]
+    held = [(seq.free_running, samples_on_device(seq)) for seq in engine.scheduler.running]
     assert held == [(False, False)] * 2 + [(True, True)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.cuda_graphs import Graphs, nothing_collected
+from paceline.engine.execute.graphs.capture import GraphCapture, nothing_collected
 
 
 class FakeGraph:
@@ -46,12 +46,12 @@ class FakeStream:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> GraphCapture:
     FakeGraph.open_pools, FakeGraph.capturing, FakeGraph.broken = set(), 0, False
     for name, fake in {"Stream": FakeStream, "CUDAGraph": FakeGraph, "graph_pool_handle": object,
                        "current_stream": FakeStream, "stream": nullcontext, "synchronize": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return Graphs(torch.device("cuda"))
+    return GraphCapture(torch.device("cuda"))
 
 
 def leave_an_engine_behind() -> None:
@@ -65,7 +65,7 @@ def busy() -> None:
     assert len([[] for _ in range(20 * gc.get_threshold()[0])]) > 0
 
 
-def test_garbage_is_not_collected_while_something_is_captured(graphs: Graphs) -> None:
+def test_garbage_is_not_collected_while_something_is_captured(graphs: GraphCapture) -> None:
     def launch() -> None:
         if FakeGraph.capturing:
             leave_an_engine_behind()
@@ -80,7 +80,7 @@ def test_garbage_is_not_collected_while_something_is_captured(graphs: Graphs) ->
     graphs.capture(busy)
 
 
-def test_a_broken_capture_leaves_the_next_one_a_pool_of_its_own(graphs: Graphs) -> None:
+def test_a_broken_capture_leaves_the_next_one_a_pool_of_its_own(graphs: GraphCapture) -> None:
     def launch() -> None:
         FakeGraph.broken = FakeGraph.capturing > 0
 
@@ -90,7 +90,7 @@ def test_a_broken_capture_leaves_the_next_one_a_pool_of_its_own(graphs: Graphs) 
     assert gc.isenabled()
 
 
-def test_a_capture_that_cannot_begin_leaves_the_next_one_a_pool_too(graphs: Graphs,
+def test_a_capture_that_cannot_begin_leaves_the_next_one_a_pool_too(graphs: GraphCapture,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     begin = FakeGraph.capture_begin
 
@@ -105,7 +105,7 @@ def test_a_capture_that_cannot_begin_leaves_the_next_one_a_pool_too(graphs: Grap
     graphs.capture(lambda: None)
 
 
-def test_no_memory_for_a_graph_is_a_lack_of_memory(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_a_graph_is_a_lack_of_memory(graphs: GraphCapture, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA says it in an error of another kind."""
     def full(graph: FakeGraph) -> None:
         FakeGraph.capturing -= 1
@@ -117,7 +117,7 @@ def test_no_memory_for_a_graph_is_a_lack_of_memory(graphs: Graphs, monkeypatch: 
     graphs.capture(lambda: None)
 
 
-def test_what_broke_a_capture_is_what_is_told(graphs: Graphs) -> None:
+def test_what_broke_a_capture_is_what_is_told(graphs: GraphCapture) -> None:
     def launch() -> None:
         if FakeGraph.capturing:
             FakeGraph.broken = True
@@ -128,7 +128,7 @@ def test_what_broke_a_capture_is_what_is_told(graphs: Graphs) -> None:
     graphs.capture(lambda: None)
 
 
-def test_captures_of_one_engine_share_a_pool_also_behind_one_without_memory(graphs: Graphs) -> None:
+def test_captures_of_one_engine_share_a_pool_also_behind_one_without_memory(graphs: GraphCapture) -> None:
     pools = []
 
     def launch() -> None:
@@ -168,7 +168,7 @@ def test_an_engine_that_becomes_garbage_does_not_break_a_capture() -> None:
     def add() -> None:
         x.add_(1)
 
-    old: list[Any] = [Graphs(device).capture(add)]
+    old: list[Any] = [GraphCapture(device).capture(add)]
     old.append(old)
     engines = [old]
     del old
@@ -179,7 +179,7 @@ def test_an_engine_that_becomes_garbage_does_not_break_a_capture() -> None:
             engines.clear()
             busy()
 
-    again = Graphs(device).capture(launch)
+    again = GraphCapture(device).capture(launch)
     again()
     torch.cuda.synchronize()
     assert x.tolist() == [3.0] * 4

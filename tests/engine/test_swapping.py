@@ -13,7 +13,7 @@ from paceline import SamplingParams
 from paceline.cache.host_storage import HostStorage
 from paceline.config import GIB, EngineOptions, Facts, resolve
 from paceline.engine.core import Engine
-from paceline.engine.preemption import Preemption
+from paceline.engine.schedule.preemption import Preemption
 from paceline.errors import ConfigError
 
 PROMPTS = [[(i * 31 + 7 + k) % VOCAB for i in range(20 + 5 * k)] for k in range(6)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.tiny import tiny_llm
-from paceline.engine.timeline import DECODE, PREEMPTED, PREFILL, Timelines
+from paceline.engine.observe.timeline import DECODE, PREEMPTED, PREFILL, Timelines
 from paceline.llm import LLM
 from paceline.request import SamplingParams
 

@@ -15,7 +15,7 @@ from grammar.structured import BEGIN, END, PROMPT, TOOL, structured_llm, token, 
 from paceline import SamplingParams
 from paceline.bench.schemas import SCHEMAS
 from paceline.engine.replay import replay_on
-from paceline.engine.sample_rows import barred_by_host
+from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.errors import EmptySupportError, GrammarError, RequestError
 from paceline.sampling.trace import Trace
 
@@ -215,7 +215,7 @@ def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
     llm = structured_llm()
     names = [llm.engine.add(PROMPT, params) for params in (SamplingParams(choice=["a"]), SamplingParams())]
     sequences = [llm.engine.record(name).sequences[0] for name in names]
-    assert [barred_by_host(seq) for seq in sequences] == [True, False]
+    assert [masked_by_host(seq) for seq in sequences] == [True, False]
     assert [seq.on_device for seq in sequences] == [True, True]
     assert [seq.free_running for seq in sequences] == [False, True]
     for name in names:

@@ -18,7 +18,7 @@ from small_tokenizers import byte_level
 
 from engine.tiny import tiny_engine
 from paceline.engine.core import Engine
-from paceline.engine.timeline import DECODE, Event
+from paceline.engine.observe.timeline import DECODE, Event
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
 from paceline.serve import live, stories

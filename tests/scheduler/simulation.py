@@ -12,11 +12,11 @@ import zlib
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
-from paceline.engine.preemption import Preemption
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.scheduler_config import SchedulerConfig
-from paceline.engine.sequence import PENDING, Sequence, Status
-from paceline.engine.step import GroupResult, RowGroup, Step
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.preemption import Preemption
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import PENDING, Sequence, Status
+from paceline.engine.schedule.step import GroupResult, RowGroup, Step
 from paceline.kernels.groups import CacheGroup
 from paceline.request import Request, SamplingParams
 from paceline.speculation.tree import DraftTree
@@ -48,7 +48,7 @@ def fingerprints(salt: str, tokens: list[int]) -> list[int]:
 class World:
     """Scheduler, cache and pretended memory, with the truth about every sequence kept beside them."""
 
-    def __init__(self, cache: CacheManager, config: SchedulerConfig, preemption: str = "recompute") -> None:
+    def __init__(self, cache: CacheManager, config: SchedulerLimits, preemption: str = "recompute") -> None:
         self.now = 0.0
         self.cache = cache
         self.scheduler = Scheduler(config, cache, lambda: self.now, Preemption(preemption))

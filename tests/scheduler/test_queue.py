@@ -6,9 +6,9 @@ import pytest
 from simulation import World, group
 
 from paceline.cache.manager import CacheManager
-from paceline.engine.queue import WaitingQueue
-from paceline.engine.scheduler_config import SchedulerConfig
-from paceline.engine.sequence import Sequence
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.queue import WaitingQueue
+from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import QueueFullError
 from paceline.request import Request, SamplingParams
 
@@ -83,7 +83,7 @@ def test_long_ago_is_forgotten(queue: WaitingQueue, clock: Clock) -> None:
 
 def test_a_refusal_says_when_to_come_back(clock: Clock) -> None:
     cache = CacheManager((group("full"),), [101], 4, 8, 16, False)
-    world = World(cache, SchedulerConfig(64, 8, 64, max_queue=2))
+    world = World(cache, SchedulerLimits(64, 8, 64, max_queue=2))
     world.scheduler._waiting._clock = clock
     world.add([5, 5, 5], 20)
     world.add([5, 5, 5], 20)

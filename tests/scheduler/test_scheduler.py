@@ -9,9 +9,9 @@ import pytest
 from simulation import PENDING, STOP, World, group, oracle
 
 from paceline.cache.manager import CacheManager
-from paceline.engine.scheduler_config import SchedulerConfig
-from paceline.engine.sequence import Sequence, Status
-from paceline.engine.step import GroupResult, Step
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.sequence import Sequence, Status
+from paceline.engine.schedule.step import GroupResult, Step
 from paceline.errors import ConfigError, QueueFullError, RequestError
 from paceline.speculation.tree import DraftTree
 
@@ -22,7 +22,7 @@ def make(*, blocks: int = 101, budget: int = 64, seats: int = 8, max_len: int = 
          groups: tuple[object, ...] = (), **options: object) -> World:
     kinds = groups or (group("full"),)
     cache = CacheManager(kinds, [blocks] * len(kinds), SIZE, seats, max_len // SIZE, caching)  # type: ignore[arg-type]
-    return World(cache, SchedulerConfig(budget, seats, max_len, **options))  # type: ignore[arg-type]
+    return World(cache, SchedulerLimits(budget, seats, max_len, **options))  # type: ignore[arg-type]
 
 
 def talker(world: World, length: int, *, tokens: int = 20, **params: object) -> Sequence:
@@ -54,7 +54,7 @@ def right_draft(seq: Sequence, length: int) -> DraftTree:
 
 
 def test_the_scheduler_never_imports_torch() -> None:
-    code = "import sys, paceline.engine.scheduler; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.engine.schedule.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -62,7 +62,7 @@ def test_the_scheduler_never_imports_torch() -> None:
                                    {"max_chunk": 0}, {"watermark": 1.0}, {"max_queue": 0}])
 def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        SchedulerConfig(**{"max_batch_tokens": 1, "max_num_seqs": 1, "max_model_len": 1, **wrong})  # type: ignore
+        SchedulerLimits(**{"max_batch_tokens": 1, "max_num_seqs": 1, "max_model_len": 1, **wrong})  # type: ignore
 
 
 # ------------------------------------------------------------------ budget and chunks

@@ -11,7 +11,7 @@ from simulation import STOP, World, group, propose
 
 from paceline.cache.host import HostLimits
 from paceline.cache.manager import CacheManager
-from paceline.engine.scheduler_config import SchedulerConfig
+from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.errors import RequestError
 
 GROUPS = st.sampled_from([
@@ -41,7 +41,7 @@ class Serving(RuleBasedStateMachine):
         extra["host"] = HostLimits(swap, cold)
         cache = CacheManager(groups, [longest // 2 + 4 + slack] * len(groups), block_size, seats, longest + 2, caching,
                              **extra)
-        self.world = World(cache, SchedulerConfig(budget, seats, 24, watermark=watermark, max_chunk=chunk), preemption)
+        self.world = World(cache, SchedulerLimits(budget, seats, 24, watermark=watermark, max_chunk=chunk), preemption)
 
     @rule(stem=st.sampled_from(STEMS), shared=st.integers(0, 20), own=st.lists(st.integers(0, STOP), max_size=8),
           max_tokens=st.integers(1, 10), n=st.sampled_from([1, 1, 2, 3]), priority=st.integers(0, 2),

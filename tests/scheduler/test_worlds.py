@@ -9,7 +9,7 @@ from simulation import STOP, VOCABULARY, World, group, propose
 
 from paceline.cache.host import HostLimits
 from paceline.cache.manager import CacheManager
-from paceline.engine.scheduler_config import SchedulerConfig
+from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.errors import RequestError
 
 
@@ -32,7 +32,7 @@ def random_world(chance: random.Random) -> World:
     host = HostLimits(chance.choice([0, 12, 200, 200]), chance.choice([0, 4, 200, 200]))
     cache = CacheManager(groups, blocks, block_size, chance.randint(1, 6), longest + chance.randint(0, 3),
                          chance.random() < 0.9, host=host, **extra)
-    config = SchedulerConfig(max_batch_tokens=chance.choice([1, 3, 8, 32]), max_num_seqs=chance.randint(1, 6),
+    config = SchedulerLimits(max_batch_tokens=chance.choice([1, 3, 8, 32]), max_num_seqs=chance.randint(1, 6),
                              max_model_len=max_len, watermark=chance.choice([0, 0.1, 0.3]),
                              max_chunk=chance.choice([None, 1, 4]))
     return World(cache, config, chance.choice(["recompute", "swap", "swap", "swap"]))

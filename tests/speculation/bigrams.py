@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.draws import inverse
+from paceline.engine.decide.randomness import inverse
 from paceline.sampling.noise import PRIVATE_DRAFT, scalar_bits
 from paceline.speculation.drafter import Budget, DraftedSequence, Needs, Observation
 from paceline.speculation.tree import DraftTree

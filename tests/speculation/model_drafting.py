@@ -12,7 +12,7 @@ import torch
 
 from engine.tiny import BASE, SHAPES, VOCAB, RandomWeights, tiny_llm
 from paceline import SamplingParams
-from paceline.engine.draft_models import LoadedModel
+from paceline.engine.drafting.models import LoadedModel
 from paceline.kernels import cpu
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.reference import ReferenceKernels

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.draws import inverse
+from paceline.engine.decide.randomness import inverse
 from paceline.sampling.noise import ACCEPT, PRIVATE_DRAFT, RESIDUAL, TARGET, gumbel, token_bits, uniform
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES

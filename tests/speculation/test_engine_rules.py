@@ -11,7 +11,7 @@ import pytest
 
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import SamplingParams
-from paceline.engine import draws
+from paceline.engine.decide import randomness as draws
 from paceline.errors import RequestError
 from paceline.speculation.tree import DraftTree
 from speculation.bigrams import BigramDrafter, register, tables

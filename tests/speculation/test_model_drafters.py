@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engine.test_equality_matrix import preempt_at
 from engine.tiny import VOCAB
 from paceline import SamplingParams
-from paceline.engine.draft_cache import OwnCacheModel
+from paceline.engine.drafting.cached_models import OwnCacheModel
 from paceline.errors import RequestError
 from paceline.kernels import cpu
 from speculation.model_drafting import FAST, METHODS, PROMPT, Watch, drafting_llm

@@ -14,8 +14,8 @@ from tokenizers import models as backend_models
 from engine.tiny import VOCAB, RandomWeights, tiny_llm
 from paceline import LLM, SamplingParams
 from paceline.bench.skip import candidates, forecast, measure
-from paceline.engine.draft_cache import _lead
-from paceline.engine.draft_models import LoadedModel, check_same_vocabulary
+from paceline.engine.drafting.cached_models import _lead
+from paceline.engine.drafting.models import LoadedModel, check_same_vocabulary
 from paceline.errors import RequestError
 from paceline.kernels import cpu
 from paceline.kernels.reference import ReferenceKernels

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.engine.draws import KeyedDraws, inverse
+from paceline.engine.decide.randomness import KeyedRandomness, inverse
 from paceline.errors import NotYetError, RequestError
 from paceline.sampling.noise import ACCEPT, RESIDUAL, accept_draw, residual_draw, scalar_bits, token_bits
 from paceline.speculation.rules.typical import bar
@@ -190,10 +190,10 @@ def test_branches_are_for_the_rules_that_take_them() -> None:
 # -------------------------------------------------------------------------------------------------- the keyed draws
 
 def test_draws_are_keyed_by_position_cycle_and_index() -> None:
-    draws = KeyedDraws(7, cycle=10, position=lambda row: 10 + row, chosen=[3, 4, 5])
+    draws = KeyedRandomness(7, cycle=10, position=lambda row: 10 + row, chosen=[3, 4, 5])
     assert draws.accept(2, 0) == (0x65A9C979 >> 8) * 2.0**-24, "the golden value"
     assert draws.accept(2, 1) == accept_draw(7, 12, 1, cycle=10)
-    later = KeyedDraws(7, cycle=11, position=lambda row: 11 + row, chosen=[])
+    later = KeyedRandomness(7, cycle=11, position=lambda row: 11 + row, chosen=[])
     assert later.accept(1, 0) != draws.accept(2, 0), "drafted again: fresh noise"
     assert draws.target(1) == 4
     weights = np.array([0.0, 0.25, 0.75])

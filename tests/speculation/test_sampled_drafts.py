@@ -121,7 +121,7 @@ def test_q_is_the_models_distribution_after_every_control(kind: str, rule: str, 
     if rule != "rejection" and "cascade" not in method:
         wish["branches"] = [2, 2]
     if kind == "llama":  # whose weights in fewer bits would run in native code otherwise
-        monkeypatch.setattr("paceline.engine.draft_models.native_library", lambda: None)
+        monkeypatch.setattr("paceline.engine.drafting.models.native_library", lambda: None)
     llm = drafting_llm(kind)
     watch = Watch(llm, wish)
     wanted = [SamplingParams(max_tokens=7, ignore_eos=True, seed=seed, **controls)

@@ -16,8 +16,8 @@ import torch
 from paceline.bench.cpu_peers import Contender, available, median_ms
 from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
 from paceline.bench.report import Row, document, emit, json_argument, say
-from paceline.engine.sequence import Sequence as EngineSequence
-from paceline.engine.step import RowGroup, Step
+from paceline.engine.schedule.sequence import Sequence as EngineSequence
+from paceline.engine.schedule.step import RowGroup, Step
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.load.resolve import resolve

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import torch
 
-from paceline.engine.sequence import Sequence
-from paceline.engine.step import RowGroup, Step
+from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.step import RowGroup, Step
 from paceline.llm import LLM
 from paceline.models.forward import Forward
 from paceline.request import Request, SamplingParams

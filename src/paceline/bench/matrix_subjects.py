@@ -15,7 +15,7 @@ import torch
 from paceline.bench.gpu_truth import questions
 from paceline.config import EngineOptions
 from paceline.engine.build import DTYPES, choose_device, engine_for
-from paceline.engine.draft_models import LoadedModel
+from paceline.engine.drafting.models import LoadedModel
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.config import ModelConfig

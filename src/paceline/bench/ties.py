@@ -30,8 +30,8 @@ import torch
 from paceline.bench.questions import read_questions
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.core import Engine
-from paceline.engine.sequence import Sequence as EngineSequence
-from paceline.engine.step import RowGroup, Step
+from paceline.engine.schedule.sequence import Sequence as EngineSequence
+from paceline.engine.schedule.step import RowGroup, Step
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import Request, RequestOutput, SamplingParams

@@ -18,7 +18,7 @@ from paceline.cache.storage import bytes_per_token
 from paceline.config import GIB, EngineConfig, EngineOptions, Facts
 from paceline.engine.card import Card, check_card, check_weights, inspect_card, no_room
 from paceline.engine.core import Engine
-from paceline.engine.draft_models import LoadedModel
+from paceline.engine.drafting.models import LoadedModel
 from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels

@@ -18,24 +18,25 @@ from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
 from paceline.engine.admission import check_params, check_prompt, check_search
-from paceline.engine.beams import BeamSearch
-from paceline.engine.books import Books, Touched
-from paceline.engine.decide import Decider
-from paceline.engine.device import captured_steps, draft_sampler
-from paceline.engine.draft_models import EngineDraftModels, LoadedModel, ModelSource
-from paceline.engine.drafting import Drafting
+from paceline.engine.bookkeeping import Bookkeeping, Touched
+from paceline.engine.decide.beams import BeamSearch
+from paceline.engine.decide.decider import Decider
+from paceline.engine.drafting.drafting import Drafting
+from paceline.engine.drafting.models import EngineDraftModels, LoadedModel, ModelSource
+from paceline.engine.execute.graphs.device_steps import captured_steps, draft_sampler
+from paceline.engine.execute.graphs.warm_up import capture_steps
+from paceline.engine.execute.runner import Runner
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
-from paceline.engine.metrics import EngineMetrics
-from paceline.engine.observer import Observers
-from paceline.engine.outputs import Emitter, Record
-from paceline.engine.runner import Runner
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.scheduler_config import SchedulerConfig
-from paceline.engine.step import Step
+from paceline.engine.observe.observer import Observers
+from paceline.engine.records.emitter import Emitter
+from paceline.engine.records.metrics import EngineMetrics
+from paceline.engine.records.record import Record
+from paceline.engine.rows.placement import place
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
-from paceline.engine.warming import capture_steps
-from paceline.engine.who_draws import place
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
@@ -85,7 +86,7 @@ class Engine:
                                   max_blocks_per_seq=config.max_blocks_per_seq,
                                   enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
         self.scheduler = Scheduler(
-            SchedulerConfig(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
+            SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
             self.cache, clock, host.preemption)
@@ -106,7 +107,7 @@ class Engine:
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
         self.structures = Structures(tokenizer, self._vocab, eos_ids, clock)
-        self._books = Books(self.metrics, self.observers, self._drafting, self.structures, lambda: self.clock())
+        self._books = Bookkeeping(self.metrics, self.observers, self._drafting, self.structures, lambda: self.clock())
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf

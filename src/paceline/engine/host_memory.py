@@ -11,7 +11,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import Route
 from paceline.config import GIB, EngineConfig
-from paceline.engine.preemption import Preemption
+from paceline.engine.schedule.preemption import Preemption
 
 log = logging.getLogger("paceline.engine")
 

@@ -8,16 +8,17 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.engine.books import Books, Touched
-from paceline.engine.decide import Decider, Decision
-from paceline.engine.device import DeviceSteps
-from paceline.engine.drafting import Drafting
-from paceline.engine.metrics import StepTimes
-from paceline.engine.runner import Batch, Runner, StepLogits
-from paceline.engine.sample_rows import row_masks
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Status
-from paceline.engine.step import Step
+from paceline.engine.bookkeeping import Bookkeeping, Touched
+from paceline.engine.decide.decider import Decider
+from paceline.engine.decide.decision import Decision
+from paceline.engine.drafting.drafting import Drafting
+from paceline.engine.execute.graphs.device_steps import DeviceSteps
+from paceline.engine.execute.runner import Batch, Runner, StepLogits
+from paceline.engine.records.metrics import StepTimes
+from paceline.engine.rows.sample_rows import row_masks
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Status
+from paceline.engine.schedule.step import Step
 
 log = logging.getLogger("paceline.engine")
 
@@ -25,7 +26,7 @@ log = logging.getLogger("paceline.engine")
 class Loop:
     """Drives the scheduler and the runner, and tells the books what came of it."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, drafting: Drafting, decider: Decider, books: Books,
+    def __init__(self, scheduler: Scheduler, runner: Runner, drafting: Drafting, decider: Decider, books: Bookkeeping,
                  device_steps: DeviceSteps | None, end_requests: Callable[[Step | None, BaseException, Touched], None],
                  clock: Callable[[], float], schedule_ahead: bool) -> None:
         """`end_requests`: those of a step that broke; None: of all steps."""
@@ -112,7 +113,7 @@ class Loop:
             planned = self._clock()
             drawn = device.read()
             ran = self._clock()
-            decisions = self.decider.decide_drawn(step, drawn)
+            decisions = self.decider.decide_sampled(step, drawn)
             decided = self._clock()
             tokens = self._commit(step, decisions, decided, touched)
             while (stale := device.stale()) is not None:

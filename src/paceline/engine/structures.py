@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paceline.engine.outputs import Record
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence
+from paceline.engine.records.record import Record
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import GrammarError
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
 from paceline.grammar.sequence import SequenceGrammar

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM, Listener
-from paceline.engine.deltas import Delta
+from paceline.engine.records.deltas import Delta
 from paceline.errors import ConfigError, RequestError
 from paceline.request import RequestOutput, SamplingParams
 from paceline.serve.errors import ApiError, api_error

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.engine.deltas import SampleDelta
+from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone

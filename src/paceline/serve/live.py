@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
-from paceline.engine.timeline import Timelines
+from paceline.engine.observe.timeline import Timelines
 from paceline.serve.options import ServeOptions
 from paceline.serve.snapshot import frame, take
 from paceline.serve.stories import copied, glimpses, line, lines, story

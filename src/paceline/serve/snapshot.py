@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.engine.core import Engine
-from paceline.engine.sequence import Sequence as Sample
-from paceline.engine.timeline import Second, Timelines
+from paceline.engine.observe.timeline import Second, Timelines
+from paceline.engine.schedule.sequence import Sequence as Sample
 
 FREE, USED, SHARED, CACHED = range(4)
 """What a block may be; two bits in the map."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from paceline.engine.metrics import RequestMetrics
-from paceline.engine.timeline import Draft, Event, RequestTimeline, Timelines
+from paceline.engine.observe.timeline import Draft, Event, RequestTimeline, Timelines
+from paceline.engine.records.metrics import RequestMetrics
 from paceline.models.detokenizer import Detokenizer
 from paceline.models.tokenizer import Tokenizer
 from paceline.serve.tokens import TokenNames

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.async_llm import Listener
-from paceline.engine.deltas import Delta, SampleDelta
+from paceline.engine.records.deltas import Delta, SampleDelta
 from paceline.request import RequestOutput
 from paceline.serve.calls import CLIENT_GONE, Call, disconnected
 from paceline.serve.errors import ApiError, api_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.engine.deltas import SampleDelta
+from paceline.engine.records.deltas import SampleDelta
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Completion, TokenLogprob
 from paceline.speculation.stats import Provenance

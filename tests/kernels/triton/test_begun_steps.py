@@ -14,10 +14,10 @@ from kernels.triton.test_controls_on_the_device import BARRED, HEAVY, SEEDED, al
 from kernels.triton.test_device_decoding import PROMPTS, OnDevice, made
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
-from paceline.engine import launched as launched_steps
 from paceline.engine.build import engine_for
-from paceline.engine.observer import Observers
-from paceline.engine.sequence import PENDING, Status
+from paceline.engine.execute.graphs import in_flight as launched_steps
+from paceline.engine.observe.observer import Observers
+from paceline.engine.schedule.sequence import PENDING, Status
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build

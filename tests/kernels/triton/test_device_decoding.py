@@ -11,7 +11,7 @@ from engine.tiny import BASE, SHAPES, RandomWeights
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
 from paceline.engine.build import engine_for
-from paceline.engine.launched import Drawn
+from paceline.engine.execute.graphs.in_flight import Sampled
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
 
@@ -127,7 +127,7 @@ def test_a_step_is_launched_before_the_one_in_front_of_it_is_read(device: torch.
     seen: list[int] = []
     read = steps.read
 
-    def watched() -> list[Drawn]:
+    def watched() -> list[Sampled]:
         seen.append(len(steps.launched))
         return read()
 

@@ -13,9 +13,9 @@ import torch
 from kernels.triton.test_device_decoding import made
 from kernels.triton.test_drafted_steps import GREEDY, OTHER, PROMPT, SEEDED
 from paceline import LLM, SamplingParams
-from paceline.engine.device_drafting import DeviceDraftSampler
-from paceline.engine.draft_models import LoadedModel
-from paceline.engine.handover import Handover, Handovers
+from paceline.engine.drafting.device_sampler import DeviceDraftSampler
+from paceline.engine.drafting.models import LoadedModel
+from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer, LogitsBuffers
 from paceline.speculation.model_drafter import ModelDrafter
 from paceline.speculation.tree import DraftTree
 
@@ -123,13 +123,13 @@ def test_a_model_with_a_cache_of_its_own_draws_for_its_targets_seats(device: tor
 def test_what_was_captured_for_a_model_goes_with_it(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(device, monkeypatch, on_device=True)
     handovers: list[weakref.ref[Any]] = []
-    made_one = Handover.__init__
+    made_one = LogitsBuffer.__init__
 
-    def noted(handover: Handover, *given: Any) -> None:
-        made_one(handover, *given)
-        handovers.append(weakref.ref(handover))
+    def noted(logits_buffer: LogitsBuffer, *given: Any) -> None:
+        made_one(logits_buffer, *given)
+        handovers.append(weakref.ref(logits_buffer))
 
-    monkeypatch.setattr(Handover, "__init__", noted)
+    monkeypatch.setattr(LogitsBuffer, "__init__", noted)
     watched.texts(CHAIN, GREEDY)
     gc.collect()
     first = sum(one() is not None for one in handovers)
@@ -155,7 +155,7 @@ def test_without_memory_for_its_draws_the_host_draws(device: torch.device, monke
 def test_logits_are_kept_as_they_are_whatever_torch_makes_by_default(device: torch.device) -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
-        handovers = Handovers(7, 1, device)
+        handovers = LogitsBuffers(7, 1, device)
         assert [handovers.of(rows).logits.dtype for rows in (2, 5, 3)] == [torch.float32] * 3
     finally:
         torch.set_default_dtype(torch.float32)

@@ -12,8 +12,9 @@ import torch
 
 from kernels.triton.test_device_decoding import made
 from paceline import LLM, SamplingParams
-from paceline.engine import draft_graphs, runner
-from paceline.engine.captured import CapturedForward
+from paceline.engine.execute import runner
+from paceline.engine.execute.graphs import verify as draft_graphs
+from paceline.engine.execute.graphs.forward import ForwardGraphs
 
 PROMPT = [3, 14, 15, 92, 65, 35]
 OTHER = [2, 71, 82, 81]
@@ -141,7 +142,7 @@ def test_without_memory_for_the_draws_alone_nothing_is_drawn_twice(device: torch
     draws, capture = llm.engine.runner.drafts._draws, llm.engine.runner.drafts._draws._graphs.capture
 
     def full_for_draws(launch: Any) -> Any:
-        if launch.__qualname__.startswith("DrawGraphs"):
+        if launch.__qualname__.startswith("SampleGraphs"):
             raise torch.OutOfMemoryError("no memory")
         return capture(launch)
 
@@ -156,13 +157,13 @@ def test_what_the_host_bars_is_computed_while_the_forward_runs(device: torch.dev
     expected = plain(device, controls)
     llm, _ = watched(device)
     order: list[str] = []
-    run, masks = CapturedForward.run, runner.row_masks
+    run, masks = ForwardGraphs.run, runner.row_masks
 
     def launched(*given: Any, **more: Any) -> Any:
         order.append("forward")
         return run(*given, **more)
 
-    monkeypatch.setattr(CapturedForward, "run", launched)
+    monkeypatch.setattr(ForwardGraphs, "run", launched)
     monkeypatch.setattr(runner, "row_masks", lambda groups: (order.append("masks"), masks(groups))[1])
     wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
     assert tokens_of(llm, wish, controls) == expected
@@ -178,8 +179,9 @@ def test_other_controls_capture_draws_and_no_forward(device: torch.device) -> No
     forwards = steps.mixed._forward, steps.drafts._forward
 
     def draws_captured() -> int:
-        handovers = {id(one.handover): one.handover for forward in forwards for one in forward.captured.values()}
-        return sum(len(handover.captured) for handover in handovers.values())
+        buffers = {id(one.logits_buffer): one.logits_buffer
+                   for forward in forwards for one in forward.captured.values()}
+        return sum(len(buffer.captured) for buffer in buffers.values())
 
     before, draws = [set(forward.captured) for forward in forwards], draws_captured()
     tokens_of(llm, wish, GREEDY | {"logit_bias": {5: 1e-3}, "logprobs": 2})

@@ -25,7 +25,7 @@ AT_ONCE = tl.constexpr(4)
 
 @triton.jit
 def count(seat, token, live, table, counts, width):
-    """Drawn tokens of penalised seats, one or a block of them, count as output from now on."""
+    """Sampled tokens of penalised seats, one or a block of them, count as output from now on."""
     flags = tl.load(table + seat * COLUMNS + FLAGS, mask=live, other=0)
     counted = live & ((flags & PENALISED) != 0) & (token >= 0)
     tl.atomic_add(counts + seat.to(tl.int64) * width + token, 2, mask=counted, sem="relaxed")

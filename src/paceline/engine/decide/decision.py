@@ -1,0 +1,27 @@
+"""Decision: what one group of a step yielded, with what the scheduler need not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from paceline.engine.schedule.step import GroupResult
+from paceline.errors import PacelineError
+from paceline.speculation.stats import Provenance
+from paceline.speculation.tree import DraftTree
+
+PLAIN = Provenance("plain")
+
+
+@dataclass(slots=True)
+class Decision(GroupResult):
+    """What a group yielded, with what the scheduler need not know."""
+
+    siblings: Seq[Decision] = ()
+    error: PacelineError | None = None
+    draft: DraftTree | None = None
+    origins: Seq[Provenance] = (PLAIN,)
+    """Where each token came from."""
+    chosen: list[int] = field(default_factory=list)
+    """Of a group drafted under the coupled rule: what the target draws after each of its rows. Under the others it
+    stays unsaid: a drafter that knew these draws could bend the text by what it does or does not propose."""

@@ -1,0 +1,253 @@
+"""Drafting: which sequences get a draft before a step, and what their drafters learn after it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from paceline.engine.decide.decision import Decision
+from paceline.engine.records.metrics import StepTimes
+from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.step import Step
+from paceline.speculation.control import Controller
+from paceline.speculation.drafter import Budget, DraftedSequence, Drafter, Observation
+from paceline.speculation.models import root_of
+from paceline.speculation.parts import MadeOfParts
+from paceline.speculation.spec import Speculation
+from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.tree import DraftTree
+from paceline.speculation.verify import RULES, check
+
+log = logging.getLogger("paceline.speculation")
+
+GRAMMAR = "grammar"
+"""The source of drafts that a request's structure leaves no choice about."""
+MOST_FORCED = 32
+FAIR_TRIAL = 8
+"""Forced tokens after which a sequence that takes less than half of them gets no more: its model cuts texts into other
+tokens than the tokenizer does."""
+
+
+class _Proposal(NamedTuple):
+    seq: Sequence
+    budget: Budget
+    draft: DraftTree | None
+    seconds: float
+    """Its share of what the drafter took."""
+
+
+class Drafting:
+    """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
+
+    A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
+    it and to the statistics.
+    """
+
+    def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+        self.controller = controller
+        self.failures = 0
+        self.totals: dict[str, SpeculationStats] = {}
+        """By method, over all requests."""
+        self._vocab = vocab_size
+        self._clock = clock
+        self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+        self._forced: dict[Sequence, tuple[int, int]] = {}
+        """How many forced tokens were drafted and accepted."""
+        self._seconds: dict[Sequence, float] = {}
+        """What drafting took for each sequence since the last account."""
+        self._unreliable: set[str] = set()
+        """Drafters that failed on several sequences together and on none of them alone; it was logged."""
+
+    def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
+        wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
+        self._drafters[seq] = (drafter, stats)
+        self.controller.begin(seq, drafter, wish, len(seq.tokens))
+        seq.wait_for_commit = drafter.needs.host
+        try:
+            if isinstance(drafter, MadeOfParts):
+                drafter.listen(self._part_failed)
+            drafter.begin(seq)
+        except Exception as problem:
+            self._switch_off(seq, problem)
+
+    def propose(self, running: SequenceOf[Sequence]) -> None:
+        """Give every caught-up sequence with a drafter its draft for the next step."""
+        if not self._drafters:
+            return
+        by_drafter: dict[int, tuple[Drafter, list[Sequence], list[Budget]]] = {}
+        rows = len(running)
+        for seq in running:
+            entry = self._drafters.get(seq)
+            if entry is not None and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
+                seq.draft = self._draft_forced(seq)
+                if seq.draft is not None:
+                    rows += len(seq.draft)
+                    continue
+                budget = self._budget(seq, len(running), rows)
+                if budget is not None:
+                    _, seqs, budgets = by_drafter.setdefault(id(entry[0]), (entry[0], [], []))
+                    seqs.append(seq)
+                    budgets.append(budget)
+                    rows += min(budget.depth, budget.nodes)
+        rows = len(running) + sum(len(seq.draft) for seq in running if seq.draft is not None)
+        for drafter, seqs, budgets in by_drafter.values():
+            for seq, budget, draft, seconds in self._proposals(drafter, seqs, budgets):
+                self._seconds[seq] = self._seconds.get(seq, 0.0) + seconds
+                try:
+                    checked = self._checked(draft, self._drafters[seq][1])
+                    self.controller.drafted(seq, budget.depth, seconds)
+                    seq.draft = self.controller.choose(seq, checked, len(running), rows)
+                except Exception as problem:
+                    self._switch_off(seq, problem)
+                    continue
+                rows += 0 if seq.draft is None else len(seq.draft)
+
+    def _proposals(self, drafter: Drafter, seqs: list[Sequence], budgets: list[Budget]) -> list[_Proposal]:
+        """What a drafter says to those who share it. Where it raises, each of them is asked alone, and those on whom
+        it raises again are switched off: one sequence must not cost the others their drafter."""
+        begun = self._clock()
+        try:
+            drafts = list(zip(seqs, budgets, drafter.propose(seqs, budgets), strict=True))
+        except Exception as problem:
+            if len(seqs) == 1:
+                self._switch_off(seqs[0], problem)
+                return []
+            failures = self.failures
+            found = [one for seq, budget in zip(seqs, budgets) for one in self._proposals(drafter, [seq], [budget])]
+            if self.failures == failures and drafter.name not in self._unreliable:
+                self._unreliable.add(drafter.name)
+                log.warning("drafter %s failed on %d requests together, and on none of them alone: %s: %s",
+                            drafter.name, len(seqs), type(problem).__name__, problem)
+            return found
+        share = (self._clock() - begun) / len(seqs)
+        return [_Proposal(seq, budget, draft, share) for seq, budget, draft in drafts]
+
+    def _draft_forced(self, seq: Sequence) -> DraftTree | None:
+        """What the structure of a request leaves no choice about needs no drafter, and no budget."""
+        if seq.state.grammar is None:
+            return None
+        tried, accepted = self._forced.get(seq, (0, 0))
+        if tried >= FAIR_TRIAL and 2 * accepted < tried:
+            return None
+        begun = self._clock()
+        try:
+            tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
+        except Exception:  # the target will meet it, and say so
+            return None
+        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
+        return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
+
+    def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
+        """The controller's, less what could not be emitted any more."""
+        left = seq.limit - len(seq.tokens) - 1
+        budget = self.controller.budget(seq, running, rows) if left > 0 else None
+        return budget if budget is None or budget.depth <= left else replace(budget, depth=left)
+
+    def _checked(self, draft: DraftTree | None, stats: SpeculationStats) -> DraftTree | None:
+        """A draft as it may enter a step: a malformed one would break everybody in it, one that the request's rule
+        cannot verify would bend its text."""
+        if draft is None:
+            return None
+        if not isinstance(draft, DraftTree):
+            raise TypeError(f"a draft must be a DraftTree or None, got {type(draft).__name__}")
+        draft.check(self._vocab)
+        if not len(draft):
+            return None
+        check(RULES[stats.rule], draft, self._vocab)
+        return draft
+
+    def observe(self, seq: Sequence, observation: Observation) -> None:
+        """New tokens of a sequence are final: count them, and let controller and drafter learn from them."""
+        entry = self._drafters.get(seq)
+        self._count(seq, observation)
+        if entry is None:
+            return
+        if observation.draft is not None and observation.draft.drafter == GRAMMAR:
+            # Nobody's draft: there is nothing to learn from its fate.
+            tried, accepted = self._forced.get(seq, (0, 0))
+            self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
+            observation = Observation(observation.tokens, hidden=observation.hidden)
+        try:
+            self.controller.learn(seq, observation)
+            entry[0].observe(seq, observation)
+        except Exception as problem:
+            self._switch_off(seq, problem)
+
+    def _count(self, seq: Sequence, observation: Observation) -> None:
+        stats: SpeculationStats = seq.record.speculation
+        draft, emitted = observation.draft, len(observation.tokens)
+        for one in (stats, self._total(stats)):
+            if draft is not None:
+                one.record(max(draft.depths()), len(observation.accepted), len(draft), emitted)
+            elif seq.output_len > emitted:  # the first token comes with the prompt, drafter or not
+                one.plain += emitted
+
+    def _total(self, stats: SpeculationStats) -> SpeculationStats:
+        total = self.totals.get(stats.method)
+        if total is None:
+            total = self.totals[stats.method] = SpeculationStats(stats.method)
+        return total
+
+    def account(self, step: Step, decisions: SequenceOf[Decision], rows: int, prompt_rows: int,
+                times: StepTimes) -> None:
+        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows)."""
+        seconds, self._seconds = self._seconds, {}
+        if prompt_rows:
+            return
+        whole = sum(times) - times.draft
+        self.controller.stepped(rows, whole)
+        running = len(step.groups)
+        for group, decision in zip(step.groups, decisions):
+            stats: SpeculationStats | None = group.seq.record.speculation
+            if stats is None or not decision.tokens:
+                continue
+            share = len(group.tokens) / rows
+            draft = seconds.get(group.seq, 0.0)
+            plain = len(decision.tokens) * self.controller.plain_cost(running)
+            for one in (stats, self._total(stats)):
+                one.spend(draft, times.forward * share, times.sample * share, whole * share + draft, plain)
+            self.controller.spent(group.seq, len(decision.tokens), whole * share + draft, plain)
+
+    @property
+    def seconds(self) -> float:
+        """Spent drafting since the last account."""
+        return sum(self._seconds.values()) if self._seconds else 0.0
+
+    def release(self, seq: Sequence) -> None:
+        self.controller.release(seq)
+        self._forced.pop(seq, None)
+        entry = self._drafters.pop(seq, None)
+        if entry is not None:
+            try:
+                entry[0].release(seq)
+            except Exception as problem:
+                self._report(seq, entry[0], entry[1], problem)
+
+    def _switch_off(self, seq: Sequence, problem: Exception) -> None:
+        drafter, stats = self._drafters.pop(seq)
+        self.controller.release(seq)
+        self._forced.pop(seq, None)
+        seq.draft = None
+        seq.wait_for_commit = False
+        self._report(seq, drafter, stats, problem)
+        with suppress(Exception):  # it has failed already; what it holds of the sequence is to be given back
+            drafter.release(seq)
+
+    def _part_failed(self, sequence: DraftedSequence, name: str, problem: Exception) -> None:
+        """A part of a drafter was dropped, which the drafter has logged; the others go on."""
+        self.failures += 1
+        seq: Any = root_of(sequence)[0]
+        stats: SpeculationStats = seq.record.speculation
+        stats.dropped.setdefault(name, f"{type(problem).__name__}: {problem}")
+
+    def _report(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats, problem: Exception) -> None:
+        self.failures += 1
+        if stats.failure is None:
+            stats.failure = f"{type(problem).__name__}: {problem}"
+            log.warning("drafter %s failed on request %s and was switched off for it: %s",
+                        drafter.name, seq.request.id, stats.failure)

@@ -1,0 +1,80 @@
+"""What is launched on a device, captured once and replayed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+_COLLECTOR = threading.Lock()
+"""Held while the process's garbage collector stands still."""
+
+
+class GraphCapture:
+    """Captures what is launched on a device. On a CPU, where Triton is interpreted, nothing is captured and the same
+    launches are made each time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = None
+        self._pool: Any = None
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Runs `launch` once, then keeps it: what it reads and writes must lie where it lay."""
+        if self.device.type != "cuda":
+            launch()
+            return launch
+        if self._stream is None:
+            # One for all captures: memory that one has used is free for the next on the same stream only.
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(stream):
+                launch()  # what this compiles must not be compiled inside a capture
+                torch.cuda.synchronize(self.device)
+                with nothing_collected():
+                    self._record(graph, launch)
+        finally:  # without memory too: what was launched shares scratch with whatever runs instead
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+        return graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, launch: Callable[[], None]) -> None:
+        # Not through torch.cuda.graph, which collects garbage and empties the memory cache each time. What other
+        # threads do meanwhile, another engine's among them, is no concern of this capture.
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            launch()
+        except BaseException:
+            with suppress(RuntimeError):  # what broke the capture is what matters
+                self._end(graph)
+            raise
+        self._end(graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError as problem:
+            self._stream = self._pool = None  # the pool of a capture that broke stays open: the next one needs its own
+            if "out of memory" in str(problem):  # making a graph of what was captured takes memory too
+                raise torch.OutOfMemoryError(str(problem)) from problem
+            raise
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Without garbage collections: an engine that is collected frees its graphs, which breaks a capture under way."""
+    with _COLLECTOR:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()

@@ -1,0 +1,154 @@
+"""Decoding on the device by itself: a step of one row a sequence, captured once for each number of rows, is replayed
+several times before the host looks at the tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+import numpy as np
+import torch
+
+from paceline.cache.storage import KVStorage
+from paceline.engine.execute.graphs.capture import GraphCapture
+from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, InFlight
+from paceline.engine.execute.graphs.seats import DeviceSeats, send
+from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.step import RowGroup, Step
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads
+from paceline.kernels.triton.backend import TritonKernels
+from paceline.kernels.triton.rows import DeviceRows
+from paceline.kernels.triton.stepping_device import begin_kernel, end_kernel
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM, activations
+from paceline.sampling.device.sampler import Rows
+from paceline.sampling.device.state import Controls
+
+log = logging.getLogger("paceline.engine")
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
+class DecodeGraphs:
+    """Runs steps that Scheduler.schedule(repeat) made."""
+
+    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+                 graphs: GraphCapture, seats: DeviceSeats) -> None:
+        """`tables`: the cache's block tables by seat, which the scheduler keeps."""
+        self._model = model
+        self._kernels = kernels
+        self._storage = storage
+        self._host_tables = tables
+        self._device = device = graphs.device
+        self._seats = seats
+        self.most_rows = seats.most_rows
+        self._dtype = activations(model, device)  # not asked for inside a capture, where the question would be repeated
+        width = tables[0].shape[1]
+        self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
+        self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
+        self._captured: dict[tuple[int, Controls], _Captured] = {}
+        self._graphs = graphs
+
+    def ready(self, running: Seq[Sequence]) -> bool:
+        """Capture what the running sequences need, if it is not there yet. False: the device has no memory left for
+        it, and steps have to be launched one by one. More than most_rows need nothing: they are not run here."""
+        if len(running) > self.most_rows:
+            return True
+        try:
+            self._for(len(running), self._seats.take(running))
+        except torch.OutOfMemoryError:
+            log.warning("no memory to capture a step of %d sequences: steps are launched kernel by kernel from now on, "
+                        "which is slower; give the cache fewer kv_blocks", len(running))
+            return False
+        return True
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> InFlight:
+        groups, repeat = step.groups, step.repeat
+        self._storage.apply(step.moves, step.copies)
+        captured = self._for(len(groups), self._seats.take([group.seq for group in groups]))
+        self._upload(captured, groups, repeat)
+        launched = InFlight(step, self._device)
+        for _ in range(repeat):
+            captured.replay()
+        launched.drawn(self._out[:repeat, :len(groups)])
+        return launched
+
+    def _upload(self, captured: _Captured, groups: Seq[RowGroup], repeat: int) -> None:
+        count, rows = len(groups), captured.rows
+        inputs = np.zeros(3 * rows + 1, dtype=np.int64)
+        tokens, positions, seats = inputs[:-1].reshape(3, rows)
+        positions[count:] = -1
+        tokens[:count] = [group.tokens[0] for group in groups]
+        positions[:count] = [group.start for group in groups]
+        seats[:count] = [group.seq.allocation.seat for group in groups]
+        send(inputs, captured.inputs)
+        pages = (int(positions[:count].max()) + repeat - 1) // self._storage.block_size + 1
+        for host, table in zip(self._host_tables, self._tables):
+            send(host[seats[:count], :pages].astype(np.int32), table[:count, :pages])
+
+    def captures(self) -> list[Callable[[], object]]:
+        """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
+        others find its memory."""
+        return [partial(self._for, min(rows, self.most_rows), Controls(truncation=truncation))
+                for rows in reversed(BUCKETS) if rows <= power(self.most_rows) for truncation in (False, True)]
+
+    def _for(self, count: int, controls: Controls) -> _Captured:
+        rows = min(next(bucket for bucket in BUCKETS if bucket >= count), self.most_rows)
+        found = self._captured.get((rows, controls))
+        if found is None:
+            found = self._captured[rows, controls] = self._capture(rows, controls)
+        return found
+
+    def _capture(self, rows: int, controls: Controls) -> _Captured:
+        self._seats.prepare(controls)
+        inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
+        inputs[rows:2 * rows] = -1
+        replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
+        inputs[3 * rows] = 0
+        return _Captured(rows, inputs, replay)
+
+    def _step(self, rows: int, inputs: torch.Tensor, controls: Controls) -> None:
+        """One step of the rows in `inputs`, which become those of the step after it."""
+        model, kernels, storage, device = self._model, self._kernels, self._storage, self._device
+        config = model.config
+        heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        shape = kernels.rows_shape(rows, 1, 0, heads, self._dtype)
+        layout_rows = DeviceRows.over(shape, torch.empty(shape.size, dtype=torch.int32, device=device))
+        rope, draw = torch.empty((2, rows), dtype=torch.int64, device=device)
+        seats = torch.empty(rows, dtype=torch.int32, device=device)
+        last = self._seats.state.last_tokens
+        views = []
+        block = power(rows)
+        for group, table in zip(model.cache_groups, self._tables):
+            slots = torch.empty(rows, dtype=torch.int64, device=device)
+            begin_kernel[(1,)](
+                inputs, last, table, table.stride(0), layout_rows.group, layout_rows.positions, layout_rows.prefix,
+                layout_rows.tiles, slots, rope, draw, seats, rows, BLOCK_SIZE=storage.block_size, BLOCK=block)
+            views.append(GroupView(table[:rows], slots, group.window))
+        layout = Layout(rope, list(range(rows + 1)), [0] * rows, [None] * rows, storage.block_size, views, layout_rows)
+        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
+                          key_scales=storage.key_scales, value_scales=storage.value_scales)
+        logits = model.logits(model.forward(inputs[:rows], context), kernels)
+        state = self._seats.state
+        drawn, _ = self._seats.draw(logits, Rows(seats, draw), controls)
+        end_kernel[(1,)](inputs, last, drawn, self._out, self._out.stride(0), rows, state.table, state.counts,
+                         config.vocab_size, COUNT=controls.edits, BLOCK=block)
+
+
+class _Captured:
+    """A step of `rows` rows, ready to be replayed on what its inputs hold."""
+
+    __slots__ = ("inputs", "replay", "rows")
+
+    def __init__(self, rows: int, inputs: torch.Tensor, replay: Callable[[], None]) -> None:
+        self.rows = rows
+        self.inputs = inputs
+        self.replay = replay
+
+
+def power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

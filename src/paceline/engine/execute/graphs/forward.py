@@ -1,0 +1,154 @@
+"""Forwards of rows that the host lays out, captured: room for their rows, their block tables on the device, and the
+model over both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.cache.storage import KVStorage
+from paceline.engine.execute.graphs.capture import GraphCapture
+from paceline.engine.execute.graphs.logits_buffer import Draws, LogitsBuffer, LogitsBuffers, nobody_draws
+from paceline.engine.execute.graphs.seats import send
+from paceline.engine.execute.runner import Batch
+from paceline.engine.schedule.step import RowGroup
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads
+from paceline.kernels.triton.backend import TritonKernels
+from paceline.kernels.triton.rows import DeviceRows, RowsShape
+from paceline.kernels.triton.stepping_device import fill_kernel
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM, activations
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A forward with room for so many rows."""
+
+    rows: DeviceRows
+    inputs: torch.Tensor
+    """[3 + views, rows] int64: tokens, positions for the rotary tables, seats, slots of each cache group (-1: padding);
+    then Draws. Filled before each replay."""
+    blank: np.ndarray
+    """What they are while all rows are padding and nobody draws."""
+    logits_buffer: LogitsBuffer
+    """Where its logits go."""
+    replay: Callable[[], None]
+
+
+class ForwardGraphs:
+    """One model over one cache. One stream at a time: its tables are those of the step that was filled in last."""
+
+    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+                 graphs: GraphCapture, handovers: LogitsBuffers, last_tokens: torch.Tensor | None = None,
+                 drawn_rows_only: bool = False) -> None:
+        """`tables`: the cache's block tables by seat. `last_tokens`: each seat's newest, which stands for a token that
+        the host does not know. `drawn_rows_only`: the other rows end with the last layer's attention, for steps of
+        prompts; all that is needed of those are keys and values."""
+        self._model = model
+        self.kernels = kernels
+        self.storage = storage
+        config = model.config
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.dtype = activations(model, graphs.device)
+        self.most_groups, width = tables[0].shape
+        self.longest = width * storage.block_size
+        """Tokens of a text that the block tables have room for."""
+        self.captured: dict[tuple[RowsShape, int], Captured] = {}
+        self._graphs = graphs
+        self._handovers = handovers
+        self._last_tokens = last_tokens
+        self._drawn_rows_only = drawn_rows_only
+        self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=graphs.device)
+                        for _ in tables]
+
+    def ready(self, shape: RowsShape, draws: int) -> Captured:
+        """One with this room, whose logits are those of up to `draws` rows."""
+        found = self.captured.get((shape, draws))
+        if found is None:
+            found = self.captured[shape, draws] = self._capture(shape, draws)
+        return found
+
+    def run(self, captured: Captured, batch: Batch, wanted: Seq[int], drafts: bool = False) -> LogitsBuffer:
+        """Launch a step whose logits are needed at the rows `wanted`. `drafts`: there are some to be verified."""
+        layout, views, rows = batch.layout, len(self._tables), captured.rows.shape.rows
+        count, drawn = layout.rows, len(wanted)
+        data = captured.blank.copy()
+        by_row = data[:(3 + views) * rows].reshape(3 + views, rows)
+        by_row[0, :count] = batch.tokens
+        by_row[1, :count] = layout.positions.numpy()
+        by_row[2, :count] = batch.row_seats
+        for slots, view in zip(by_row[3:], layout.views):
+            slots[:count] = view.slots.numpy()
+        to_draw = Draws.over(data[(3 + views) * rows:], captured.logits_buffer.rows, views)
+        rows_drawn = np.array(wanted, dtype=np.int64)
+        to_draw.wanted[:drawn] = rows_drawn
+        to_draw.seats[:drawn] = batch.row_seats[rows_drawn]
+        to_draw.positions[:drawn] = by_row[1, rows_drawn] + 1
+        if drafts:
+            to_draw.fed[:drawn] = by_row[0, rows_drawn]
+            to_draw.slots[:, :drawn] = by_row[3:, rows_drawn]
+            _place_drafts(batch.step.groups, to_draw)
+        send(data, captured.inputs)
+        send(captured.rows.shape.pack(layout), captured.rows.data)
+        for table, view in zip(self._tables, layout.views):
+            groups, pages = view.tables.shape
+            send(view.tables.numpy().astype(np.int32), table[:groups, :pages])
+        captured.replay()
+        return captured.logits_buffer
+
+    def _capture(self, shape: RowsShape, draws: int) -> Captured:
+        """Captured while all rows are padding."""
+        device, views = self._graphs.device, len(self._tables)
+        rows = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
+        rows.group.fill_(-1)
+        rows.positions.fill_(-1)
+        logits_buffer = self._handovers.of(draws)
+        blank = np.zeros((3 + views) * shape.rows + len(logits_buffer.data), dtype=np.int64)
+        blank[3 * shape.rows:(3 + views) * shape.rows] = -1
+        nobody_draws(Draws.over(blank[(3 + views) * shape.rows:], draws, views))
+        inputs = torch.from_numpy(blank).to(device, copy=True)
+        by_row = inputs[:(3 + views) * shape.rows].view(3 + views, shape.rows)
+        to_draw = inputs[(3 + views) * shape.rows:]
+        return Captured(rows, inputs, blank, logits_buffer,
+                        self._graphs.capture(lambda: self._step(by_row, to_draw, rows, logits_buffer)))
+
+    def _step(self, by_row: torch.Tensor, to_draw: torch.Tensor, rows: DeviceRows, logits_buffer: LogitsBuffer) -> None:
+        model, storage = self._model, self.storage
+        tokens, positions, seats, *slots = by_row
+        if self._last_tokens is not None:
+            fill_kernel[(-(-len(tokens) // _BLOCK),)](tokens, seats, self._last_tokens, len(tokens), BLOCK=_BLOCK)
+        wanted = to_draw[:logits_buffer.rows]
+        layout = Layout(positions, [0, len(tokens)], [0], [None], storage.block_size,
+                        [GroupView(table, own, group.window)
+                         for own, table, group in zip(slots, self._tables, model.cache_groups)], rows)
+        hidden = model.forward(tokens, Forward(
+            self.kernels, layout, storage.keys, storage.values, model.cache_groups,
+            leaving=wanted if self._drawn_rows_only else None,
+            key_scales=storage.key_scales, value_scales=storage.value_scales))
+        if not self._drawn_rows_only:
+            hidden = hidden.index_select(0, wanted)
+        logits_buffer.logits.copy_(model.logits(hidden, self.kernels))
+        logits_buffer.data.copy_(to_draw)
+
+
+def _place_drafts(groups: Seq[RowGroup], draws: Draws) -> None:
+    """Where each group's draws begin, and which draw each hangs below."""
+    place = first = 0
+    for group in groups:
+        size = len(group.tokens) - group.logits_from
+        if not size:
+            continue
+        if size > 1:
+            above = group.parents if group.parents is not None else range(-1, size - 1)
+            draws.parents[first:first + size] = [parent if parent < 0 else first + parent for parent in above]
+        place += 1
+        first += size
+        draws.offsets[place] = first
+    draws.offsets[place + 1:] = first

@@ -1,0 +1,115 @@
+"""Who sits where, as a device knows it: what its sampler needs of each running sequence, and its newest token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from paceline.engine.rows.sample_rows import masked_by_host
+from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.step import RowGroup
+from paceline.sampling.device.sampler import DeviceSampler, Rows
+from paceline.sampling.device.state import MOST_ALTERNATIVES, Controls, DeviceState, Seated
+from paceline.sampling.masks import Mask
+
+log = logging.getLogger("paceline.engine")
+MOST_ROWS = 512
+"""Rows that are drawn from in one step on the device, at most."""
+ALTERNATIVES = (1, 5, MOST_ALTERNATIVES)
+"""How many are scored, so that few different steps are captured."""
+
+
+class DeviceSeats:
+    """Shared by all captured steps of an engine. Steps run in the order in which they are launched, so one may read
+    what the one before it draws."""
+
+    def __init__(self, seats: int, vocab_size: int, device: torch.device) -> None:
+        self.most_rows = min(seats, MOST_ROWS)
+        """Sequences that draw in one step, at most."""
+        self.state = DeviceState(seats, vocab_size, device)
+        self.sampler = DeviceSampler(self.state, MOST_ROWS)
+        self._warned = False
+        self._masks: torch.Tensor | None = None
+        self._masked: torch.Tensor | None = None
+        self._seated: list[tuple[Sequence, int] | None] = [None] * seats
+        """Who sat there, in which epoch, when the device was last told."""
+
+    def make_room(self, seq: Sequence) -> bool:
+        """Allocate what drawing for a sequence takes. False: there is no memory for it, or no room in the tables."""
+        if self.state.why_not(seq.state) is not None:
+            return False
+        try:
+            self.prepare(Controls(edits=seq.state.needs_processors, masks=masked_by_host(seq)))
+        except torch.OutOfMemoryError:
+            if not self._warned:
+                log.warning("no memory on the device for penalties, bias and masks: requests with some are drawn on "
+                            "the host, which is slower; give the cache fewer kv_blocks")
+            self._warned = True
+            return False
+        return True
+
+    def prepare(self, controls: Controls) -> None:
+        """Everything that must lie where it lies before a step with these controls is captured."""
+        self.sampler.prepare(controls)
+        if controls.masks and self._masks is None:
+            device, words = self.state.device, -(-self.state.vocab_size // 32)
+            self._masked = torch.zeros(MOST_ROWS, dtype=torch.int32, device=device)
+            self._masks = torch.zeros(MOST_ROWS, words, dtype=torch.int32, device=device)
+
+    def _send(self, masks: Seq[Mask | None]) -> None:
+        assert self._masks is not None and self._masked is not None
+        masked = np.zeros(MOST_ROWS, dtype=np.int32)
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                masked[row] = 1
+                send(mask, self._masks[row])
+        send(masked, self._masked)
+
+    def draw(self, logits: torch.Tensor, rows: Rows, controls: Controls) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens [R], and what there is to say about them where the controls ask for scores."""
+        if controls.masks and self._masks is not None and self._masked is not None:
+            count = logits.shape[0]
+            rows = replace(rows, masks=self._masks[:count], masked=self._masked[:count])
+        drawn = self.sampler.sample(logits, rows, controls)
+        return drawn, None if controls.logprobs is None else self.sampler.logprobs(logits, rows, drawn, controls)
+
+    def forget(self, groups: Seq[RowGroup]) -> None:
+        """The host decided: the device's counts of these sequences' tokens are not true any more."""
+        for group in groups:
+            allocation = group.seq.allocation
+            if allocation is not None and group.seq.state.counts is not None:
+                self._seated[allocation.seat] = None
+
+    def take(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
+        """Tell the device about those it does not know in their seats, and what the host bars at the rows they draw
+        from; what drawing for all of them takes."""
+        fresh = [seq for seq in sequences if self._seated[seq.allocation.seat] != (seq, seq.epoch)]
+        self.state.assign([Seated(seq.allocation.seat, seq.state, len(seq.tokens), seq.tokens[-1]) for seq in fresh])
+        for seq in fresh:  # not before: without memory to tell the device they are told another time
+            self._seated[seq.allocation.seat] = (seq, seq.epoch)
+        asked = [seq.request.params.logprobs or 0 for seq in sequences if seq.emitter.scored]
+        scored = next(size for size in ALTERNATIVES if size >= max(asked)) if asked else None
+        controls = self.state.controls([seq.allocation.seat for seq in sequences], scored)
+        if all(mask is None for mask in masks):
+            return controls
+        controls = replace(controls, masks=True)
+        self.prepare(controls)
+        self._send(masks)
+        return controls
+
+
+def drawing(groups: Seq[RowGroup]) -> list[Sequence]:
+    """Whose draws a step decides: not those in the middle of their prompts, nor those who have ended since it was
+    planned. Their rows run all the same and what they yield is dropped."""
+    return [group.seq for group in groups
+            if group.logits_from < len(group.tokens) and group.seq.allocation is not None]
+
+
+def send(values: np.ndarray, target: torch.Tensor) -> None:
+    """Copy to the device in its own time: from pinned memory, which torch keeps until the copy has run."""
+    source = torch.from_numpy(values)
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)

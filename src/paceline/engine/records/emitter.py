@@ -1,0 +1,166 @@
+"""Emitter: from a sequence's tokens to its text: detokenise, stop, hold back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from typing import Protocol
+
+from paceline.engine.schedule.sequence import Sequence
+from paceline.errors import RequestError
+from paceline.request import Completion, TokenLogprob
+from paceline.sampling.stop import StopMatcher
+
+
+class TextStream(Protocol):
+    """An incremental detokeniser: completed text per token, never half a character."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Emitter:
+    """What one sequence has produced, and whether it should go on."""
+
+    __slots__ = (
+        "_interrupt",
+        "_matcher",
+        "_max_tokens",
+        "_min_tokens",
+        "_pieces",
+        "_stop_ids",
+        "_stream",
+        "_unread",
+        "closes",
+        "cumulative",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "score",
+        "scored",
+        "seed",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, sequence: Sequence, stream: TextStream | None, eos_ids: frozenset[int]) -> None:
+        params = sequence.request.params
+        self.index = sequence.sample
+        self.seed = sequence.seed
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.scored = params.logprobs is not None or params.trace or params.chosen_at_end
+        """Whether anybody wants its tokens' log-probabilities."""
+        self.cumulative: float | None = 0.0 if self.scored else None
+        """Sum of the raw ones."""
+        self.score: float | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._pieces: list[str] = []
+        self._stream = stream
+        self._unread: list[int] = []
+        """Tokens whose text nobody has asked for yet."""
+        self._matcher = StopMatcher(params.stop) if params.stop else None
+        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        self._min_tokens = params.min_tokens
+        self._max_tokens = sequence.limit - sequence.prompt_len
+        self._interrupt = params.interrupt
+        self.closes: Callable[[Tokens[int]], bool] | None = None
+        """Says whether nothing but the end can follow the tokens so far; set where the request asks for a structure."""
+
+    def push_all(self, tokens: list[int]) -> tuple[int, str | None]:
+        """Take tokens until one ends the text: how many that were, and the reason. Where nothing depends on the text
+        it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
+        ids = self.token_ids
+        if (self._matcher is None and self._interrupt is None and self.closes is None
+                and len(ids) + len(tokens) < self._max_tokens and self._stop_ids.isdisjoint(tokens)):
+            ids += tokens
+            if self._stream is not None:
+                self._unread += tokens
+            return len(tokens), None
+        for count, token in enumerate(tokens, 1):
+            reason = self.push(token)
+            if reason is not None:
+                return count, reason
+        return len(tokens), None
+
+    def note(self, score: TokenLogprob) -> None:
+        """The log-probability of a token that was or will be pushed; of one that is scored, each is noted in order."""
+        self.cumulative = (self.cumulative or 0.0) + score.raw
+        if self.logprobs is not None:
+            self.logprobs.append(score)
+
+    def _read(self) -> None:
+        tokens, self._unread = self._unread, []
+        for token in tokens:
+            piece = self._stream.push(token)  # type: ignore[union-attr]
+            if piece:
+                self._pieces.append(piece)
+
+    def push(self, token: int) -> str | None:
+        """Take one token; the reason to stop after it, if there is one.
+
+        The token that ends a text is part of `token_ids`; of the text only what comes before a stop string or a
+        stop token is kept. Stop strings are looked for in the text from the min_tokens-th token on.
+        """
+        ids = self.token_ids
+        ids.append(token)
+        count = len(ids)
+        if token in self._stop_ids and count >= self._min_tokens:
+            return self.finish("stop", token)
+        if self._unread:
+            self._read()
+        if self._stream is not None:
+            piece = self._stream.push(token)
+            if self._matcher is not None and piece and count >= self._min_tokens:
+                piece, stopped = self._matcher.push(piece)
+                if stopped is not None:
+                    self.finish_reason, self.stop_reason = "stop", stopped
+            if piece:
+                self._pieces.append(piece)
+            if self.finish_reason is not None:
+                return self.finish_reason
+        if self.closes is not None and count >= self._min_tokens and self.closes(ids):
+            return self.finish("stop")
+        if self._interrupt is not None and self._interrupted():
+            return self.finish("interrupt")
+        if count >= self._max_tokens:
+            return self.finish("length")
+        return None
+
+    def finish(self, reason: str, stop: str | int | None = None) -> str:
+        """End the text: what was held back can no longer become a stop string."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            self.stop_reason = stop
+            if self._unread:
+                self._read()
+            if self._stream is not None:
+                tail = self._stream.flush()
+                if self._matcher is not None:
+                    emitted, stopped = self._matcher.push(tail)
+                    tail = emitted if stopped is not None else emitted + self._matcher.flush()
+                if tail:
+                    self._pieces.append(tail)
+        return self.finish_reason
+
+    @property
+    def text(self) -> str:
+        if self._unread:
+            self._read()
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def completion(self) -> Completion:
+        return Completion(self.index, self.text, list(self.token_ids), self.finish_reason, self.stop_reason,
+                          None if self.logprobs is None else list(self.logprobs), self.seed, self.cumulative,
+                          self.score)
+
+    def _interrupted(self) -> bool:
+        try:
+            return bool(self._interrupt(self.text, list(self.token_ids)))  # type: ignore[misc]
+        except Exception as problem:
+            raise RequestError(f"The interrupt callable raised {type(problem).__name__}: {problem}",
+                               "interrupt") from problem

@@ -1,0 +1,82 @@
+"""Record: everything the engine keeps of one request until its last output is taken."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.engine.records.emitter import Emitter
+from paceline.engine.records.metrics import RequestMetrics
+from paceline.engine.schedule.sequence import Sequence
+from paceline.errors import PacelineError
+from paceline.request import Completion, Request, RequestOutput, TokenLogprob
+from paceline.sampling.trace import Trace
+from paceline.speculation.stats import SpeculationStats
+
+BROKEN_OFF = ("cancelled", "timeout", "error")
+"""Ends that are no decision of the model's or the request's."""
+
+
+class Record:
+    """Everything the engine keeps of one request until its last output is taken."""
+
+    __slots__ = (
+        "emitters",
+        "error",
+        "metrics",
+        "open",
+        "prompt_logprobs",
+        "request",
+        "sequences",
+        "speculation",
+        "trace",
+    )
+
+    def __init__(self, request: Request, sequences: list[Sequence], emitters: list[Emitter],
+                 trace: Trace | None) -> None:
+        self.request = request
+        self.sequences = sequences
+        self.emitters = emitters
+        self.metrics = RequestMetrics(request.arrival, prompt_tokens=len(request.prompt))
+        self.speculation: SpeculationStats | None = None
+        self.trace = trace
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if request.params.prompt_logprobs is None else [None])
+        self.error: PacelineError | None = None
+        self.open = len(sequences)
+        """Sequences that have not finished."""
+
+    def end(self, reason: str, now: float) -> None:
+        """Close whatever is still open, at once."""
+        for emitter in self.emitters:
+            emitter.finish(reason)
+        self.open = 0
+        self.metrics.finished = now
+
+    def snapshot(self) -> RequestOutput:
+        request = self.request
+        return RequestOutput(
+            request.id, request.prompt_text, request.prompt, self._completions(),
+            finished=self.open == 0, seed=request.seed, metrics=self.metrics, speculation=self.speculation,
+            trace=self.trace if self.open == 0 else None, prompt_logprobs=self.prompt_logprobs, error=self.error)
+
+    def _completions(self) -> list[Completion]:
+        """One a sample; of a request that chooses among more the best n, best first, once all have ended."""
+        params = self.request.params
+        if not params.chosen_at_end:
+            return [emitter.completion() for emitter in self.emitters]
+        if self.open:
+            return []
+        emitters = self.emitters
+        broken = next((one.finish_reason for one in emitters if one.finish_reason in BROKEN_OFF), None)
+        if broken is not None:  # there is no best of what did not all end
+            return [Completion(index, finish_reason=broken, logprobs=None if params.logprobs is None else [],
+                               seed=emitter.seed) for index, emitter in enumerate(emitters[:params.n])]
+        if not params.searches:  # beams are in their order already
+            for emitter in emitters:
+                if emitter.token_ids and emitter.cumulative is not None:
+                    emitter.score = emitter.cumulative / len(emitter.token_ids)
+            emitters = sorted(emitters, key=lambda emitter: math.inf if emitter.score is None else -emitter.score)
+        best = [emitter.completion() for emitter in emitters[:params.n]]
+        for index, completion in enumerate(best):
+            completion.index = index
+        return best

@@ -1,0 +1,378 @@
+"""Scheduler: which rows run next. Fills a token budget, hands out cache blocks, takes results back. No torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Results
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.preemption import Preemption
+from paceline.engine.schedule.sequence import Sequence, Status
+from paceline.engine.schedule.step import Branch, GroupResult, RowGroup, Step
+from paceline.engine.schedule.step_builder import StepBuilder
+from paceline.errors import QueueFullError, RequestError
+from paceline.request import Request
+
+FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
+
+MAX_STEPS_IN_FLIGHT = 2
+LEAST_ROWS = 16
+"""A device without memory for a step of so many rows cannot be helped by smaller ones."""
+
+
+class Scheduler:
+    """Moves sequences from waiting to running to finished, one Step at a time.
+
+    Order: a higher `priority` is served first; inside a priority, first come, first served. Running sequences come
+    before waiting ones, decodes before prompt chunks. When blocks run out, drafts of the step are dropped first, then
+    the lowest-priority, last-come running sequence is preempted: its blocks are freed, its tokens are kept, and it
+    queues at its old place to be computed again, or to have its KV copied back from the host where that is cheaper.
+    A sequence that is itself the last waits for the others. A waiting sequence preempts running ones of strictly lower
+    priority only.
+
+    schedule() may be called once more before the previous step is committed; steps are committed in order.
+    """
+
+    def __init__(self, config: SchedulerLimits, cache: CacheManager, clock: Callable[[], float],
+                 preemption: Preemption | None = None) -> None:
+        """`preemption`: who is swapped to the host; None: nobody."""
+        self.config = config
+        self.cache = cache
+        self.clock = clock
+        self._capacity = cache.capacity()
+        self.preemption = preemption or Preemption()
+        self._filler = StepBuilder(config, cache, clock, self.preemption)
+        self._running = self._filler.running
+        self._waiting = self._filler.waiting
+        self._requests: dict[str, list[Sequence]] = {}
+        self._held: dict[str, Sequence] = {}
+        """Requests that are not ready to queue, by id: their sample 0."""
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._flight: deque[Step] = deque()
+        self._moves: list[SlotMove] = []
+        """Compaction of accepted drafts, for the next step to carry out before anything else. Moves of a sequence
+        that has ended or lost its blocks meanwhile may stay: its blocks may be in the prefix cache by now, and where
+        they are not, whoever takes them writes after the moves."""
+        self._next_order = 0
+        self._next_step = 0
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold cache, first served first. A view: do not change it."""
+        return self._running
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences in the queue, first served first (a sorted copy)."""
+        return self._waiting.snapshot()
+
+    @property
+    def queue_length(self) -> int:
+        """Samples that wait, those held back and those whose prompt waits counted."""
+        return self._waiting.samples + sum(1 + len(seq.siblings) for seq in self._held.values())
+
+    @property
+    def queue_full(self) -> bool:
+        """Whether add() would raise QueueFullError now, for one sample."""
+        return not self.has_room(1)
+
+    def has_room(self, samples: int) -> bool:
+        """For a request of so many. One that takes more places than there are is let into an empty queue."""
+        most = self.config.max_queue
+        return most is None or not self.queue_length or self.queue_length + samples <= most
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running sequence lost its blocks, in all."""
+        return self._filler.preemptions
+
+    @property
+    def steps_in_flight(self) -> int:
+        return len(self._flight)
+
+    def has_work(self) -> bool:
+        """Whether anything runs, waits, or is still to be committed."""
+        return bool(self._running or self._waiting or self._flight or self._held)
+
+    @property
+    def only_held(self) -> bool:
+        """Whether requests are held back and there is nothing else to do."""
+        return bool(self._held) and not (self._running or self._waiting or self._flight)
+
+    def add(self, request: Request, seeds: list[int], *, held: bool = False) -> list[Sequence]:
+        """Queue a request; one sequence per seed (params.samples). Raises RequestError if it can never run. `held`: it
+        takes no part until release(), keeps its place by arrival, and can be cancelled or expire."""
+        if len(seeds) != request.params.samples:
+            raise ValueError(f"{request.params.samples} samples need as many seeds, got {len(seeds)}")
+        config, prompt_len = self.config, len(request.prompt)
+        if request.id in self._requests:
+            raise RequestError(f"Request id {request.id!r} is already in use: choose another.", "request_id")
+        if not prompt_len:
+            raise RequestError("The prompt is empty: give at least one token.", "prompt")
+        if prompt_len + min(request.max_tokens, 1) > config.max_model_len:
+            raise RequestError(f"The prompt has {prompt_len} tokens and the context holds {config.max_model_len}: "
+                               "shorten the prompt.", "prompt")
+        if prompt_len > self._capacity:
+            raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
+                               "prompt or give the engine more kv_blocks.", "prompt")
+        if not self.has_room(len(seeds)):
+            missing = self.queue_length + len(seeds) - (config.max_queue or 0)
+            raise QueueFullError(f"{self.queue_length} samples are waiting, {len(seeds)} more were to, and the limit "
+                                 f"is {config.max_queue}: try again later or raise max_queue.",
+                                 self._waiting.seconds_until_free(min(missing, self.queue_length)))
+        sequences = []
+        for sample, seed in enumerate(seeds):
+            seq = Sequence(request, sample, seed, self._next_order)
+            seq.limit = min(seq.limit, config.max_model_len, self._capacity + 1)
+            self._next_order += 1
+            sequences.append(seq)
+        sequences[0].siblings = sequences[1:]
+        self._requests[request.id] = list(sequences)
+        if held:
+            self._held[request.id] = sequences[0]
+        else:
+            self._waiting.push(sequences[0])
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, sequences[0].order, request.id))
+        return sequences
+
+    def release(self, request_id: str) -> None:
+        """A request that was held back queues."""
+        seq = self._held.pop(request_id, None)
+        if seq is not None:
+            self._waiting.push(seq)
+
+    def cancel(self, request_id: str, reason: str = "cancelled") -> list[Sequence]:
+        """End all samples of a request now, at any moment; its blocks are free at once. Returns those it ended."""
+        sequences = list(self._requests.get(request_id, ()))
+        self._held.pop(request_id, None)
+        for seq in sequences:
+            self._finish(seq, reason)
+        return sequences
+
+    def expire(self, now: float | None = None) -> list[Sequence]:
+        """End every request whose deadline has passed, with finish_reason "timeout"."""
+        if not self._deadlines:
+            return []
+        now = self.clock() if now is None else now
+        expired: list[Sequence] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, order, request_id = heappop(self._deadlines)
+            sequences = self._requests.get(request_id)
+            if sequences and sequences[0].order - sequences[0].sample == order:
+                expired += self.cancel(request_id, "timeout")
+        return expired
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's seat and blocks between two steps, as if they had run out; it queues again."""
+        if seq.status is RUNNING:
+            self._filler.preempt(seq)
+
+    def can_repeat(self) -> bool:
+        """Whether schedule() may be asked for a step that is repeated."""
+        return len(self._flight) < MAX_STEPS_IN_FLIGHT and self._filler.can_repeat()
+
+    def schedule(self, repeat: int = 0) -> Step | None:
+        """The next step, or None if nothing can run before a commit (or at all). With `repeat`, which takes
+        can_repeat(), it is one that is repeated up to so many times."""
+        if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
+            return None
+        if repeat:
+            groups, copies, preempted, repeat = self._filler.fill_repeated(repeat)
+        else:
+            groups, copies, preempted = self._filler.fill()
+        if not groups:
+            return None
+        step = Step(self._next_step, groups, copies, self._moves, preempted, repeat)
+        self._next_step += 1
+        self._moves = []
+        self._flight.append(step)
+        return step
+
+    def take_transfers(self) -> tuple[list[SlotMove], list[BlockCopy]]:
+        """The moves and copies that would travel with the next step, for whoever uses the cache before it: carry them
+        out now."""
+        moves, self._moves = self._moves, []
+        return moves, self._filler.take_copies()
+
+    def commit(self, step: Step, results: Results[GroupResult]) -> None:
+        """Take back what the oldest uncommitted step yielded, one result a group.
+
+        A group whose sequence has ended meanwhile is ignored; one whose sequence was preempted keeps its tokens but
+        leaves the cache alone.
+        """
+        if not self._flight or self._flight[0] is not step:
+            raise ValueError("steps must be committed once each, in the order in which they were scheduled")
+        if len(results) != len(step.groups):
+            raise ValueError(f"the step has {len(step.groups)} groups and {len(results)} results were given")
+        self._flight.popleft()
+        cache = self.cache
+        for group, result in zip(step.groups, results):
+            seq = group.seq
+            seq.in_flight -= 1
+            if group.draft is not None:
+                seq.in_flight_draft = False
+            if seq.status is FINISHED:
+                continue
+            tokens = seq.tokens
+            tokens.extend(result.tokens)
+            if seq.epoch == group.epoch:
+                repeats = step.repeat or 1
+                if group.draft is None and len(result.tokens) >= repeats - 1:
+                    length = group.start + len(group.tokens) + repeats - 1
+                    if length >= seq.allocation.due:
+                        cache.commit(seq.allocation, tokens, length)
+                else:
+                    self._accept(group, result)
+            if result.waits:
+                self._park(seq)
+            elif result.branches:
+                self._branch(result.branches)
+            elif group.siblings:
+                self._fork(group, result)
+            if result.finish is not None:
+                self._finish(seq, result.finish)
+            elif len(tokens) >= seq.limit and group.start + len(group.tokens) >= seq.prompt_len:
+                self._finish(seq, "length")
+
+    def fail(self, step: Step) -> None:
+        """The oldest uncommitted step broke. It and those scheduled after it are dropped and must not be committed.
+
+        Moves, copies and rows may or may not have run, so nothing in the cache can be trusted: the prefix cache is
+        emptied and everyone who ran or was swapped out is computed again.
+        """
+        if not self._flight or self._flight[0] is not step:
+            raise ValueError("only the oldest uncommitted step can fail; those after it fail with it")
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Like fail(), at any moment: also after schedule() or commit() themselves were broken off."""
+        self._flight.clear()
+        self._filler.abandon()
+        for sequences in self._requests.values():
+            for seq in sequences:
+                seq.in_flight = 0
+                seq.in_flight_draft = False
+                self._filler.forget_swapped(seq)
+        self._moves = []
+        while self._running:
+            self._filler.preempt(self._running[-1], swap=False)
+        self.cache.forget()
+
+    def shrink(self) -> bool:
+        """Steps have at most half as many rows from now on; False: they are that small already."""
+        rows = self.config.max_batch_tokens // 2
+        if rows < LEAST_ROWS:
+            return False
+        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        return True
+
+    def _accept(self, group: RowGroup, result: GroupResult) -> None:
+        """Keep the accepted rows of a draft (its sequence still holds its blocks) and roll the rest back."""
+        seq = group.seq
+        path = result.path[:max(0, len(seq.tokens) - group.start - 1)]
+        length = group.start + 1 + len(path)
+        if path and not result.moved:
+            self._moves += self.cache.compact(seq.allocation, group.start, path)
+        self.cache.commit(seq.allocation, seq.tokens, length)
+        self.cache.rollback(seq.allocation, length)
+        seq.computed = length
+
+    def _fork(self, group: RowGroup, result: GroupResult) -> None:
+        """The prompt is computed: further samples share its blocks, or queue if there is no seat."""
+        seq = group.seq
+        seq.siblings = []
+        alive = [sibling for sibling in group.siblings if sibling.status is not FINISHED]
+        if result.finish is not None and not result.siblings:
+            for sibling in alive:
+                self._finish(sibling, result.finish)
+            return
+        if len(result.siblings) != len(group.siblings):
+            raise ValueError(f"{len(group.siblings)} siblings need as many results, got {len(result.siblings)}")
+        for sibling, own in zip(group.siblings, result.siblings):
+            if sibling.status is FINISHED:
+                continue
+            sibling.tokens.extend(own.tokens)
+            sibling.cached_tokens, sibling.cache_miss = seq.cached_tokens, seq.cache_miss
+            if own.finish is not None:
+                self._finish(sibling, own.finish)
+            elif len(sibling.tokens) >= sibling.limit:
+                self._finish(sibling, "length")
+            else:
+                self._place_beside(seq, sibling, seq.prompt_len if seq.epoch == group.epoch else 0)
+
+    def _park(self, seq: Sequence) -> None:
+        """What comes next is decided with others: until then it neither runs nor queues."""
+        seq.parked = True
+        if seq.status is WAITING:
+            self._waiting.discard(seq)
+
+    def _branch(self, branches: Results[Branch]) -> None:
+        """Sequences that were decided together go on, end or rest. Those that leave their text let go of what they hold
+        before the first of them is given a seat, and follow their source before it grows."""
+        for branch in branches:
+            seq = branch.seq
+            seq.siblings = []
+            if branch.finish is not None:
+                self._finish(seq, branch.finish)
+            elif seq is not branch.source or not branch.tokens:
+                self._let_go(seq)
+                seq.status = WAITING
+                seq.computed = 0
+                seq.epoch += 1
+        for branch in branches:
+            seq = branch.seq
+            if seq is not branch.source:
+                self._follow(seq, branch.source)
+            elif seq.parked and branch.tokens and seq.status is WAITING:
+                self._waiting.push(seq)
+        for branch in branches:
+            branch.seq.parked = False
+            branch.seq.tokens.extend(branch.tokens)
+
+    def _follow(self, seq: Sequence, source: Sequence) -> None:
+        seq.tokens = list(source.tokens)
+        seq.cached_tokens, seq.cache_miss = source.cached_tokens, source.cache_miss
+        self._place_beside(source, seq, source.computed if source.status is RUNNING else 0)
+
+    def _place_beside(self, source: Sequence, seq: Sequence, shared: int) -> None:
+        """Give a sequence that has nothing in the cache the first `shared` tokens of another, or let it queue."""
+        allocation: Allocation | None = None
+        if shared and len(self._running) < self._filler.max_seqs:
+            allocation = self.cache.fork(source.allocation)
+        if allocation is None:
+            self._waiting.push(seq)
+            return
+        self.cache.rollback(allocation, shared)
+        self._filler.join(seq, allocation, shared)
+
+    def _finish(self, seq: Sequence, reason: str) -> None:
+        if seq.status is FINISHED:
+            return
+        self._let_go(seq)
+        seq.status = FINISHED
+        seq.finish_reason = reason
+        siblings = self._requests[seq.request.id]
+        siblings.remove(seq)
+        if not siblings:
+            del self._requests[seq.request.id]
+        for sibling in seq.siblings:
+            self._finish(sibling, reason)
+        seq.siblings = []
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Take its seat and blocks, or its place in the queue."""
+        if seq.status is RUNNING:
+            self._running.remove(seq)
+            self.cache.close(seq.allocation)
+            seq.allocation = None
+        else:
+            self._waiting.discard(seq)
+            self._filler.forget_swapped(seq)
+        seq.draft = None

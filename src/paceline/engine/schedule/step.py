@@ -1,0 +1,88 @@
+"""Step: what one pass runs. A prefill chunk, a plain decode and a draft tree are row groups of other lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.engine.schedule.sequence import Sequence
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Rows of one sequence: `tokens` follow `start` tokens that are already in the cache."""
+
+    seq: Sequence
+    start: int
+    tokens: list[int]
+    """First may be PENDING: the token the previous, uncommitted step samples for this sequence."""
+    parents: list[int] | None = None
+    """Parent row of each row (-1 for row 0); None: a chain. Row 0 is always a known (or pending) token;
+    rows 1.. of a drafted group are draft.tokens."""
+    draft: Any = None
+    logits_from: int = 0
+    """Rows from this index on need logits; len(tokens): none (a prefill chunk that does not reach the end)."""
+    epoch: int = 0
+    siblings: Seq[Sequence] = ()
+    """Further samples that draw their first token from this group's last row."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """What one of several sequences does next that are decided together (decide/beams.py): it goes on with `tokens`
+    after the text of `source`, itself or a peer of the same length, whose blocks it then shares; or it ends. Without
+    tokens or end it rests: it has no text until it follows a peer again."""
+
+    seq: Sequence
+    source: Sequence
+    tokens: list[int]
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class GroupResult:
+    """What a group yielded. `tokens` are the new tokens in order (accepted drafts, then one more); `path` the rows
+    of the accepted drafts (indices into the group's rows, ascending, row 0 excluded); `finish` ends the sequence."""
+
+    tokens: list[int]
+    path: Seq[int] = ()
+    finish: str | None = None
+    siblings: Seq[GroupResult] = ()
+    moved: bool = False
+    """The cache entries of `path` are where those of a chain would be already."""
+    waits: bool = False
+    """The sequence has done its part of a decision over several; it has nothing to run until the branches are told."""
+    branches: Seq[Branch] = ()
+    """Told with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
+    branches from one source one is the source's own."""
+
+
+@dataclass(slots=True)
+class Step:
+    """Carried out in the order moves, copies, rows; and steps in the order in which they were scheduled. Block tables
+    (CacheManager.tables) are those at the moment schedule() returned: take what the step needs before calling the
+    scheduler again."""
+
+    id: int
+    groups: list[RowGroup]
+    copies: list[BlockCopy] = field(default_factory=list)
+    moves: list[SlotMove] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    repeat: int = 0
+    """0: the rows run once. Else they run so often, each time on the tokens that the time before drew and that no
+    host has seen: every group is a single token (known or pending) with so many positions reserved. It
+    yields as many tokens, or ends its sequence."""
+
+    @property
+    def repeated(self) -> bool:
+        return self.repeat > 0
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(len(group.tokens) for group in self.groups if group.start < group.seq.prompt_len)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(group.tokens) for group in self.groups) * max(self.repeat, 1)

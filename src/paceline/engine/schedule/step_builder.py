@@ -1,0 +1,379 @@
+"""StepBuilder: what the next step holds. Spends the token budget, hands out blocks, preempts where they run out."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+
+from paceline.cache.allocation import Allocation
+from paceline.cache.manager import CacheManager
+from paceline.cache.transfers import BlockCopy, Route
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.preemption import Preemption
+from paceline.engine.schedule.queue import WaitingQueue
+from paceline.engine.schedule.sequence import PENDING, Sequence, Status
+from paceline.engine.schedule.step import RowGroup
+
+RUNNING, WAITING = Status.RUNNING, Status.WAITING
+
+
+class StepBuilder:
+    """Owns who runs and who waits, and the step being built; the rules of order are told at Scheduler."""
+
+    def __init__(self, config: SchedulerLimits, cache: CacheManager, clock: Callable[[], float],
+                 preemption: Preemption) -> None:
+        self.config = config
+        self.cache = cache
+        self.clock = clock
+        self.preemption = preemption
+        self.running: list[Sequence] = []
+        """Sorted by rank."""
+        self.waiting = WaitingQueue(clock)
+        self.preemptions = 0
+        self.max_seqs = min(config.max_num_seqs, cache.max_seats)
+        self._watermarks = [int(config.watermark * (pool.num_blocks - 1)) for pool in cache.pools]
+        self._groups: list[RowGroup] = []
+        self._copies: list[BlockCopy] = []
+        """For the next step, in order. Some outlive those they were made for: what they write is written again."""
+        self._preempted: list[Sequence] = []
+        self._spare = 0
+        """The step being built may have so many groups: the budget less all rows beyond each group's first."""
+        self._blocked: tuple[Sequence, int, int] | None = None
+        """The head of the queue did not fit with so many blocks free and so many sequences running."""
+
+    def fill(self) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
+        """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run."""
+        groups = self._groups = []
+        self._spare = self.config.max_batch_tokens
+        running = self.running
+        draft_rows = self._spare - len(running)
+        """What drafts may use: everyone gets one row first."""
+        preempted_before = len(self._preempted)
+        prompts: list[Sequence] = []
+        for seq in running:
+            start = seq.computed
+            tokens = seq.tokens
+            missing = len(tokens) - start
+            if missing == 1 and start >= seq.prompt_len:
+                token = tokens[-1]
+                if seq.draft is not None and draft_rows > 0:
+                    draft_rows -= self._add_draft(seq, start, draft_rows)
+                    continue
+            elif missing > 0:
+                prompts.append(seq)
+                continue
+            elif seq.in_flight_draft or seq.wait_for_commit or start + 1 >= seq.limit:
+                continue
+            else:
+                token = PENDING
+            if len(groups) >= self._spare:
+                break
+            allocation = seq.allocation
+            if ((start < allocation.writable_from or start >= allocation.writable_to)
+                    and not self._reserve(seq, start, 1)):
+                continue
+            groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
+            seq.draft = None
+            seq.computed = start + 1
+            seq.in_flight += 1
+        for seq in prompts:
+            if len(groups) >= self._spare:
+                break
+            if seq.status is RUNNING:
+                self._add_chunk(seq)
+        if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
+            self._admit()
+        if not groups and self._unlock():
+            return self.fill()
+        return groups, *self._filled()
+
+    def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
+        """What travels with the groups of the step just built; without any it waits for the next step."""
+        groups, self._groups = self._groups, []
+        if not groups:
+            return [], []
+        preempted, self._preempted = self._preempted, []
+        return self.take_copies(), preempted
+
+    def take_copies(self) -> list[BlockCopy]:
+        """The copies that would travel with the next step."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def _unlock(self) -> bool:
+        """Nobody can run. Someone who is parked may be in their way: one such gives its blocks up. False: nobody is."""
+        if any(seq.in_flight for seq in self.running):
+            return False
+        parked = next((seq for seq in reversed(self.running) if seq.parked), None)
+        if parked is not None:
+            self.preempt(parked)
+        return parked is not None
+
+    def can_repeat(self) -> bool:
+        """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
+        and draws freely, and nobody who waits could be let in."""
+        if any(not seq.free_running or seq.in_flight_draft or seq.draft is not None
+               or seq.computed < len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
+            return False
+        first = self.waiting.peek()
+        return bool(self.running) and (first is None or self._shut_out(first))
+
+    def fill_repeated(self, repeat: int) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
+        """Like fill() for a step that is repeated, up to `repeat` times; the last of the results says how often. Only
+        when can_repeat()."""
+        groups = self._groups = []
+        for seq in self.running[:self.config.max_batch_tokens]:
+            start = seq.computed
+            if start + 1 >= seq.limit:  # what is in flight ends it
+                continue
+            repeat = min(repeat, self.config.max_model_len - start)
+            rows = self._reserve(seq, start, repeat) if seq.status is RUNNING else 0
+            if rows:
+                repeat = rows
+                token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
+                groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
+                seq.in_flight += 1
+        for group in groups:
+            group.seq.computed = group.start + repeat
+        return groups, *self._filled(), repeat
+
+    def abandon(self) -> None:
+        """Forget the step being built, if fill() was broken off, and the copies for it."""
+        self._groups, self._copies = [], []
+
+    def join(self, seq: Sequence, allocation: Allocation, computed: int) -> None:
+        """From now on the sequence runs, with `computed` tokens in the cache."""
+        seq.allocation = allocation
+        seq.computed = computed
+        seq.status = RUNNING
+        if seq.admitted is None:
+            seq.admitted = self.clock()
+        insort(self.running, seq, key=_rank)
+
+    def _add_draft(self, seq: Sequence, start: int, most: int) -> int:
+        """Schedule a known token and its draft, trimmed to `most` rows, the sequence's end and the free blocks.
+        Returns the draft rows used."""
+        draft = seq.draft
+        left = seq.limit - len(seq.tokens) - 1
+        nodes = min(len(draft), most, self.cache.max_blocks_per_seq * self.cache.block_size - start - 1)
+        if nodes > left:
+            nodes = next((i for i, depth in enumerate(draft.depths()[:nodes]) if depth > left), nodes)
+        rows = self._reserve(seq, start, 1 + nodes)
+        if not rows:
+            return 0
+        draft = draft.trimmed(rows - 1) if rows > 1 else None
+        seq.draft = None
+        group = RowGroup(seq, start, [seq.tokens[-1]], None, draft, 0, seq.epoch)
+        if draft is not None:
+            group.tokens += draft.tokens
+            if not draft.is_chain:
+                group.parents = [-1, *(parent + 1 for parent in draft.parents)]
+            seq.in_flight_draft = True
+        self._groups.append(group)
+        seq.computed = start + 1
+        seq.in_flight += 1
+        self._spare -= rows - 1
+        return rows - 1
+
+    def _add_chunk(self, seq: Sequence) -> None:
+        """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
+        start, known = seq.computed, len(seq.tokens)
+        rows = min(known - start, self._spare - len(self._groups))
+        if self.config.max_chunk is not None:
+            rows = min(rows, self.config.max_chunk)
+        rows = self._reserve(seq, start, rows)
+        if not rows:
+            return
+        end = start + rows
+        group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
+        if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
+            group.logits_from = 0
+        elif end == known:
+            group.logits_from = rows - 1
+        if end == known and seq.siblings:
+            group.siblings = list(seq.siblings)
+        self._groups.append(group)
+        seq.draft = None
+        seq.computed = end
+        seq.in_flight += 1
+        self._spare -= rows - 1
+
+    def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
+        """Make up to `rows` positions writable: fewer if blocks are short; room for one is made at others' cost.
+        Returns how many; 0: the sequence has to wait."""
+        allocation: Allocation = seq.allocation
+        while True:
+            copies = self.cache.reserve(allocation, start, start + rows)
+            if copies is not None:
+                self._copies += copies
+                return rows
+            room = self.cache.room(allocation, start)
+            if room:
+                rows = min(rows, room)
+            elif not self._drop_draft():
+                victim = self.running[-1]
+                if victim is seq:
+                    return 0
+                self.preempt(victim)
+
+    def _drop_draft(self) -> bool:
+        """Turn the step's last draft that occupies blocks of its own into a plain decode."""
+        for group in reversed(self._groups):
+            if group.draft is None:
+                continue
+            seq, kept = group.seq, group.start + 1
+            blocks = seq.allocation.blocks[0]
+            if len(blocks) * self.cache.block_size - kept >= self.cache.block_size:
+                self._spare += len(group.tokens) - 1
+                del group.tokens[1:]
+                group.parents = group.draft = None
+                seq.in_flight_draft = False
+                self.cache.rollback(seq.allocation, kept)
+                self._drop_copies()
+                return True
+        return False
+
+    def preempt(self, victim: Sequence, swap: bool = True) -> None:
+        """Take a sequence's seat and blocks, and its rows in the step being built. It will be computed again, unless
+        swapping it to the host is possible, cheaper, and not ruled out by the caller."""
+        for index, group in enumerate(self._groups):
+            if group.seq is victim:
+                del self._groups[index]
+                self._spare += len(group.tokens) - 1
+                victim.computed = group.start
+                victim.in_flight -= 1
+                victim.in_flight_draft = False
+                break
+        if swap:
+            self._swap_out(victim)
+        self.running.remove(victim)
+        self.cache.close(victim.allocation)
+        self._drop_copies()
+        victim.allocation = None
+        victim.computed = 0
+        victim.draft = None
+        victim.epoch += 1
+        victim.preemptions += 1
+        victim.status = WAITING
+        if not victim.parked:
+            self.waiting.push(victim)
+        self._preempted.append(victim)
+        self.preemptions += 1
+
+    def _drop_copies(self) -> None:
+        """Forget copies on write into blocks that have just been given back, unless they go on to the host."""
+        pools = self.cache.pools
+        sent = {(copy.group, copy.source) for copy in self._copies if copy.route is Route.SWAP_OUT}
+        self._copies = [copy for copy in self._copies if copy.route is not Route.WITHIN
+                        or pools[copy.group].refs[copy.target] or (copy.group, copy.target) in sent]
+
+    def forget_swapped(self, seq: Sequence) -> None:
+        """What the host keeps of a sequence is not needed, or not to be trusted."""
+        if seq.swapped is not None:
+            self.cache.swap.drop(seq.swapped)
+            seq.swapped = None
+
+    def _swap_out(self, victim: Sequence) -> None:
+        """Send the KV of a sequence to the host if that pays. Steps in flight write theirs before it is copied; of a
+        draft in flight only the token it starts from counts, its moves are never made."""
+        length, preemption = victim.computed, self.preemption
+        if not length or not preemption.may_swap or not self.cache.swap.ready:
+            return
+        allocation: Allocation = victim.allocation
+        blocks = [len(own) - passed for own, passed in zip(allocation.blocks, allocation.passed)]
+        if not preemption.swaps(length - self._shared(allocation), blocks):
+            return
+        out = self.cache.swap_out(allocation, length)
+        if out is not None:
+            victim.swapped, copies = out
+            self._copies += copies
+
+    def _shared(self, allocation: Allocation) -> int:
+        """Leading tokens that would be found again in the prefix cache: others hold their blocks as well."""
+        refs, blocks = self.cache.pools[0].refs, allocation.blocks[0]
+        count = 0
+        while count < min(allocation.registered[0], len(blocks)) and refs[blocks[count]] > 1:
+            count += 1
+        return count * self.cache.block_size
+
+    def _admit(self) -> None:
+        """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
+        while len(self._groups) < self._spare:
+            seq = self.waiting.peek()
+            if seq is None or seq.in_flight:
+                return
+            if self._shut_out(seq):
+                return
+            free = self._free()
+            if not self._seat(seq):
+                self._blocked = (seq, free, len(self.running))
+                return
+            self._blocked = None
+            self._add_chunk(seq)
+
+    def _shut_out(self, seq: Sequence) -> bool:
+        """Whether the head of the queue certainly cannot get a seat now."""
+        weaker = bool(self.running) and self.running[-1].rank[0] > seq.rank[0]
+        if len(self.running) >= self.max_seqs and not weaker:
+            return True
+        return (self._blocked is not None and self._blocked[0] is seq and self._free() <= self._blocked[1]
+                and len(self.running) >= self._blocked[2])
+
+    def _free(self) -> int:
+        return sum(pool.free for pool in self.cache.pools)
+
+    def _seat(self, seq: Sequence) -> bool:
+        """Open the cache for a waiting sequence if it fits, preempting lower priorities if that makes it fit."""
+        if len(self.running) >= self.max_seqs:
+            self.preempt(self.running[-1])
+        params = seq.request.params
+        reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
+        allocation = self.cache.open(seq.tokens, salt=seq.cache_salt, reuse=reuse)
+        if allocation is None:
+            return False
+        if not self._fits(seq, allocation):
+            self.cache.abandon(allocation, seq.tokens)
+            return False
+        self.waiting.discard(seq)
+        if seq.admitted is None:
+            seq.cached_tokens = allocation.cached
+            seq.cache_miss = allocation.miss
+        try:
+            self._copies += self.cache.fetch(allocation)
+            computed = allocation.cached
+            if seq.swapped is not None:
+                computed, copies = self.cache.swap_in(allocation, seq.swapped)
+                computed = min(computed, len(seq.tokens) - 1)  # as ever, the last token is computed
+                self._copies += copies
+                seq.swapped = None
+        except BaseException:
+            self.cache.close(allocation)  # nobody else knows of it yet
+            raise
+        self.join(seq, allocation, computed)
+        return True
+
+    def _fits(self, seq: Sequence, allocation: Allocation) -> bool:
+        """Whether all known tokens will find blocks, with the watermark and what running prompts still need left."""
+        cache = self.cache
+        weaker = [other for other in self.running if other.rank[0] > seq.rank[0]]
+        stronger = [other for other in self.running if other.rank[0] <= seq.rank[0]]
+        while self.running:
+            short = yieldable = False
+            for g, pool in enumerate(cache.pools):
+                need = cache.needed(allocation, g, len(seq.tokens)) + self._watermarks[g]
+                for other in stronger:
+                    need += cache.needed(other.allocation, g, len(other.tokens))
+                if need > pool.free:
+                    short = True
+                    held = sum(len(other.allocation.blocks[g]) for other in weaker)
+                    yieldable = need <= pool.free + held
+                    if not yieldable:
+                        return False
+            if not short:
+                return True
+            self.preempt(weaker.pop())
+        return True
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank
