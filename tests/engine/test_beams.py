@@ -147,7 +147,7 @@ def test_equally_likely_texts_go_to_the_better_beam_and_the_lower_token() -> Non
 def check(engine: Engine) -> None:
     """Every block is where the sequences say, on the device and on the host."""
     everyone = [seq for sequences in engine.scheduler._requests.values() for seq in sequences]
-    engine.cache.check([seq.allocation for seq in everyone if seq.allocation is not None],
+    engine.cache.check([seq.allocation for seq in everyone if seq.seated],
                        [seq.swapped for seq in everyone if seq.swapped is not None])
 
 

@@ -111,15 +111,15 @@ class _Small:
     def __init__(self, llm: Any, rows: int) -> None:
         self.rows = rows
         self.refused: list[int] = []
-        execute = llm.engine.runner.execute
+        run = llm.engine.runner.run
 
         def limited(batch: Any, *rest: Any) -> Any:
             if batch.layout.rows > self.rows:
                 self.refused.append(batch.layout.rows)
                 raise torch.OutOfMemoryError("no memory")
-            return execute(batch, *rest)
+            return run(batch, *rest)
 
-        llm.engine.runner.execute = limited
+        llm.engine.runner.run = limited
 
 
 REQUESTS = ([list(range(1, 60)), list(range(2, 90)), [5, 6, 7]],

@@ -117,7 +117,7 @@ def test_an_interrupted_call_leaves_an_engine_that_works(where: str, ahead: bool
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come at any moment of a step; what comes after it is as if it had never been."""
     llm = tiny_llm(schedule_ahead=ahead)
-    owner, name = {"forward": (llm.engine.model, "forward"), "sampling": (llm.engine.loop.decider, "decide"),
+    owner, name = {"forward": (llm.engine.model, "forward"), "sampling": (llm.engine.decider, "decide"),
                    "commit": (llm.engine.scheduler, "commit")}[where]
     break_third_call(monkeypatch, owner, name, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -132,9 +132,9 @@ def test_an_interrupted_call_leaves_an_engine_that_works(where: str, ahead: bool
 @pytest.mark.parametrize("where", ["sampling", "planning", "layout", "commit"])
 def test_wherever_a_step_breaks_the_engine_goes_on(where: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(schedule_ahead=ahead)
-    owner, name = {"sampling": (llm.engine.loop.decider, "decide"),
+    owner, name = {"sampling": (llm.engine.decider, "decide"),
                    "planning": (llm.engine.scheduler._filler, "_reserve"),
-                   "layout": (llm.engine.runner, "prepare"), "commit": (llm.engine.scheduler, "commit")}[where]
+                   "layout": (llm.engine.batches, "build"), "commit": (llm.engine.scheduler, "commit")}[where]
     break_third_call(monkeypatch, owner, name, MemoryError("no room"))
     outs = llm.generate([PROMPT, PROMPT[5:]], GREEDY)
     assert all("no room" in str(out.error) for out in outs)
@@ -225,7 +225,7 @@ def test_a_drafter_that_raises_is_switched_off_and_the_text_is_right(where: str)
     name = engine.add(PROMPT, GREEDY)
     record = engine.record(name)
     record.speculation = SpeculationStats("broken")
-    engine._drafting.begin(record.sequences[0], BrokenDrafter(where), record.speculation)
+    engine._drafting.begin(engine.scheduler.sequences(record.request.id)[0], BrokenDrafter(where), record.speculation)
     drain(engine)
     out = engine.take(name).snapshot()
     assert out.outputs[0].token_ids == tiny_llm().generate([PROMPT], GREEDY)[0].outputs[0].token_ids

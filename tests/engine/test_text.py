@@ -247,10 +247,10 @@ def test_a_step_that_breaks_is_told_to_those_who_wait_and_others_are_served() ->
         llm = async_llm()
         healthy, calls = llm.engine.scheduler.schedule, itertools.count()
 
-        def flaky() -> Any:
+        def flaky(*_: Any) -> Any:
             if next(calls) == 3:
                 raise MemoryError("no room")
-            return healthy()
+            return healthy(*_)
 
         llm.engine.scheduler.schedule = flaky  # type: ignore[method-assign]
         assert "no room" in str((await listen(llm)).error)

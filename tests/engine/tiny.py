@@ -119,5 +119,5 @@ class RecordingPipeline(Pipeline):
 
 def record(llm: LLM) -> RecordingPipeline:
     pipeline = RecordingPipeline(llm.engine.model.config.vocab_size)
-    llm.engine.loop.decider._pipeline = pipeline
+    llm.engine.decider._pipeline = pipeline
     return pipeline

@@ -214,7 +214,7 @@ def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
     without it."""
     llm = structured_llm()
     names = [llm.engine.add(PROMPT, params) for params in (SamplingParams(choice=["a"]), SamplingParams())]
-    sequences = [llm.engine.record(name).sequences[0] for name in names]
+    sequences = [llm.engine.scheduler.sequences(name)[0] for name in names]
     assert [masked_by_host(seq) for seq in sequences] == [True, False]
     assert [seq.on_device for seq in sequences] == [True, True]
     assert [seq.free_running for seq in sequences] == [False, True]

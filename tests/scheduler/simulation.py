@@ -126,7 +126,7 @@ class World:
         assert all(seq.status is Status.WAITING for seq in swapped)
         self.cache.check([seq.allocation for seq in running], [seq.swapped for seq in swapped])
         assert [seq.rank for seq in running] == sorted(seq.rank for seq in running)
-        assert all((seq.allocation is None) == (seq.status is not Status.RUNNING) for seq in self.everyone)
+        assert all(seq.seated == (seq.status is Status.RUNNING) for seq in self.everyone)
 
     def check_outputs(self) -> None:
         """Every finished sequence says exactly what the oracle would have said."""

@@ -189,7 +189,7 @@ def test_when_blocks_run_out_the_last_come_is_preempted_and_returns_to_its_old_p
         preempted += step.preempted
     assert preempted == [third if third.preemptions else second]
     victim = preempted[0]
-    assert victim.status is Status.WAITING and victim.computed == 0 and victim.allocation is None
+    assert victim.status is Status.WAITING and victim.computed == 0 and not victim.seated
     assert victim.output_len > 0 and first.status is Status.RUNNING
     world.drain()
     assert first.preemptions == 0
@@ -498,7 +498,7 @@ def test_a_deadline_ends_waiting_and_running_sequences_with_timeout() -> None:
     world.now = 1.0
     assert world.scheduler.expire() == [waiting]
     assert world.scheduler.expire(2.5) == [running]
-    assert running.finish_reason == waiting.finish_reason == "timeout" and running.allocation is None
+    assert running.finish_reason == waiting.finish_reason == "timeout" and not running.seated
     assert world.cache.usage().used == 0
     world.drain()
     assert patient.finish_reason == "length" and world.scheduler.expire(99.0) == []

@@ -89,7 +89,7 @@ class Puppet:
 def attach(engine: Engine, request: str, drafter: Drafter) -> SpeculationStats:
     record = engine.record(request)
     record.speculation = SpeculationStats(drafter.name)
-    for seq in record.sequences:
+    for seq in engine.scheduler.sequences(record.request.id):
         engine._drafting.begin(seq, drafter, record.speculation)
     return record.speculation
 
@@ -129,7 +129,7 @@ def test_a_controller_that_fails_on_a_draft_costs_its_request_the_drafter(
         method: str, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine()
     first, second = engine.add(PROMPT, GREEDY), engine.add(OTHER, GREEDY)
-    mine = engine.record(first).sequences[0]
+    mine = engine.scheduler.sequences(first)[0]
     real = getattr(AdaptiveController, method)
 
     def fails(self: AdaptiveController, sequence: Any, *given: Any) -> Any:
@@ -166,7 +166,7 @@ class FailsOn(Puppet):
 def test_one_sequence_does_not_cost_the_others_a_shared_drafter(plain: list[list[int]]) -> None:
     engine = tiny_engine()
     names = [engine.add(prompt, GREEDY) for prompt in (PROMPT, OTHER, OTHER)]
-    culprit = engine.record(names[0]).sequences[0]
+    culprit = engine.scheduler.sequences(names[0])[0]
     drafter = FailsOn(lambda sequences: culprit in sequences)
     stats = [attach(engine, name, drafter) for name in names]
     assert texts(engine, names) == [plain[0], plain[1], plain[1]]

@@ -195,7 +195,7 @@ class Alternating:
 def with_grammar(draft: Any, params: SamplingParams, **limits: int) -> Any:
     llm = tiny_llm()
     name = llm.engine.add(PROMPT, params, speculation=draft)
-    llm.engine.record(name).sequences[0].state.grammar = Alternating(**limits)
+    llm.engine.scheduler.sequences(name)[0].state.grammar = Alternating(**limits)
     while llm.engine.has_work:
         llm.engine.step()
     llm.engine.cache.check([])

@@ -78,7 +78,7 @@ class Paceline:
             engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
             for begin in range(0, len(prefix), 512):
                 part = prefix[begin:begin + 512]
-                engine.runner.run(Step(0, [RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
+                engine.runner.run(engine.batches.build([RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
             step = Step(0, [RowGroup(sequence, len(prefix), tokens)])
             return median_ms(lambda: None, lambda: _ignore(engine.runner.run(step)))
         finally:

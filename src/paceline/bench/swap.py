@@ -28,7 +28,7 @@ def build(model: str | None, device: str, tokens: int, **options: Any) -> Engine
 
 
 def until_token(engine: Engine, name: str, count: int) -> None:
-    while len(engine.record(name).sequences[0].tokens) - len(engine.record(name).request.prompt) < count:
+    while len(engine.record(name).emitters[0].token_ids) < count:
         engine.step()
 
 

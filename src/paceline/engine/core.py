@@ -23,15 +23,17 @@ from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.drafting.drafting import Drafting
 from paceline.engine.drafting.models import EngineDraftModels, LoadedModel, ModelSource
-from paceline.engine.execute.graphs.device_steps import captured_steps, draft_sampler
-from paceline.engine.execute.graphs.warm_up import capture_steps
-from paceline.engine.execute.runner import Runner
+from paceline.engine.execute.graph_executor import GraphExecutor
+from paceline.engine.execute.graphs.step_graphs import step_graphs
+from paceline.engine.execute.host_executor import HostExecutor
+from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import EngineMetrics
 from paceline.engine.records.record import Record
+from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.placement import place
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.scheduler import Scheduler
@@ -90,35 +92,40 @@ class Engine:
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
             self.cache, clock, host.preemption)
-        self.runner = Runner(model, kernels, storage, self.cache.tables, device)
-        device_steps = (captured_steps(model, kernels, storage, self.cache.tables, device) if config.captures
-                        else None)
-        if device_steps is not None:
-            self.runner.graphs, self.runner.drafts = device_steps.mixed, device_steps.drafts
-            self.runner.seats = device_steps.draws.seats
+        self.storage = storage
+        self.runner = ModelRunner(model, kernels, storage, device)
+        self.batches = BatchBuilder(self.cache.tables, model.cache_groups, config.block_size)
+        self.decider = Decider(Pipeline(model.config.vocab_size, native_sampler()))
+        graphs = step_graphs(model, kernels, storage, self.cache.tables, device) if config.captures else None
+        self.executor: HostExecutor | GraphExecutor
+        if graphs is None:
+            self.executor = HostExecutor(self.runner, self.batches, self.decider, lambda: self.clock(),
+                                         config.schedule_ahead)
+        else:
+            self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
         self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
-        self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), self.runner, self.cache,
-                                              self.scheduler, config, device, source,
-                                              draft_sampler(device_steps))
+        self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
+                                              self.scheduler, config, device, source, graphs)
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)
         self.structures = Structures(tokenizer, self._vocab, eos_ids, clock)
-        self._books = Bookkeeping(self.metrics, self.observers, self._drafting, self.structures, lambda: self.clock())
+        self._bookkeeping = Bookkeeping(self.metrics, self.observers, self._drafting, self.structures,
+                                        lambda: self.clock())
         self._records: dict[str, Record] = {}
         self._ids = itertools.count()
         self._last_arrival = -math.inf
-        self.loop = Loop(self.scheduler, self.runner, self._drafting, Decider(Pipeline(self._vocab, native_sampler())),
-                         self._books, device_steps, self._end_requests, lambda: self.clock(), config.schedule_ahead)
+        self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
+                         lambda: self.clock())
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
-        if self.loop.device_steps is None:
+        if isinstance(self.executor, HostExecutor):
             return 0
-        return capture_steps(self.loop.device_steps, self.config.max_batch_tokens, progress)
+        return self.executor.capture(self.config.max_batch_tokens, progress)
 
     # ---------------------------------------------------------------- requests
 
@@ -154,9 +161,10 @@ class Engine:
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(seq, self._text_stream(), self._eos)
-            place(seq, self.runner.seats, drafted=drafter is not None)
-        record = Record(request, sequences, [seq.emitter for seq in sequences], self._new_trace(request))
+            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(),
+                                  self._eos)
+            place(seq, self.executor.make_room, drafted=drafter is not None)
+        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:
             seq.record, seq.search = record, search
@@ -169,6 +177,7 @@ class Engine:
             rule = rule_for(wish.verify, drafter.needs.samples)
             record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
             for seq in sequences:
+                seq.rule = rule.name
                 self._drafting.begin(seq, drafter, record.speculation)
         self.observers.admitted(record)
         return request_id
@@ -176,7 +185,7 @@ class Engine:
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """End a request now, wherever it is; its blocks are free when this returns."""
         for seq in self.scheduler.cancel(request_id):
-            self._books.close(seq, reason)
+            self._bookkeeping.close(seq, reason)
 
     def take(self, request_id: str) -> Record:
         """The record of a finished request, forgotten by the engine from here on."""
@@ -200,14 +209,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.loop.is_ahead or self.scheduler.has_work()
+        return self.scheduler.has_work()
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
         begun = self.clock()
         touched: Touched = {}
         for seq in self.scheduler.expire(begun):
-            self._books.close(seq, "timeout")
+            self._bookkeeping.close(seq, "timeout")
             touched[seq.record.request.id] = seq.record
         for request_id in self.structures.release(self._records, self.scheduler):
             self.cancel(request_id, "error")

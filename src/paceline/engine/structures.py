@@ -67,7 +67,7 @@ class Structures:
                 record.error = problem
                 failed.append(request_id)
                 continue
-            for seq in record.sequences:
+            for seq in scheduler.sequences(request_id):
                 self.attach(seq, compiled)
             scheduler.release(request_id)
         return failed

@@ -78,14 +78,14 @@ async def live(request: Request) -> StreamingResponse:
 @router.get("/requests")
 async def requests(request: Request) -> dict[str, Any]:
     timelines = _feed(request).timelines
-    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine.clock()))
+    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine))
     return {"requests": await asyncio.to_thread(lines, seen)}
 
 
 @router.get("/request")
 async def one_request(request: Request, id: str) -> dict[str, Any]:
     timelines = _feed(request).timelines
-    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine.clock()))
+    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine))
     if found is None:
         raise _unknown(id)
     seen, events, dropped = found

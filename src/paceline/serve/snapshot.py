@@ -56,7 +56,7 @@ def _listed(seq: Sample, now: float) -> dict[str, Any]:
             "priority": seq.request.params.priority, "cached": seq.cached_tokens,
             "method": None if speculation is None else speculation.method,
             "tokens_per_step": None if speculation is None else speculation.tokens_per_step,
-            "blocks": [] if seq.allocation is None else list(seq.allocation.blocks[0])}
+            "blocks": list(seq.allocation.blocks[0]) if seq.seated else []}
 
 
 def frame(state: EngineState) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from paceline.engine.core import Engine
 from paceline.engine.observe.timeline import Draft, Event, RequestTimeline, Timelines
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.models.detokenizer import Detokenizer
@@ -25,16 +26,16 @@ class Glimpse(NamedTuple):
     speculation: SpeculationStats | None = None
 
 
-def glimpses(timelines: Timelines, now: float, most: int = 200) -> list[Glimpse]:
+def glimpses(timelines: Timelines, engine: Engine, most: int = 200) -> list[Glimpse]:
     """The latest requests, newest first. On the engine's thread."""
-    return [_glimpse(timeline, now) for timeline in list(timelines.requests.values())[:-most - 1:-1]]
+    return [_glimpse(timeline, engine) for timeline in list(timelines.requests.values())[:-most - 1:-1]]
 
 
-def _glimpse(timeline: RequestTimeline, now: float) -> Glimpse:
-    record = timeline.record
+def _glimpse(timeline: RequestTimeline, engine: Engine) -> Glimpse:
+    record, now = timeline.record, engine.clock()
     if record is None:
         return Glimpse(timeline, FINISHED, now)
-    state = "running" if any(seq.allocation is not None for seq in record.sequences) else "waiting"
+    state = "running" if any(seq.seated for seq in engine.scheduler.sequences(timeline.id)) else "waiting"
     stats = record.speculation
     return Glimpse(
         timeline, state, now, replace(record.metrics, token_times=record.metrics.token_times.copy()),
@@ -42,13 +43,13 @@ def _glimpse(timeline: RequestTimeline, now: float) -> Glimpse:
                                            tried_by_depth=stats.tried_by_depth.copy()))
 
 
-def copied(timelines: Timelines, request_id: str, now: float) -> tuple[Glimpse, list[Event], int] | None:
+def copied(timelines: Timelines, request_id: str, engine: Engine) -> tuple[Glimpse, list[Event], int] | None:
     """What story() needs of a request: a glimpse of it, its events, and how many were given up. On the engine's
     thread."""
     timeline = timelines.requests.get(request_id)
     if timeline is None:
         return None
-    return _glimpse(timeline, now), list(timeline.events), timeline.dropped
+    return _glimpse(timeline, engine), list(timeline.events), timeline.dropped
 
 
 def lines(seen: list[Glimpse]) -> list[dict[str, Any]]:

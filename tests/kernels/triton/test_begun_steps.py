@@ -114,7 +114,7 @@ def test_a_grammar_that_fails_ends_its_own_request(device: torch.device) -> None
         llm = made(device, kernels)
         params = [SamplingParams(max_tokens=6, ignore_eos=True, **BARS)] * 2
         names = [llm.engine.add(prompt, own) for prompt, own in zip(PROMPTS, params)]
-        sequence = llm.engine.record(names[0]).sequences[0]
+        sequence = llm.engine.scheduler.sequences(names[0])[0]
         sequence.state.grammar = Failing(3)
         seen = watched(llm) if kernels == "triton" else None
         while llm.engine.has_work:
@@ -230,7 +230,7 @@ def test_a_step_that_cannot_be_finished_ends_its_own_requests(device: torch.devi
     for _ in range(3):
         engine.step()
     second = engine.add(PROMPTS[1], params)
-    sequence, finish, failures = engine.record(second).sequences[0], steps.finish, [ValueError("broken")]
+    sequence, finish, failures = engine.scheduler.sequences(second)[0], steps.finish, [ValueError("broken")]
 
     def broken(begun: Any, masks: Any) -> bool:
         if failures and any(group.seq is sequence for group in begun.batch.step.groups):
@@ -263,7 +263,7 @@ def test_nobody_draws_from_a_step_whose_requests_have_ended(device: torch.device
 def test_steps_are_told_in_their_order(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = made(device, "triton")
     names = [llm.engine.add(prompt, SamplingParams(max_tokens=6, ignore_eos=True, **BARS)) for prompt in PROMPTS[:2]]
-    llm.engine.record(names[0]).sequences[0].state.grammar = Failing(3)
+    llm.engine.scheduler.sequences(names[0])[0].state.grammar = Failing(3)
     told: list[int] = []
     stepped = Observers.stepped
 

@@ -43,7 +43,7 @@ def alone_on_device(llm: LLM) -> LLM:
         def process(self, *_: Any) -> None:
             raise AssertionError("the host was asked to draw")
 
-    decider: Any = llm.engine.loop.decider
+    decider: Any = llm.engine.decider
     decider._pipeline = Refused()
     return llm
 
@@ -231,7 +231,7 @@ def test_a_grammar_that_fails_is_the_hosts_to_tell(device: torch.device) -> None
     engine = made(device, "triton").engine
     params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.0, no_repeat_ngram_size=3)
     names = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
-    engine.record(names[0]).sequences[0].state.grammar = Failing()
+    engine.scheduler.sequences(names[0])[0].state.grammar = Failing()
     while engine.has_work:
         engine.step()
     broken, whole = (engine.take(name).snapshot() for name in names)

@@ -21,8 +21,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from paceline.engine.records.emitter import Emitter
-from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import Branch
+from paceline.engine.schedule.sequence import Branch, Sequence
 from paceline.errors import EmptySupportError
 from paceline.request import TokenLogprob
 from paceline.sampling.logprobs import best_tokens

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decision import PLAIN, Decision
 from paceline.engine.decide.randomness import KeyedRandomness
-from paceline.engine.execute.graphs.in_flight import Sampled
-from paceline.engine.execute.runner import StepLogits
+from paceline.engine.decide.sampled import Sampled
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.record import Record
+from paceline.engine.rows.batch import StepLogits
 from paceline.engine.rows.sample_rows import SampleRows, first_drafted
-from paceline.engine.schedule.sequence import Sequence, Status
+from paceline.engine.schedule.sequence import Search, Sequence, Status
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.errors import PacelineError
 from paceline.kernels.triton.sampling.columns import NAN
@@ -27,8 +25,6 @@ from paceline.speculation.stats import Provenance
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES, Probs, Verdict, coupled
 
-if TYPE_CHECKING:
-    from paceline.engine.execute.graphs.verify import Verified
 
 class Decider:
     def __init__(self, pipeline: Pipeline) -> None:
@@ -36,23 +32,21 @@ class Decider:
 
     def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
-        if out.verified is not None:
-            return [_emit_verified(group, found) for group, found in zip(step.groups, out.verified, strict=True)]
-        draws: list[int | Decision] = []
+        found: list[int | Decision] = []
         """Per group: its first row of the pipeline, or what is decided without one."""
         rows = SampleRows()
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
             seq = group.seq
-            early = self._without_draw(group, first, out.logits)
+            early = self._without_sample(group, first, out.logits)
             if early is not None:
-                draws.append(early)
+                found.append(early)
                 continue
             last = first + len(group.tokens) - group.logits_from - 1
             if seq.search is not None:
-                draws.append(_search(group, out.logits[last]))
+                found.append(_search(seq.search, group, out.logits[last]))
                 continue
-            draws.append(len(rows))
+            found.append(len(rows))
             if group.draft is None:
                 position = group.start + len(group.tokens)
                 rows.add(seq.state, position)
@@ -64,7 +58,7 @@ class Decider:
                 rows.add_draft(group)
                 wanted.extend(range(last - len(group.draft), last + 1))
         if not rows:
-            return [draw for draw in draws if isinstance(draw, Decision)]
+            return [one for one in found if isinstance(one, Decision)]
         logits = out.logits
         if wanted != list(range(logits.shape[0])):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
@@ -72,16 +66,17 @@ class Decider:
         processed.errors.update(rows.errors)
         chosen = self._pipeline.choose(processed)
         scribe = _Scribe(logits, processed)
-        decisions = [_settle(group, draw, chosen, processed, scribe) if isinstance(draw, int) else draw
-                     for group, draw in zip(step.groups, draws)]
+        decisions = [_settle(group, one, chosen, processed, scribe) if isinstance(one, int) else one
+                     for group, one in zip(step.groups, found)]
         scribe.write()
         return decisions
 
-    def decide_sampled(self, step: Step, drawn: Seq[Sampled]) -> list[Decision]:
-        """What a step yielded whose tokens the device drew by itself: per group one after the other, or none."""
-        return [_emit_sampled(group.seq, own) for group, own in zip(step.groups, drawn, strict=True)]
+    def decide_sampled(self, step: Step, sampled: Seq[Sampled]) -> list[Decision]:
+        """What a step yielded whose tokens the device sampled: per group one after the other, or none."""
+        return [_emit_sampled(group.seq, own) if own.verdict is None else _emit_verified(group, own, own.verdict)
+                for group, own in zip(step.groups, sampled, strict=True)]
 
-    def _without_draw(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
+    def _without_sample(self, group: RowGroup, first: int, logits: torch.Tensor) -> Decision | None:
         """What can be said of a group without sampling; None: it wants a token."""
         request = group.seq.request
         if first < 0 or group.seq.status is Status.FINISHED:
@@ -102,9 +97,8 @@ def _ended(group: RowGroup, reason: str, error: PacelineError | None = None) -> 
     return Decision([], finish=reason, error=error, siblings=[Decision([], finish=reason) for _ in group.siblings])
 
 
-def _search(group: RowGroup, logits: torch.Tensor) -> Decision:
+def _search(search: Search, group: RowGroup, logits: torch.Tensor) -> Decision:
     """What a beam's logits decide, for it and its peers."""
-    search: BeamSearch = group.seq.search
     try:
         branches = search.offer(group.seq, logits)
         return Decision([], waits=not branches, branches=branches)
@@ -136,19 +130,20 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
             decision.siblings = [_emit_one(sibling, chosen[row], row, processed, scribe)
                                  for row, sibling in enumerate(group.siblings, first + 1)]
         return decision
-    draft: DraftTree = group.draft
+    draft = group.draft
     own = chosen[first:first + len(draft) + 1]
-    rule = group.seq.record.speculation.rule
+    rule = group.seq.rule
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]
         decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
         decision.chosen = own
         return decision
-    return _emit_path(group.seq, _verdict(rule, group, first, own, processed), first, draft, processed, scribe)
+    return _emit_path(group.seq, _verdict(rule, group, draft, first, own, processed), first, draft, processed, scribe)
 
 
-def _verdict(rule: str, group: RowGroup, first: int, chosen: list[int], processed: Processed) -> Verdict:
+def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
+             processed: Processed) -> Verdict:
     """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
 
     def target(row: int) -> Probs | None:
@@ -157,7 +152,7 @@ def _verdict(rule: str, group: RowGroup, first: int, chosen: list[int], processe
 
     randomness = KeyedRandomness(group.seq.seed, first_drafted(group),
                                  lambda row: processed.rows[first + row].position, chosen)
-    return RULES[rule].verify(group.draft, target, randomness)
+    return RULES[rule].verify(draft, target, randomness)
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
@@ -176,9 +171,9 @@ def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe:
         return Decision([token], finish="error", error=problem)
 
 
-def _emit_sampled(seq: Sequence, drawn: Sampled) -> Decision:
-    """Hand what the device drew to the sequence's text, until it ends or there is no token to go on with."""
-    tokens = drawn.tokens
+def _emit_sampled(seq: Sequence, sampled: Sampled) -> Decision:
+    """Hand what the device sampled to the sequence's text, until it ends or there is no token to go on with."""
+    tokens = sampled.tokens
     if seq.status is Status.FINISHED or not tokens:
         return Decision([])
     end: str | None = None
@@ -194,27 +189,24 @@ def _emit_sampled(seq: Sequence, drawn: Sampled) -> Decision:
     except PacelineError as problem:
         taken, finish, end, error = len(emitter.token_ids) - known, None, "error", problem
     tokens = tokens[:taken]
-    if drawn.scores is not None and emitter.scored:
+    if sampled.scores is not None and emitter.scored:
         top = seq.request.params.logprobs or 0
-        for token, row in zip(tokens, drawn.scores):
+        for token, row in zip(tokens, sampled.scores):
             emitter.note(unpacked(row, token, top))
     if finish is not None:
         end, error = finish, None
     return Decision(tokens, range(1, taken), end, error=error, origins=(PLAIN,) * taken)
 
 
-def _emit_verified(group: RowGroup, found: Verified | None) -> Decision:
-    """The same for what the device drew and verified."""
-    seq, draft = group.seq, group.draft
-    if found is None:
-        return Decision([])
-    verdict = found.verdict
-    one = _emit_sampled(seq, Sampled(verdict.tokens, found.scores))
-    if draft is None or seq.status is Status.FINISHED:
+def _emit_verified(group: RowGroup, sampled: Sampled, verdict: Verdict) -> Decision:
+    """The same for what the device sampled and verified."""
+    one, draft = _emit_sampled(group.seq, sampled), group.draft
+    if draft is None or group.seq.status is Status.FINISHED:
         return one
     count = len(one.tokens)
-    return Decision(one.tokens, verdict.path[:count], one.finish, error=one.error, draft=draft, chosen=found.chosen,
-                    origins=[_origin(index, verdict, draft) for index in range(count)], moved=True)
+    return Decision(one.tokens, verdict.path[:count], one.finish, error=one.error, draft=draft,
+                    chosen=list(sampled.chosen), moved=True,
+                    origins=[_origin(index, verdict, draft) for index in range(count)])
 
 
 def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,

@@ -17,11 +17,12 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.prefix import common_prefix
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy
+from paceline.engine.drafting.runner import DraftRunner
 from paceline.engine.drafting.sampler import DraftSampler, Place
-from paceline.engine.execute.runner import Runner
+from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import RowGroup, Step
+from paceline.engine.schedule.step import Rows
 from paceline.speculation.drafter import DraftedSequence
 from paceline.speculation.models import NOTHING, Ask, Draw, root_of
 
@@ -37,11 +38,22 @@ FOLDED = 16
 class Held:
     """What a model's cache holds of a sequence: its first `final` tokens, then `chain`, which may not come true."""
 
-    allocation: Any
+    allocation: Allocation
     final: int = 0
     chain: list[int] = field(default_factory=list)
     adapter: Any = None
     """What the model reads it with, as Sequence.adapter."""
+
+
+@dataclass(slots=True)
+class ReadRows:
+    """schedule.step.Rows that a model reads of a sequence."""
+
+    owner: Held
+    start: int
+    tokens: list[int]
+    parents: list[int] | None
+    logits_from: int
 
 
 @dataclass(slots=True)
@@ -72,11 +84,11 @@ def base_of(sequence: DraftedSequence) -> tuple[Sequence, list[int]]:
 
 
 class CachedModel(ABC):
-    """speculation.models.DraftModel over a Runner."""
+    """speculation.models.DraftModel over a DraftRunner."""
 
-    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int,
+    def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int,
                  device: DeviceDraftSampler | None = None) -> None:
-        """`longest`: positions the model can run. `device`: draws where it can, the host does elsewhere."""
+        """`longest`: positions the model can run. `device`: samples where it can, the host does elsewhere."""
         self._runner = runner
         self.device_sampler = device
         self._cache = cache
@@ -139,28 +151,26 @@ class CachedModel(ABC):
                        [Place(seq, [*path, *paths[node + 1]], count) for node, count in zip(ask.at, ask.counts)])
 
     def _read(self, readings: Seq[Reading]) -> list[Draw]:
-        groups: list[RowGroup] = []
+        groups: list[Rows] = []
         wanted: list[int] = []
         base = 0
         for reading in readings:
             first = min(reading.rows)
-            groups.append(_group(reading.held, reading.seq, reading.start, reading.tokens, reading.parents, first))
+            groups.append(ReadRows(reading.held, reading.start, reading.tokens, reading.parents, first))
             wanted += [base + row - first for row in reading.rows]
             base += len(reading.tokens) - first
             # Whatever happens now, nothing beyond this is to be relied upon.
             reading.held.chain = reading.chain[:reading.begin]
-        out = self._runner.run(Step(0, groups))
+        out = self._runner.run(groups)
         for reading in readings:
             reading.held.chain = reading.chain
         places = [place for reading in readings for place in reading.places]
         sampler = self.device_sampler
-        if sampler is not None and out.logits_buffer is not None and sampler.takes(out.logits_buffer, places):
-            try:
-                return sampler.draws(out.logits_buffer, places, wanted)
-            except torch.OutOfMemoryError:
-                log.warning("no memory to capture the draws of a draft model: they are made on the host from now on, "
-                            "which is slower; give the cache fewer kv_blocks")
-                self.device_sampler = None
+        buffer = out.buffer
+        if sampler is not None and buffer is not None and sampler.takes(buffer, places):
+            found = sampler.memory.attempt(Use.DRAFT, lambda: sampler.draws(buffer, places, wanted))
+            if found is not None:
+                return found
         logits = self._padded(out.logits)
         if wanted != list(range(base)):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
@@ -179,7 +189,7 @@ class TargetCacheModel(CachedModel):
     are written again by the step that verifies the draft (or that decodes plainly), before anybody else reads them.
     """
 
-    def __init__(self, runner: Runner, cache: CacheManager, scheduler: Scheduler, vocab_size: int,
+    def __init__(self, runner: DraftRunner, cache: CacheManager, scheduler: Scheduler, vocab_size: int,
                  longest: int, device: DeviceDraftSampler | None = None) -> None:
         super().__init__(runner, cache, vocab_size, longest, device)
         self._scheduler = scheduler
@@ -204,7 +214,7 @@ class OwnCacheModel(CachedModel):
     """Another model with a cache of its own. What it holds of a sequence outlives preemption of the sequence; where
     blocks or seats run out, the least recently drafted sequence loses its own."""
 
-    def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int, max_rows: int,
+    def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int, max_rows: int,
                  device: DeviceDraftSampler | None = None) -> None:
         """`max_rows`: how many rows it may read in one step to catch up, all sequences together."""
         super().__init__(runner, cache, vocab_size, longest, device)
@@ -264,7 +274,7 @@ class OwnCacheModel(CachedModel):
     def _catch_up(self, behind: Seq[tuple[Sequence, Held]], busy: set[Sequence]) -> set[Sequence]:
         """Read what is missing, within the rows of one step. Returns who is not there yet."""
         left = self._max_rows
-        groups: list[RowGroup] = []
+        groups: list[Rows] = []
         late: set[Sequence] = set()
         read: list[tuple[Sequence, Held, int]] = []
         for seq, held in behind:
@@ -276,14 +286,14 @@ class OwnCacheModel(CachedModel):
                 continue
             self._runner.storage.apply((), copies)
             tokens = seq.tokens[held.final:held.final + rows]
-            groups.append(_group(held, seq, held.final, tokens, None, rows))
+            groups.append(ReadRows(held, held.final, tokens, None, rows))
             read.append((seq, held, rows))
             left -= rows
             held.chain = []
             if held.final + rows < end:
                 late.add(seq)
         if groups:
-            self._runner.run(Step(0, groups))
+            self._runner.run(groups)
         for seq, held, rows in read:
             held.final += rows
             self._cache.commit(held.allocation, seq.tokens, held.final)
@@ -310,12 +320,6 @@ class OwnCacheModel(CachedModel):
     @property
     def storage(self) -> KVStorage:
         return self._runner.storage
-
-
-def _group(held: Held, seq: Sequence, start: int, tokens: list[int], parents: list[int] | None,
-           logits_from: int) -> RowGroup:
-    """Rows of a step of the runner, which reads of a group's sequence nothing but its allocation and its adapter."""
-    return RowGroup(cast(Sequence, held), start, tokens, parents, None, logits_from, seq.epoch)
 
 
 def _lead(parents: Seq[int]) -> int:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from paceline.engine.drafting.sampler import Place
 from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer
-from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import MOST_ROWS
+from paceline.engine.execute.graphs.step_graphs import StepGraphs
 from paceline.engine.rows.sample_rows import masked_by_host
+from paceline.engine.schedule.sequence import Placement
 from paceline.sampling.logprobs import unpacked
 from paceline.speculation.models import NOTHING, SAMPLED_RULES, Draw, rule_of
 
@@ -30,8 +31,9 @@ SIBLINGS = (0, 1, 3, 7, 15)
 class DeviceDraftSampler:
     """Draws for all models that draft in an engine, with its requests' seats."""
 
-    def __init__(self, draws: SampleGraphs) -> None:
-        self._draws = draws
+    def __init__(self, graphs: StepGraphs) -> None:
+        self._draws = graphs.samples
+        self.memory = graphs.memory
 
     def takes(self, logits: LogitsBuffer, places: Seq[Place]) -> bool:
         """Whether the device can draw at all these places."""
@@ -57,7 +59,7 @@ class DeviceDraftSampler:
 
 def _drawable(place: Place) -> bool:
     seq, state = place.seq, place.seq.state
-    if not seq.on_device or state.needs_processors or masked_by_host(seq):
+    if seq.placement is Placement.HOST or state.needs_processors or masked_by_host(seq):
         return False
     return place.count <= 1 + SIBLINGS[-1] and (state.is_greedy or rule_of(seq) not in SAMPLED_RULES)
 

@@ -179,7 +179,8 @@ class Drafting:
             self._switch_off(seq, problem)
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
-        stats: SpeculationStats = seq.record.speculation
+        stats = seq.record.speculation
+        assert stats is not None  # whoever is told of tokens has a drafter, or had one
         draft, emitted = observation.draft, len(observation.tokens)
         for one in (stats, self._total(stats)):
             if draft is not None:
@@ -193,12 +194,12 @@ class Drafting:
             total = self.totals[stats.method] = SpeculationStats(stats.method)
         return total
 
-    def account(self, step: Step, decisions: SequenceOf[Decision], rows: int, prompt_rows: int,
-                times: StepTimes) -> None:
+    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes) -> None:
         """A step is over: what it took, and the share of each sequence that has a drafter (by its rows)."""
         seconds, self._seconds = self._seconds, {}
-        if prompt_rows:
+        if step.prompt_rows:
             return
+        rows = step.rows
         whole = sum(times) - times.draft
         self.controller.stepped(rows, whole)
         running = len(step.groups)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,8 +15,11 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.config import EngineConfig, available_memory
 from paceline.engine.drafting.cached_models import OwnCacheModel, TargetCacheModel
-from paceline.engine.execute.graphs.device_steps import captured_reads
-from paceline.engine.execute.runner import Runner
+from paceline.engine.drafting.device_sampler import DeviceDraftSampler
+from paceline.engine.drafting.runner import DraftRunner
+from paceline.engine.execute.graphs.step_graphs import StepGraphs
+from paceline.engine.execute.model_runner import ModelRunner
+from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.errors import RequestError
 from paceline.kernels.cpu import NativeKernels
@@ -30,9 +33,6 @@ from paceline.models.reduced import RoundedWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.models import ATTENTION, MLP, DraftModel, Sublayer
-
-if TYPE_CHECKING:
-    from paceline.engine.drafting.device_sampler import DeviceDraftSampler
 
 log = logging.getLogger("paceline.speculation")
 
@@ -63,12 +63,14 @@ class ModelSource(Protocol):
 class EngineDraftModels:
     """Implements speculation.models.DraftModels around a running engine's parts."""
 
-    def __init__(self, target: LoadedModel, runner: Runner, cache: CacheManager, scheduler: Scheduler,
+    def __init__(self, target: LoadedModel, storage: KVStorage, cache: CacheManager, scheduler: Scheduler,
                  config: EngineConfig, device: torch.device, source: ModelSource | None,
-                 sampler: DeviceDraftSampler | None = None) -> None:
+                 graphs: StepGraphs | None = None) -> None:
+        """`graphs`: what is captured for the target's steps, where something is."""
         self._target = target
-        self._sampler = sampler
-        self._runner = runner
+        self._storage = storage
+        self._graphs = graphs
+        self._sampler = None if graphs is None else DeviceDraftSampler(graphs)
         self._cache = cache
         self._scheduler = scheduler
         self._config = config
@@ -132,14 +134,17 @@ class EngineDraftModels:
 
     def _reduced(self, model: CausalLM, kernels: Kernels | None = None) -> TargetCacheModel:
         kernels = kernels or self._target.kernels
-        runner = Runner(model, kernels, self._runner.storage, self._cache.tables, self._device)
-        self._capture(runner, self._cache)
+        runner = self._runner(model, kernels, self._storage, self._cache)
         return TargetCacheModel(runner, self._cache, self._scheduler, self._vocab, self._config.max_model_len,
                                 self._sampler)
 
-    def _capture(self, runner: Runner, cache: CacheManager) -> None:
-        if self._config.captures:
-            runner.drafts = captured_reads(runner.model, runner.kernels, runner.storage, cache.tables, self._device)
+    def _runner(self, model: CausalLM, kernels: Kernels, storage: KVStorage, cache: CacheManager) -> DraftRunner:
+        runner = ModelRunner(model, kernels, storage, self._device)
+        builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
+        if self._graphs is None:
+            return DraftRunner(runner, builder)
+        return DraftRunner(runner, builder, self._graphs.of_draft_model(model, kernels, storage, cache.tables),
+                           self._graphs.memory)
 
     def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config
@@ -178,8 +183,7 @@ class EngineDraftModels:
                              enable_prefix_caching=config.enable_prefix_caching)
         storage = KVStorage(model.cache_groups, [blocks] * len(model.cache_groups), config.block_size,
                             loaded.kv_dtype, self._device)
-        runner = Runner(model, loaded.kernels, storage, cache.tables, self._device)
-        self._capture(runner, cache)
+        runner = self._runner(model, loaded.kernels, storage, cache)
         return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens, self._sampler)
 
     def _blocks(self, loaded: LoadedModel, cache_tokens: int | None) -> int:

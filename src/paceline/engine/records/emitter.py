@@ -6,9 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
-from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import RequestError
-from paceline.request import Completion, TokenLogprob
+from paceline.request import Completion, SamplingParams, TokenLogprob
 from paceline.sampling.stop import StopMatcher
 
 
@@ -44,10 +43,11 @@ class Emitter:
         "token_ids",
     )
 
-    def __init__(self, sequence: Sequence, stream: TextStream | None, eos_ids: frozenset[int]) -> None:
-        params = sequence.request.params
-        self.index = sequence.sample
-        self.seed = sequence.seed
+    def __init__(self, params: SamplingParams, index: int, seed: int, max_tokens: int, stream: TextStream | None,
+                 eos_ids: frozenset[int]) -> None:
+        """Of the request's sample `index`, which ends with "length" after `max_tokens`."""
+        self.index = index
+        self.seed = seed
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.scored = params.logprobs is not None or params.trace or params.chosen_at_end
@@ -64,7 +64,7 @@ class Emitter:
         self._matcher = StopMatcher(params.stop) if params.stop else None
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         self._min_tokens = params.min_tokens
-        self._max_tokens = sequence.limit - sequence.prompt_len
+        self._max_tokens = max_tokens
         self._interrupt = params.interrupt
         self.closes: Callable[[Tokens[int]], bool] | None = None
         """Says whether nothing but the end can follow the tokens so far; set where the request asks for a structure."""

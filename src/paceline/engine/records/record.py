@@ -6,7 +6,6 @@ import math
 
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
-from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import PacelineError
 from paceline.request import Completion, Request, RequestOutput, TokenLogprob
 from paceline.sampling.trace import Trace
@@ -26,24 +25,22 @@ class Record:
         "open",
         "prompt_logprobs",
         "request",
-        "sequences",
         "speculation",
         "trace",
     )
 
-    def __init__(self, request: Request, sequences: list[Sequence], emitters: list[Emitter],
-                 trace: Trace | None) -> None:
+    def __init__(self, request: Request, emitters: list[Emitter], trace: Trace | None) -> None:
         self.request = request
-        self.sequences = sequences
         self.emitters = emitters
+        """One per sample."""
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=len(request.prompt))
         self.speculation: SpeculationStats | None = None
         self.trace = trace
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if request.params.prompt_logprobs is None else [None])
         self.error: PacelineError | None = None
-        self.open = len(sequences)
-        """Sequences that have not finished."""
+        self.open = len(emitters)
+        """Samples that have not ended."""
 
     def end(self, reason: str, now: float) -> None:
         """Close whatever is still open, at once."""

@@ -1,27 +1,29 @@
-"""Who draws: a device, behind the host's word or without it, or the host."""
+"""Placement: who samples a sequence's tokens; a device, with the host's word on what is masked or without it, or the
+host."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from paceline.engine.rows.sample_rows import masked_by_host
-from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.sequence import Placement, Sequence
 from paceline.engine.schedule.step import RowGroup
 
-if TYPE_CHECKING:
-    from paceline.engine.execute.graphs.seats import DeviceSeats
 
-
-def place(seq: Sequence, seats: DeviceSeats | None, drafted: bool) -> None:
-    """Say who draws a new sequence's tokens, and whether a device may run ahead of the host meanwhile."""
-    seq.on_device = samples_on_device(seq) and (seats is None or seats.make_room(seq))
-    seq.runs_ahead = seq.on_device and not drafted and seq.request.params.interrupt is None
-    seq.free_running = seq.runs_ahead and not masked_by_host(seq)
+def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool) -> None:
+    """Say who samples a new sequence's tokens, and how far a device may run ahead of the host meanwhile. `make_room`:
+    whether the device has room for what that takes."""
+    if not samples_on_device(seq) or not make_room(seq):
+        seq.placement = Placement.HOST
+    elif drafted or seq.request.params.interrupt is not None:
+        seq.placement = Placement.DEVICE
+    else:
+        seq.placement = Placement.AHEAD if masked_by_host(seq) else Placement.FREE
 
 
 def samples_on_device(seq: Sequence) -> bool:
-    """Whether a device can draw the tokens of this sequence, if the host says before each what it bars. Traces tell
-    what every draw was made of, masks are lifted by the host alone, and what is chosen among several by their scores
+    """Whether a device can sample the tokens of this sequence, if the host says before each what it masks. Traces tell
+    what every sample was made of, masks are lifted by the host alone, and what is chosen among several by their scores
     must not depend on who computed these: a device rounds them to float32."""
     params = seq.request.params
     masked = seq.state.allowed is not None or masked_by_host(seq)
@@ -32,14 +34,13 @@ def samples_on_device(seq: Sequence) -> bool:
 def decided_on_device(group: RowGroup) -> bool:
     """Whether a device can decide all that a group yields: nothing, one token, or what becomes of a draft under the
     coupled rule. Further samples have no seat yet, and a prompt's scores are the host's."""
-    seq, request = group.seq, group.seq.request
-    draws = len(group.tokens) - group.logits_from
+    seq, request, rows = group.seq, group.seq.request, group.sampled_rows
     if request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
         return False
-    if not draws:
+    if not rows:
         return True
-    if not seq.on_device or group.siblings or request.max_tokens == 0:
+    if seq.placement is Placement.HOST or group.siblings or request.max_tokens == 0:
         return False
     if group.draft is None:
-        return draws == 1
-    return draws == len(group.draft) + 1 == len(group.tokens) and seq.record.speculation.rule == "coupled"
+        return rows == 1
+    return rows == len(group.draft) + 1 == len(group.tokens) and seq.rule == "coupled"

@@ -35,6 +35,7 @@ class SampleRows(list[SampleRow]):
     def add_draft(self, group: RowGroup) -> None:
         """One row per draft node and one for the token before them, each knowing the draft tokens above it."""
         state, draft = group.seq.state, group.draft
+        assert draft is not None
         base = first_drafted(group)
         self.add(state, base)
         paths: list[list[int]] = []
@@ -46,8 +47,7 @@ class SampleRows(list[SampleRow]):
 
 def first_drafted(group: RowGroup) -> int:
     """Absolute position of the first token a group's draft is about: where its drafting cycle started."""
-    start: int = group.start + len(group.tokens) - len(group.draft)
-    return start
+    return group.start + len(group.tokens) - (0 if group.draft is None else len(group.draft))
 
 
 def masked_by_host(seq: Sequence) -> bool:

@@ -13,8 +13,8 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
-from paceline.engine.schedule.sequence import Sequence, Status
-from paceline.engine.schedule.step import Branch, GroupResult, RowGroup, Step
+from paceline.engine.schedule.sequence import Branch, Sequence, Status
+from paceline.engine.schedule.step import GroupResult, RowGroup, Step
 from paceline.engine.schedule.step_builder import StepBuilder
 from paceline.errors import QueueFullError, RequestError
 from paceline.request import Request
@@ -95,6 +95,10 @@ class Scheduler:
     @property
     def steps_in_flight(self) -> int:
         return len(self._flight)
+
+    def sequences(self, request_id: str) -> Results[Sequence]:
+        """The samples of a request that have not ended."""
+        return self._requests.get(request_id, ())
 
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is still to be committed."""

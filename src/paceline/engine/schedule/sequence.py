@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.cache.allocation import Allocation
+    from paceline.cache.swap import Swapped
+    from paceline.engine.records.emitter import Emitter
+    from paceline.engine.records.record import Record
+    from paceline.sampling.state import SampleState
+    from paceline.speculation.tree import DraftTree
 
 PENDING = -1
 """Stands for a token that an uncommitted step is still sampling."""
@@ -17,6 +29,43 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+class Placement(IntEnum):
+    """Who samples a sequence's tokens, and how far a device may get meanwhile. Each allows what those above it do."""
+
+    HOST = 0
+    """The host, from the logits."""
+    DEVICE = 1
+    """A device, if there is one. The host reads each token before the next step is planned."""
+    AHEAD = 2
+    """The next step may be submitted before the host has read this one's token. Before it is sampled the host may have
+    its word all the same, on what is masked."""
+    FREE = 3
+    """Nothing about a token has to be known on the host before the next one is sampled: a device may run several steps
+    by itself."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """What one of several sequences does next that are decided together (decide/beams.py): it goes on with `tokens`
+    after the text of `source`, itself or a peer of the same length, whose blocks it then shares; or it ends. Without
+    tokens or end it rests: it has no text until it follows a peer again."""
+
+    seq: Sequence
+    source: Sequence
+    tokens: list[int]
+    finish: str | None = None
+
+
+class Search(Protocol):
+    """Decides about several sequences together (decide/beams.py)."""
+
+    def offer(self, seq: Sequence, logits: torch.Tensor) -> list[Branch]:
+        """The logits [V] after a sequence's last token. Once those of all its peers have come: what each does next."""
+
+    def end(self, reason: str, last: Seq[int] = ()) -> list[Branch]:
+        """It is over; what is still offered is dropped."""
+
+
 class Sequence:
     """Tokens known so far and how many of them are in the cache.
 
@@ -24,10 +73,15 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
-                 "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "on_device",
-                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "runs_ahead", "sample",
-                 "search", "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+    __slots__ = ("_allocation", "adapter", "admitted", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
+                 "epoch", "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "parked", "placement",
+                 "preemptions", "prompt_len", "rank", "record", "request", "rule", "sample", "search", "seed",
+                 "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+
+    # Set by the engine when it admits the request; the scheduler looks at none of them.
+    state: SampleState
+    emitter: Emitter
+    record: Record
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -44,12 +98,13 @@ class Sequence:
         """Whether one of those carries a draft: how far it got is unknown until commit."""
         self.status = Status.WAITING
         self.finish_reason: str | None = None
-        self.draft: Any = None
-        """DraftTree to verify in the next step, set by the engine before schedule()."""
-        self.allocation: Any = None
-        """cache.Allocation while running."""
-        self.swapped: Any = None
-        """cache.Swapped while it waits with its KV on the host."""
+        self.draft: DraftTree | None = None
+        """To verify in the next step, set by the engine before schedule()."""
+        self.rule = "coupled"
+        """By which its drafts are verified (speculation.verify.RULES)."""
+        self._allocation: Allocation | None = None
+        self.swapped: Swapped | None = None
+        """While it waits with its KV on the host."""
         self.epoch = 0
         """Counts preemptions: a step scheduled in an older epoch must not touch the cache at commit."""
         self.preemptions = 0
@@ -67,28 +122,31 @@ class Sequence:
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
-        self.on_device = False
-        """Set by the engine where a device, if there is one, can draw its tokens."""
-        self.runs_ahead = False
-        """Set by the engine where the next step may be launched before the host has read this one's token; before a
-        draw the host may have its word all the same."""
-        self.free_running = False
-        """Set by the engine where nothing about the next token has to be known on the host before the one after it is
-        drawn: a device may then run several steps by itself."""
+        self.placement = Placement.HOST
+        """Set by the engine (rows/placement.py)."""
         self.parked = False
         """It waits for peers that are decided about with it: there is nothing to run, so it keeps a seat only while
         nobody else needs it, and does not queue."""
-        self.search: Any = None
-        """engine.beams.BeamSearch that decides about this sequence and its peers together, set by the engine; None: it
-        draws its own tokens."""
+        self.search: Search | None = None
+        """What decides about this sequence and its peers together, set by the engine; None: its tokens are its own."""
         self.admitted: float | None = None
         """When it first got a seat (engine clock, seconds)."""
-        self.state: Any = None
-        """sampling.SampleState, owned by the engine."""
-        self.emitter: Any = None
-        """engine.outputs.Emitter (detokeniser, stop matcher), owned by the engine."""
-        self.record: Any = None
-        """engine.outputs.Record of its request, owned by the engine."""
+
+    @property
+    def allocation(self) -> Allocation:
+        """What it holds of the cache. Only while it runs."""
+        if self._allocation is None:
+            raise RuntimeError(f"{self!r} holds nothing of the cache")
+        return self._allocation
+
+    @allocation.setter
+    def allocation(self, allocation: Allocation | None) -> None:
+        self._allocation = allocation
+
+    @property
+    def seated(self) -> bool:
+        """Whether it holds something of the cache."""
+        return self._allocation is not None
 
     @property
     def output_len(self) -> int:

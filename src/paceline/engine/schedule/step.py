@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.cache.transfers import BlockCopy, SlotMove
-from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.sequence import Branch, Sequence
+
+if TYPE_CHECKING:
+    from paceline.cache.allocation import Allocation
+    from paceline.speculation.tree import DraftTree
+
+
+class RowOwner(Protocol):
+    """Whose cache some rows read and write, and what they run with besides the model."""
+
+    @property
+    def allocation(self) -> Allocation: ...
+
+    adapter: Any
+
+
+class Rows(Protocol):
+    """All that running rows takes, whoever schedules them: `tokens` follow `start` tokens that are in the cache.
+    A RowGroup, or what a model that drafts reads."""
+
+    @property
+    def owner(self) -> RowOwner: ...
+
+    start: int
+    tokens: list[int]
+    parents: list[int] | None
+    logits_from: int
+
 
 
 @dataclass(slots=True)
@@ -21,24 +48,21 @@ class RowGroup:
     parents: list[int] | None = None
     """Parent row of each row (-1 for row 0); None: a chain. Row 0 is always a known (or pending) token;
     rows 1.. of a drafted group are draft.tokens."""
-    draft: Any = None
+    draft: DraftTree | None = None
     logits_from: int = 0
     """Rows from this index on need logits; len(tokens): none (a prefill chunk that does not reach the end)."""
     epoch: int = 0
     siblings: Seq[Sequence] = ()
-    """Further samples that draw their first token from this group's last row."""
+    """Further samples whose first token is sampled from this group's last row."""
 
+    @property
+    def owner(self) -> Sequence:
+        return self.seq
 
-@dataclass(slots=True)
-class Branch:
-    """What one of several sequences does next that are decided together (decide/beams.py): it goes on with `tokens`
-    after the text of `source`, itself or a peer of the same length, whose blocks it then shares; or it ends. Without
-    tokens or end it rests: it has no text until it follows a peer again."""
-
-    seq: Sequence
-    source: Sequence
-    tokens: list[int]
-    finish: str | None = None
+    @property
+    def sampled_rows(self) -> int:
+        """How many of its rows are sampled from."""
+        return len(self.tokens) - self.logits_from
 
 
 @dataclass(slots=True)
@@ -71,7 +95,7 @@ class Step:
     moves: list[SlotMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     repeat: int = 0
-    """0: the rows run once. Else they run so often, each time on the tokens that the time before drew and that no
+    """0: the rows run once. Else they run so often, each time on the tokens that the time before sampled and that no
     host has seen: every group is a single token (known or pending) with so many positions reserved. It
     yields as many tokens, or ends its sequence."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.cache.allocation import Allocation
 from paceline.cache.manager import CacheManager
@@ -11,8 +12,11 @@ from paceline.cache.transfers import BlockCopy, Route
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
-from paceline.engine.schedule.sequence import PENDING, Sequence, Status
+from paceline.engine.schedule.sequence import PENDING, Placement, Sequence, Status
 from paceline.engine.schedule.step import RowGroup
+
+if TYPE_CHECKING:
+    from paceline.speculation.tree import DraftTree
 
 RUNNING, WAITING = Status.RUNNING, Status.WAITING
 
@@ -57,7 +61,7 @@ class StepBuilder:
             if missing == 1 and start >= seq.prompt_len:
                 token = tokens[-1]
                 if seq.draft is not None and draft_rows > 0:
-                    draft_rows -= self._add_draft(seq, start, draft_rows)
+                    draft_rows -= self._add_draft(seq, seq.draft, start, draft_rows)
                     continue
             elif missing > 0:
                 prompts.append(seq)
@@ -111,8 +115,8 @@ class StepBuilder:
 
     def can_repeat(self) -> bool:
         """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
-        and draws freely, and nobody who waits could be let in."""
-        if any(not seq.free_running or seq.in_flight_draft or seq.draft is not None
+        and is sampled freely, and nobody who waits could be let in."""
+        if any(seq.placement is not Placement.FREE or seq.in_flight_draft or seq.draft is not None
                or seq.computed < len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
             return False
         first = self.waiting.peek()
@@ -150,10 +154,9 @@ class StepBuilder:
             seq.admitted = self.clock()
         insort(self.running, seq, key=_rank)
 
-    def _add_draft(self, seq: Sequence, start: int, most: int) -> int:
+    def _add_draft(self, seq: Sequence, draft: DraftTree, start: int, most: int) -> int:
         """Schedule a known token and its draft, trimmed to `most` rows, the sequence's end and the free blocks.
         Returns the draft rows used."""
-        draft = seq.draft
         left = seq.limit - len(seq.tokens) - 1
         nodes = min(len(draft), most, self.cache.max_blocks_per_seq * self.cache.block_size - start - 1)
         if nodes > left:
@@ -161,10 +164,10 @@ class StepBuilder:
         rows = self._reserve(seq, start, 1 + nodes)
         if not rows:
             return 0
-        draft = draft.trimmed(rows - 1) if rows > 1 else None
         seq.draft = None
-        group = RowGroup(seq, start, [seq.tokens[-1]], None, draft, 0, seq.epoch)
-        if draft is not None:
+        group = RowGroup(seq, start, [seq.tokens[-1]], None, None, 0, seq.epoch)
+        if rows > 1:
+            group.draft = draft = draft.trimmed(rows - 1)
             group.tokens += draft.tokens
             if not draft.is_chain:
                 group.parents = [-1, *(parent + 1 for parent in draft.parents)]

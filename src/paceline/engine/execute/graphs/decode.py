@@ -3,7 +3,6 @@ several times before the host looks at the tokens."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
-from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, InFlight
+from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
@@ -27,7 +26,6 @@ from paceline.models.interface import CausalLM, activations
 from paceline.sampling.device.sampler import Rows
 from paceline.sampling.device.state import Controls
 
-log = logging.getLogger("paceline.engine")
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
@@ -51,30 +49,21 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, Controls], _Captured] = {}
         self._graphs = graphs
 
-    def ready(self, running: Seq[Sequence]) -> bool:
-        """Capture what the running sequences need, if it is not there yet. False: the device has no memory left for
-        it, and steps have to be launched one by one. More than most_rows need nothing: they are not run here."""
-        if len(running) > self.most_rows:
-            return True
-        try:
-            self._for(len(running), self._seats.take(running))
-        except torch.OutOfMemoryError:
-            log.warning("no memory to capture a step of %d sequences: steps are launched kernel by kernel from now on, "
-                        "which is slower; give the cache fewer kv_blocks", len(running))
-            return False
-        return True
+    def ready(self, running: Seq[Sequence]) -> None:
+        """Capture what the running sequences need, if it is not there yet."""
+        self._for(len(running), self._seats.take(running))
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> InFlight:
+    def launch(self, step: Step) -> RepeatedInFlight:
         groups, repeat = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
         captured = self._for(len(groups), self._seats.take([group.seq for group in groups]))
         self._upload(captured, groups, repeat)
-        launched = InFlight(step, self._device)
+        in_flight = RepeatedInFlight(repeat, self._device)
         for _ in range(repeat):
             captured.replay()
-        launched.drawn(self._out[:repeat, :len(groups)])
-        return launched
+        in_flight.sampled(self._out[:repeat, :len(groups)])
+        return in_flight
 
     def _upload(self, captured: _Captured, groups: Seq[RowGroup], repeat: int) -> None:
         count, rows = len(groups), captured.rows

@@ -14,7 +14,7 @@ from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.engine.execute.graphs.logits_buffer import Draws, LogitsBuffer, LogitsBuffers, nobody_draws
 from paceline.engine.execute.graphs.seats import send
-from paceline.engine.execute.runner import Batch
+from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
@@ -75,9 +75,11 @@ class ForwardGraphs:
             found = self.captured[shape, draws] = self._capture(shape, draws)
         return found
 
-    def run(self, captured: Captured, batch: Batch, wanted: Seq[int], drafts: bool = False) -> LogitsBuffer:
-        """Launch a step whose logits are needed at the rows `wanted`. `drafts`: there are some to be verified."""
-        layout, views, rows = batch.layout, len(self._tables), captured.rows.shape.rows
+    @torch.inference_mode()
+    def run(self, captured: Captured, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
+        """Launch a batch. `groups`: those of a step with drafts that are verified next."""
+        wanted, layout, views = batch.wanted, batch.layout, len(self._tables)
+        rows = captured.rows.shape.rows
         count, drawn = layout.rows, len(wanted)
         data = captured.blank.copy()
         by_row = data[:(3 + views) * rows].reshape(3 + views, rows)
@@ -91,15 +93,15 @@ class ForwardGraphs:
         to_draw.wanted[:drawn] = rows_drawn
         to_draw.seats[:drawn] = batch.row_seats[rows_drawn]
         to_draw.positions[:drawn] = by_row[1, rows_drawn] + 1
-        if drafts:
+        if groups:
             to_draw.fed[:drawn] = by_row[0, rows_drawn]
             to_draw.slots[:, :drawn] = by_row[3:, rows_drawn]
-            _place_drafts(batch.step.groups, to_draw)
+            _place_drafts(groups, to_draw)
         send(data, captured.inputs)
         send(captured.rows.shape.pack(layout), captured.rows.data)
         for table, view in zip(self._tables, layout.views):
-            groups, pages = view.tables.shape
-            send(view.tables.numpy().astype(np.int32), table[:groups, :pages])
+            height, pages = view.tables.shape
+            send(view.tables.numpy().astype(np.int32), table[:height, :pages])
         captured.replay()
         return captured.logits_buffer
 

@@ -1,80 +1,119 @@
-"""InFlight: a step that a device is running, or has run, and whose tokens the host has not read yet."""
+"""InFlight: what a device samples, or has sampled, and the host has not read yet."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.schedule.step import Step
+from paceline.engine.decide.sampled import Sampled
+from paceline.engine.schedule.step import RowGroup
+from paceline.speculation.verify import Verdict
 
 MOST_REPEATS = 16
 """How often a step may be repeated before the host looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a device drew for a group, one token after the other. A negative one, columns.EMPTY or NAN, says why there
-    is none; those behind it mean nothing."""
+class Fetched:
+    """Copies of device tensors on the host, under way; the tensors may be overwritten by whatever is launched next."""
 
-    tokens: list[int]
-    scores: Seq[NDArray[np.int32]] | None = None
-    """A row for each token (sampling.logprobs.unpacked), where somebody in the step asked."""
+    def __init__(self, tensors: Seq[torch.Tensor]) -> None:
+        self._copies = [_copy(tensor) for tensor in tensors]
+        self.ended: Any = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self.ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self.ended.record()
+
+    def arrays(self) -> list[NDArray[np.int32]]:
+        """Waits for the device."""
+        if self.ended is not None:
+            self.ended.synchronize()
+        return [copy.numpy() for copy in self._copies]
 
 
-class InFlight:
-    """Made in front of the launch, where forward and draws are launched apart between the two; drawn() once behind it,
-    when the tokens lie in a tensor on the device."""
+class RepeatedInFlight:
+    """A step that runs several times by itself. Made before the first of them is launched."""
 
-    def __init__(self, step: Step, device: torch.device) -> None:
-        self.step = step
+    def __init__(self, repeat: int, device: torch.device) -> None:
+        self._repeat = repeat
         self._begin: Any = None
-        self._end: Any = None
-        self._begun = self._ended = time.perf_counter()
-        self._tokens: torch.Tensor | None = None
-        self._scores: torch.Tensor | None = None
-        self._first: list[int] | None = None
+        self._begun = time.perf_counter()
+        self._fetched: Fetched | None = None
         if device.type == "cuda":
-            self._begin, self._end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                                      for _ in range(2))
+            self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._begin.record()
 
-    def drawn(self, tokens: torch.Tensor, first: list[int] | None = None, scores: torch.Tensor | None = None) -> None:
-        """tokens [repeats, rows] int32 may be overwritten by the next launch, and so may the scores [rows, ...] of a
-        step that runs once. `first`: each group's row among them, -1 where it draws none; None: a row a group."""
-        self._first = first
-        self._tokens = _fetched(tokens)
-        self._scores = None if scores is None else _fetched(scores)
-        if self._end is None:
-            self._ended = time.perf_counter()
-        else:
-            self._end.record()
+    def sampled(self, tokens: torch.Tensor) -> None:
+        """They were launched, all of them, and leave their tokens [repeats, groups] int32 here."""
+        self._fetched = Fetched([tokens])
+        self._ended = time.perf_counter()
 
     def read(self) -> list[Sampled]:
-        """Per group what was drawn, a token a repeat. Waits for the device."""
-        assert self._tokens is not None
-        if self._end is not None:
-            self._end.synchronize()
-        rows: list[list[int]] = self._tokens.numpy().T.tolist()
-        scores: NDArray[np.int32] | None = None if self._scores is None else self._scores.numpy()
-        first = range(len(rows)) if self._first is None else self._first
-        return [Sampled([]) if row < 0 else Sampled(rows[row], None if scores is None else [scores[row]])
-                for row in first]
+        assert self._fetched is not None
+        (tokens,) = self._fetched.arrays()
+        return [Sampled(own) for own in tokens.T.tolist()]
 
     @property
     def seconds(self) -> float:
-        """How long the device took for one repeat, from where this was made; known when the tokens have been read."""
-        whole = self._ended - self._begun if self._end is None else float(self._begin.elapsed_time(self._end)) / 1000
-        return whole / max(1, self.step.repeat)
+        """How long the device took for one repeat; known when the tokens have been read."""
+        if self._begin is None or self._fetched is None:
+            return (self._ended - self._begun) / self._repeat
+        return float(self._begin.elapsed_time(self._fetched.ended)) / 1000 / self._repeat
 
 
-def _fetched(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, under way where the tensor lies on a card."""
+class TokensInFlight:
+    """One token for every group that samples."""
+
+    def __init__(self, out: Seq[torch.Tensor], first: Seq[int]) -> None:
+        """`out`: tokens [R] and, where somebody asked, scores [R, ...]. `first`: each group's row among them, -1 where
+        it samples none."""
+        self._fetched = Fetched(out)
+        self._first = first
+
+    def read(self) -> list[Sampled]:
+        tokens, *scores = self._fetched.arrays()
+        found: list[int] = tokens.tolist()
+        return [Sampled([]) if row < 0 else Sampled([found[row]], [scores[0][row]] if scores else None)
+                for row in self._first]
+
+
+class VerdictsInFlight:
+    """What drafts come to, and one token for groups without one."""
+
+    def __init__(self, out: Seq[torch.Tensor], groups: Seq[RowGroup], rows: int) -> None:
+        """`out`: tokens [R], verdicts packed for `rows` groups (speculation.device.Verdicts), and scores [R, ...] where
+        somebody asked."""
+        self._fetched = Fetched(out)
+        self._groups = groups
+        self._rows = rows
+
+    def read(self) -> list[Sampled]:
+        tokens, packed, *scores = self._fetched.arrays()
+        count = self._rows
+        accepted, bonus = packed[:2 * count].reshape(2, count)
+        texts, rows = packed[2 * count:].reshape(2, count, -1)
+        found: list[Sampled] = []
+        place = first = 0
+        for group in self._groups:
+            size = group.sampled_rows
+            if not size:
+                found.append(Sampled([]))
+                continue
+            length = int(accepted[place]) + 1
+            path = (rows[place, :length] - first).tolist()
+            verdict = Verdict(texts[place, :length].tolist(), path, path[1:], bool(bonus[place]))
+            found.append(Sampled(verdict.tokens, list(scores[0][rows[place, :length]]) if scores else None,
+                                 None if group.draft is None else verdict, tokens[first:first + size].tolist()))
+            place += 1
+            first += size
+        return found
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cuda:
         return tensor.clone()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

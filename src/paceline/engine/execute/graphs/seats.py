@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup
@@ -16,7 +16,6 @@ from paceline.sampling.device.sampler import DeviceSampler, Rows
 from paceline.sampling.device.state import MOST_ALTERNATIVES, Controls, DeviceState, Seated
 from paceline.sampling.masks import Mask
 
-log = logging.getLogger("paceline.engine")
 MOST_ROWS = 512
 """Rows that are drawn from in one step on the device, at most."""
 ALTERNATIVES = (1, 5, MOST_ALTERNATIVES)
@@ -32,25 +31,17 @@ class DeviceSeats:
         """Sequences that draw in one step, at most."""
         self.state = DeviceState(seats, vocab_size, device)
         self.sampler = DeviceSampler(self.state, MOST_ROWS)
-        self._warned = False
         self._masks: torch.Tensor | None = None
         self._masked: torch.Tensor | None = None
         self._seated: list[tuple[Sequence, int] | None] = [None] * seats
         """Who sat there, in which epoch, when the device was last told."""
 
-    def make_room(self, seq: Sequence) -> bool:
-        """Allocate what drawing for a sequence takes. False: there is no memory for it, or no room in the tables."""
+    def make_room(self, seq: Sequence, memory: GraphMemory) -> bool:
+        """Allocate what sampling for a sequence takes. False: there is no memory for it, or no room in the tables."""
+        controls = Controls(edits=seq.state.needs_processors, masks=masked_by_host(seq))
         if self.state.why_not(seq.state) is not None:
             return False
-        try:
-            self.prepare(Controls(edits=seq.state.needs_processors, masks=masked_by_host(seq)))
-        except torch.OutOfMemoryError:
-            if not self._warned:
-                log.warning("no memory on the device for penalties, bias and masks: requests with some are drawn on "
-                            "the host, which is slower; give the cache fewer kv_blocks")
-            self._warned = True
-            return False
-        return True
+        return memory.allows(Use.CONTROLS, lambda: self.prepare(controls))
 
     def prepare(self, controls: Controls) -> None:
         """Everything that must lie where it lies before a step with these controls is captured."""
@@ -80,9 +71,8 @@ class DeviceSeats:
     def forget(self, groups: Seq[RowGroup]) -> None:
         """The host decided: the device's counts of these sequences' tokens are not true any more."""
         for group in groups:
-            allocation = group.seq.allocation
-            if allocation is not None and group.seq.state.counts is not None:
-                self._seated[allocation.seat] = None
+            if group.seq.seated and group.seq.state.counts is not None:
+                self._seated[group.seq.allocation.seat] = None
 
     def take(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
         """Tell the device about those it does not know in their seats, and what the host bars at the rows they draw
@@ -102,11 +92,11 @@ class DeviceSeats:
         return controls
 
 
-def drawing(groups: Seq[RowGroup]) -> list[Sequence]:
-    """Whose draws a step decides: not those in the middle of their prompts, nor those who have ended since it was
+def sampling(groups: Seq[RowGroup]) -> list[Sequence]:
+    """Whose tokens a step samples: not those in the middle of their prompts, nor those who have ended since it was
     planned. Their rows run all the same and what they yield is dropped."""
     return [group.seq for group in groups
-            if group.logits_from < len(group.tokens) and group.seq.allocation is not None]
+            if group.sampled_rows and group.seq.seated]
 
 
 def send(values: np.ndarray, target: torch.Tensor) -> None:

@@ -9,25 +9,24 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.engine.execute.graphs.device_steps import DeviceSteps
+from paceline.engine.execute.graphs.memory import Use
+from paceline.engine.execute.graphs.step_graphs import StepGraphs
 
 log = logging.getLogger("paceline.engine")
 Progress = Callable[[str, int, int | None], None]
 
 
 @torch.inference_mode()
-def capture_steps(steps: DeviceSteps, most_rows: int, progress: Progress | None = None) -> int:
+def capture_steps(graphs: StepGraphs, most_rows: int, progress: Progress | None = None) -> int:
     """Decoding for every number of sequences, prompts and mixes of up to `most_rows` rows; how many steps were
     captured. Where memory ends the rest are left out."""
     begun = time.perf_counter()
-    captures = [] if steps.decoder is None else steps.decoder.captures()
-    captures += steps.mixed.captures(most_rows)
+    captures = [*graphs.decode.captures(), *graphs.prefill.captures(most_rows)]
     for done, capture in enumerate(captures):
         if progress is not None:
             progress("capture", done, len(captures))
-        try:
-            capture()
-        except torch.OutOfMemoryError:
+        # Not final: smaller steps, or those that are needed, may still find memory.
+        if not graphs.memory.allows(Use.PREFILL, capture, final=False):
             log.warning("no memory to capture more than %d of %d steps: give the cache fewer kv_blocks", done,
                         len(captures))
             return done

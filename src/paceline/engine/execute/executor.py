@@ -1,0 +1,84 @@
+"""Executor: carries steps out, in the order in which they were submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.engine.decide.decision import Decision
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Sequence, Status
+from paceline.engine.schedule.step import Step
+
+
+@dataclass(slots=True)
+class Settled:
+    """What came of a step."""
+
+    step: Step
+    decisions: Seq[Decision]
+    """One per group."""
+    forward_s: float = 0.0
+    """Seconds in which it ran, or in which the host waited for it."""
+    sample_s: float = 0.0
+    """Seconds in which the host decided."""
+    by_itself: bool = True
+    """Nothing else ran meanwhile: the times are what such a step takes."""
+    stale: bool = False
+    """Everybody in it had ended: nobody looked at what it yielded."""
+
+
+class StepDropped(Exception):
+    """A step was not carried out, nor will those submitted after it be: plan anew. Raised from the lack of memory that
+    is to blame."""
+
+    def __init__(self, step: Step, too_large: bool) -> None:
+        """`too_large`: smaller ones may find memory. Else the same rows will be run in another way."""
+        super().__init__(f"no memory for a step of {step.rows} rows")
+        self.step = step
+        self.too_large = too_large
+
+
+class Executor(Protocol):
+    """What one engine's steps run on. Whatever is settled must be committed before the next call."""
+
+    def make_room(self, seq: Sequence) -> bool:
+        """Before a sequence queues: allocate what sampling its tokens takes. False: its tokens are the host's."""
+
+    def has_room(self, running: Seq[Sequence]) -> bool:
+        """Whether another step, of those who run, may be submitted now."""
+
+    def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
+        """How often the next step should run by itself; 0: once, as any other. `since_arrival`: seconds since the last
+        request came."""
+
+    def submit(self, step: Step) -> None:
+        """Carry a step out, now or when those before it are settled and committed. Raises StepDropped."""
+
+    @property
+    def oldest(self) -> Step | None:
+        """The step that is settled next; None: none is in flight."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether everybody in the oldest step has ended, so that settling it takes no time."""
+
+    def settle(self) -> Settled:
+        """What came of the oldest step. Waits for it. Raises StepDropped."""
+
+    def advance(self) -> None:
+        """All that was settled is committed: what waited for that goes on. Raises StepDropped."""
+
+    def forget(self) -> None:
+        """No step in flight is to be settled any more."""
+
+
+def over(step: Step) -> bool:
+    """Whether everybody in a step has ended since it was planned."""
+    return all(group.seq.status is Status.FINISHED for group in step.groups)
+
+
+def nothing(step: Step) -> Settled:
+    """What comes of a step that is over."""
+    return Settled(step, [Decision([]) for _ in step.groups], stale=True)

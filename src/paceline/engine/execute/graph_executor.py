@@ -1,0 +1,259 @@
+"""GraphExecutor: steps on a device that samples by itself, submitted before the host has read the one before them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import torch
+
+from paceline.engine.decide.decider import Decider
+from paceline.engine.decide.sampled import Sampled
+from paceline.engine.execute.executor import Settled, StepDropped, nothing, over
+from paceline.engine.execute.graphs.in_flight import (
+    MOST_REPEATS,
+    RepeatedInFlight,
+    TokensInFlight,
+    VerdictsInFlight,
+)
+from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer
+from paceline.engine.execute.graphs.memory import Use
+from paceline.engine.execute.graphs.sample import WIDEST
+from paceline.engine.execute.graphs.seats import sampling
+from paceline.engine.execute.graphs.step_graphs import StepGraphs
+from paceline.engine.execute.graphs.warm_up import Progress, capture_steps
+from paceline.engine.execute.model_runner import ModelRunner
+from paceline.engine.rows.batch import Batch, BatchBuilder, StepLogits
+from paceline.engine.rows.placement import decided_on_device
+from paceline.engine.rows.sample_rows import row_masks
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Placement, Sequence
+from paceline.engine.schedule.step import Step
+
+AHEAD = 2
+"""Steps in flight, at most."""
+ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
+"""Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
+none has come for QUIET seconds."""
+QUIET = 1.0
+
+
+class Reading(Protocol):
+    def read(self) -> list[Sampled]:
+        """What was sampled, per group. Waits for the device."""
+
+
+class Flight:
+    """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
+
+    __slots__ = ("ahead", "batch", "buffer", "logits", "reading", "started", "step")
+
+    def __init__(self, step: Step, batch: Batch | None = None) -> None:
+        self.step = step
+        self.batch = batch
+        """None: a repeated step, which needs none."""
+        self.ahead = all(group.seq.placement >= Placement.AHEAD and group.draft is None and decided_on_device(group)
+                         for group in step.groups)
+        """Whether it can be launched before the tokens before it are known on the host."""
+        self.started = False
+        self.buffer: LogitsBuffer | None = None
+        """Where a captured forward leaves its logits, until they are sampled."""
+        self.reading: Reading | None = None
+        self.logits: StepLogits | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether the host has no word before it is sampled."""
+        return all(group.seq.placement is Placement.FREE for group in self.step.groups)
+
+    @property
+    def launched(self) -> bool:
+        """Whether its tokens, or the logits for the host, are on their way."""
+        return self.reading is not None or self.logits is not None
+
+
+class GraphExecutor:
+    """Implements Executor. What is captured, repeated or launched kernel by kernel, what waits for the host's masks,
+    and what happens without memory, is told to nobody."""
+
+    def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
+                 clock: Callable[[], float]) -> None:
+        self.graphs = graphs
+        self._memory = graphs.memory
+        self._runner = runner
+        self._builder = builder
+        self._decider = decider
+        self._clock = clock
+        self._flight: deque[Flight] = deque()
+        """Oldest first."""
+        self._step_seconds = ROUND_TRIP
+        """What a repeated step took last on the device."""
+        self._host_seconds = 0.0
+        """What the host needed last between two waits for the device."""
+        self._read_at: float | None = None
+
+    def capture(self, most_rows: int, progress: Progress | None = None) -> int:
+        """Capture steps of up to `most_rows` rows before the first request; how many there are."""
+        return capture_steps(self.graphs, most_rows, progress)
+
+    def make_room(self, seq: Sequence) -> bool:
+        return self.graphs.seats.make_room(seq, self._memory)
+
+    def has_room(self, running: Seq[Sequence]) -> bool:
+        if not self._flight:
+            return True
+        newest = self._flight[-1]
+        return (len(self._flight) < AHEAD and newest.ahead and newest.reading is not None
+                and all(seq.placement >= Placement.AHEAD for seq in running))
+
+    def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
+        """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
+        others in the queue just long enough for the host to keep up: who ends inside keeps them from a seat."""
+        running, decode = scheduler.running, self.graphs.decode
+        if (not scheduler.can_repeat() or len(running) > decode.most_rows
+                or any(seq.emitter.scored for seq in running)
+                or not self._memory.allows(Use.DECODE, lambda: decode.ready(running))):
+            return 0
+        longest = max(seq.limit - seq.computed - 1 for seq in running)
+        most, patience = MOST_REPEATS, QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
+        wanted = patience / AHEAD / self._step_seconds
+        if scheduler.queue_length:
+            most, wanted = MOST_REPEATS // 2, 1.0 + 1.5 * self._host_seconds / self._step_seconds
+        return max(1, min(most, int(wanted), longest))
+
+    def submit(self, step: Step) -> None:
+        try:
+            if step.repeated:
+                flight = Flight(step)
+                flight.reading, flight.started = self.graphs.decode.launch(step), True
+            else:
+                flight = Flight(step, self._builder.of_step(step))
+                self._go_on(flight, first=not self._flight)
+        except torch.OutOfMemoryError as problem:
+            if step.repeated:  # positions for its repeats are reserved: it can only be planned anew
+                self._memory.give_up(Use.DECODE)
+            raise StepDropped(step, too_large=not step.repeated) from problem
+        self._flight.append(flight)
+
+    @property
+    def oldest(self) -> Step | None:
+        return self._flight[0].step if self._flight else None
+
+    @property
+    def stale(self) -> bool:
+        # Not before it was launched: moves and copies of others travel with it.
+        return bool(self._flight) and self._flight[0].started and over(self._flight[0].step)
+
+    def settle(self) -> Settled:
+        if self.stale:
+            return nothing(self._flight.popleft().step)
+        flight, begun = self._flight[0], self._clock()
+        step = flight.step
+        self._finish(flight)
+        self._flight.popleft()
+        if flight.reading is not None:
+            sampled = self._read(flight.reading)
+            ran = self._clock()
+            decisions = self._decider.decide_sampled(step, sampled)
+        else:
+            assert flight.logits is not None
+            ran = self._clock()
+            self.graphs.seats.forget(step.groups)
+            decisions = self._decider.decide(step, flight.logits)
+        return Settled(step, decisions, ran - begun, self._clock() - ran, by_itself=not flight.ahead)
+
+    def advance(self) -> None:
+        if self._flight and not over(self._flight[0].step):
+            self._finish(self._flight[0])
+
+    def forget(self) -> None:
+        self._flight.clear()
+        self._read_at = None
+
+    def _finish(self, flight: Flight) -> None:
+        """All steps before it are committed."""
+        if not flight.launched:
+            try:
+                self._go_on(flight, first=True)
+            except torch.OutOfMemoryError as problem:
+                raise StepDropped(flight.step, too_large=True) from problem
+
+    def _go_on(self, flight: Flight, first: bool) -> None:
+        """Launch as much of a step as can be. `first`: all steps before it are committed, so everything can."""
+        if not flight.started and (first or flight.ahead):
+            self._start(flight, first)
+        if flight.buffer is not None and (first or flight.free):
+            self._sample(flight, first)
+
+    @torch.inference_mode()
+    def _start(self, flight: Flight, first: bool) -> None:
+        """The forward. Before the steps in front of it are committed only a captured one can be launched."""
+        step, batch = flight.step, flight.batch
+        assert batch is not None
+        drafted = any(group.draft is not None for group in step.groups)
+        if first:
+            batch.fill_pending(step.groups)
+        graphs, use = (self.graphs.verify, Use.VERIFY) if drafted else (self.graphs.prefill, Use.PREFILL)
+        ready = None
+        if batch.adapters is None and graphs.takes(step.groups, batch.rows):
+            ready = self._memory.attempt(use, lambda: graphs.ready(batch))
+        if ready is None and not first:
+            return
+        # Once its moves have begun a lack of memory drops the step: they must not be carried out twice.
+        flight.started = True
+        self._runner.storage.apply(batch.moves, batch.copies)
+        if ready is None:
+            flight.logits = self._runner.forward(batch)
+        elif drafted:
+            decided = self._decided(step)
+            flight.buffer = self.graphs.verify.run(ready, batch, step.groups if decided else ())
+        else:
+            flight.buffer = self.graphs.prefill.run(ready, batch)
+
+    @staticmethod
+    def _decided(step: Step) -> bool:
+        """Whether the device can decide all that a step yields, once the host has said what it masks."""
+        return all(decided_on_device(group) and (group.draft is None or len(group.tokens) <= WIDEST)
+                   for group in step.groups)
+
+    @torch.inference_mode()
+    def _sample(self, flight: Flight, first: bool) -> None:
+        """On the device, while the forward runs; or leave the logits to the host, where a grammar failed or there is no
+        memory. A step that is not the first may find memory later."""
+        step, batch, buffer = flight.step, flight.batch, flight.buffer
+        assert batch is not None and buffer is not None
+        drafted, follows = any(group.draft is not None for group in step.groups), Follows.NOTED
+        if drafted:
+            trees = any(group.parents is not None for group in step.groups)
+            follows = Follows.TREES if trees else Follows.CHAINS
+        masks = row_masks(step.groups) if self._decided(step) else None
+        graph = None
+        if masks is not None:
+            seats, samples = self.graphs.seats, self.graphs.samples
+            graph = self._memory.attempt(
+                Use.VERIFY if drafted else Use.PREFILL,
+                lambda: samples.ready(buffer, seats.take(sampling(step.groups), masks), follows), final=first)
+        if graph is not None:
+            graph.replay()
+            if drafted:
+                flight.reading = VerdictsInFlight(graph.out, step.groups, buffer.rows)
+            else:
+                count = max(1, len(batch.wanted))
+                flight.reading = TokensInFlight([part[:count] for part in graph.out], batch.first)
+            flight.buffer = None
+        elif first:
+            flight.logits = StepLogits(buffer.logits[:len(batch.wanted)], batch.first, {})
+            flight.buffer = None
+
+    def _read(self, reading: Reading) -> list[Sampled]:
+        asked = time.perf_counter()
+        if self._read_at is not None:
+            self._host_seconds = min(asked - self._read_at, ROUND_TRIP)
+        sampled = reading.read()
+        self._read_at = time.perf_counter() if self._flight else None
+        if isinstance(reading, RepeatedInFlight):
+            self._step_seconds = reading.seconds
+        return sampled

@@ -1,0 +1,48 @@
+"""ModelRunner: a model over a cache, run kernel by kernel: what every device can do."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.cache.storage import KVStorage
+from paceline.engine.rows.batch import Batch, StepLogits
+from paceline.kernels.adapted import adapted, of_rows
+from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import Layout
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM
+
+
+class ModelRunner:
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, device: torch.device) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.storage = storage
+        self.device = device
+
+    def run(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+        """All of a batch, which has no pending tokens. `taps`: layers whose hidden states are wanted."""
+        self.storage.apply(batch.moves, batch.copies)
+        return self.forward(batch, taps)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+        """Its rows alone: moves and copies have been carried out."""
+        layout, storage, wanted = self._on_device(batch.layout), self.storage, batch.wanted
+        kernels = adapted(self.kernels, batch.adapters, self.device)
+        context = Forward(kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
+                          key_scales=storage.key_scales, value_scales=storage.value_scales)
+        tokens = torch.from_numpy(batch.tokens)
+        hidden = self.model.forward(tokens if self.device.type == "cpu" else tokens.to(self.device), context)
+        if len(wanted) < layout.rows:
+            hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self.device)]
+            kernels = of_rows(kernels, wanted)
+        return StepLogits(self.model.logits(hidden, kernels), batch.first, context.tapped)
+
+    def _on_device(self, layout: Layout) -> Layout:
+        """The layout itself, its tensors moved."""
+        if self.device.type != "cpu":
+            layout.positions = layout.positions.to(self.device)
+            for view in layout.views:
+                view.tables, view.slots = view.tables.to(self.device), view.slots.to(self.device)
+        return layout
