@@ -182,7 +182,7 @@ def speculation() -> str:
     rules = [[code(rule.name), "yes" if rule.reads_q else "", "yes" if rule.chains_only else "",
               "no: lossy" if rule.lossy else "yes"] for rule in RULES.values()]
     return ("## Speculation\n\n`speculation` is None, a method's name, or a dict with a `\"method\"`, these options "
-            "and those of the method. Where depth adapts, `k` is 12 unless given; `oracle` and `wrong` do not adapt.\n\n"
+            "and those of the method. Where depth adapts `k` is 12 unless given; `oracle` and `wrong` do not adapt.\n\n"
             + table(["option", "type", "default", "what it says"], wish)
             + "\n\n" + table(["`verify`", "reads q", "chains only", "keeps the target's distribution"], rules)
             + f"\n\nPlanned, and refused with `NotYetError`: {', '.join(map(code, spec.PLANNED_METHODS))}; "
