@@ -25,25 +25,41 @@ class EngineOptions:
     """What a caller may set. None and "auto" mean: resolve for me."""
 
     model: str | None = None
+    """A folder (safetensors and config.json), a .gguf file, a hub id or a short name; None: the default model."""
     device: str = "auto"
+    """"cpu", "cuda", or "auto": a card where there is one."""
     dtype: str = "auto"
+    """Of weights and activations where torch computes: "float32", "float16", "bfloat16", or "auto"."""
     quantization: str | None = None
+    """Of the weights on the native CPU path: "int8", a scale per row, or "blocks", as a GGUF file stores them."""
     kv_dtype: str = "auto"
+    """Of the cache: "float32", "float16", "bfloat16", "int8" (native path), "fp8" or "auto" (docs/serving.md)."""
     speculation: Any = None
+    """For requests that do not say: a method's name, a dict with a "method", or None to decode plainly."""
     deterministic: bool = False
+    """Logits of a row are the same bits alone, in any batch and chunking. The native CPU path always is."""
     max_model_len: int | None = None
+    """Longest prompt and output together, in tokens."""
     block_size: int = 16
+    """Tokens per cache block."""
     kv_blocks: int | None = None
+    """Cache blocks in all; None: what the sequences can use, within the free memory."""
     max_batch_tokens: int | None = None
+    """Rows of a step at most."""
     max_num_seqs: int | None = None
+    """Sequences that run at once at most."""
     enable_prefix_caching: bool = True
+    """Prompts that begin alike share cache blocks."""
     kernels: str = "auto"
     """auto: native where it can run the model as the file stores it, else eager (reference if deterministic)."""
     threads: int | None = None
     """Threads of the native kernels; None: as many as torch uses."""
     max_prefill_chunk: int | None = None
+    """Rows of one prompt in a step at most; None: as many as the step has room for."""
     max_queue: int = 4096
+    """Samples that may wait; further requests are refused."""
     watermark: float = 0.01
+    """Share of the cache blocks that admitting a request must leave free."""
     schedule_ahead: bool = False
     """Plan a step while the one before it is still undecided."""
     adapters: Mapping[str, str] | None = None

@@ -28,39 +28,73 @@ class SamplingParams:
     """
 
     n: int = 1
+    """Samples that are returned, each with a seed of its own."""
     best_of: int | None = None
+    """Samples that are made; the n likeliest per token are returned."""
     max_tokens: int | None = 16
+    """Longest output; None: what the context leaves."""
     min_tokens: int = 0
+    """No end before so many tokens."""
     temperature: float = 1.0
+    """0 is greedy."""
     top_k: int = 0
+    """Keep the k most likely tokens; 0: all."""
     top_p: float = 1.0
+    """Keep the smallest set of tokens with this much probability."""
     min_p: float = 0.0
+    """Drop tokens below this fraction of the likeliest one's probability."""
     repetition_penalty: float = 1.0
+    """Above 1 discourages tokens of the prompt and of the output."""
     presence_penalty: float = 0.0
+    """Taken off the logit of each token that was written before."""
     frequency_penalty: float = 0.0
+    """Taken off the logit of a token for each time it was written."""
     logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids."""
     bad_words: tuple[str, ...] = ()
+    """Texts that are never written."""
     no_repeat_ngram_size: int = 0
+    """No run of so many tokens comes twice; 0: any may."""
     allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens may come."""
     stop: tuple[str, ...] = ()
+    """The text ends before the first of these texts."""
     stop_token_ids: tuple[int, ...] = ()
+    """The text ends at the first of these tokens."""
     ignore_eos: bool = False
+    """Go on past the model's own end."""
     seed: int | None = None
+    """The same seed gives the same text; None: one is chosen and returned."""
     logprobs: int | None = None
+    """Log-probabilities of each token and of the k best."""
     prompt_logprobs: int | None = None
+    """The same for the prompt."""
     beam_width: int = 1
+    """Above 1: a beam search with so many beams."""
     length_penalty: float = 1.0
+    """Of a beam search: a score is the sum of log-probabilities / length ** this."""
     early_stopping: bool | str = False
+    """Of a beam search: when it ends; True, False or "never"."""
     json_schema: Any = None
+    """The text is JSON that follows this schema: an object, a boolean or their JSON text."""
     regex: str | None = None
+    """The whole text matches this expression."""
     grammar: str | None = None
+    """The text follows this grammar, in Lark's notation or in GBNF."""
     choice: tuple[str, ...] | None = None
+    """The text is one of these."""
     on_empty_support: str = "error"
+    """What happens where masks leave no token: "error", "stop" or "unmasked"."""
     priority: int = 0
+    """Higher ones run first and are preempted last."""
     timeout_s: float | None = None
+    """Seconds after which the request ends with what it has."""
     cache_salt: str = ""
+    """Requests with different salts share neither cache blocks nor what drafters remember."""
     interrupt: Callable[[str, list[int]], bool] | None = None
+    """Called with text and token ids after each step; True ends the text."""
     trace: bool = False
+    """Record what `paceline replay` needs."""
 
     def __post_init__(self) -> None:
         for name in ("bad_words", "stop", "stop_token_ids", "allowed_token_ids", "choice"):
@@ -264,8 +298,11 @@ class TokenLogprob:
     """Natural-log probabilities of one emitted (or prompt) token, before and after the processors."""
 
     token: int
+    """Its id."""
     raw: float
+    """Log-probability by the model alone."""
     processed: float
+    """After every control: that of the distribution it was sampled from."""
     rank: int
     """1 = most likely under the raw distribution."""
     top: dict[int, float] = field(default_factory=dict)
@@ -277,14 +314,19 @@ class Completion:
     """One sample of a request."""
 
     index: int
+    """Which of the n."""
     text: str = ""
+    """What was written, without the stop string that ended it."""
     token_ids: list[int] = field(default_factory=list)
+    """Of the output alone."""
     finish_reason: str | None = None
     """None while running; "stop" | "length" | "interrupt" | "timeout" | "cancelled" | "error"."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it, where one did."""
     logprobs: list[TokenLogprob] | None = None
+    """One per token, where asked for."""
     seed: int = 0
+    """Its own: with it the sample can be had alone."""
     cumulative_logprob: float | None = None
     """Sum of its tokens' raw log-probabilities, where the request chose among texts by it."""
     score: float | None = None
@@ -296,14 +338,24 @@ class RequestOutput:
     """What a request produced so far; `finished` says whether more will come."""
 
     request_id: str
+    """Also in the server's answers and logs."""
     prompt: str | None
+    """As it was given; None: it came as token ids."""
     prompt_token_ids: list[int]
+    """The prompt as the model saw it."""
     outputs: list[Completion]
+    """The n samples; where some were chosen at the end, the best first."""
     finished: bool = False
+    """All samples have ended."""
     seed: int = 0
+    """Given or chosen: with it the request can be repeated."""
     metrics: Any = None
+    """Times and counts of the request (engine/records/metrics.py)."""
     speculation: Any = None
+    """SpeculationStats; None: it did not speculate."""
     trace: Any = None
+    """What `paceline replay` reads, where asked for."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One per prompt token, where asked for; None for the first."""
     error: PacelineError | None = None
     """Set when this request alone failed; `outputs` then hold what came before."""

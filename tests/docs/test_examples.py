@@ -104,6 +104,23 @@ def test_links_lead_somewhere(page):
     assert missing == []
 
 
+def anchors(page):
+    """What links may name in a page: its headings, as hosts of repositories spell them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
+            for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_into_pages_name_a_heading(page):
+    text = FENCE.sub("", page.read_text())
+    targets = [target.split("#") for target in re.findall(r"\]\(([^)\s]+)\)", text)
+               if "#" in target and "://" not in target]
+    missing = [f"{name}#{anchor}" for name, anchor in targets
+               if anchor not in anchors(page.parent / name if name else page)]
+    assert missing == []
+
+
 def test_pictures_are_readable_in_light_and_dark():
     for picture in (ROOT / "docs" / "images").glob("*.svg"):
         text = picture.read_text()
