@@ -72,6 +72,9 @@ def test_commands_exist(line):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
+    elif words[0] == "python":
+        text = (ROOT / words[1]).read_text()
+        assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text] == []
     else:
         assert words[0] == "paceline", f"cannot check {line!r}"
         parse(typer.main.get_command(app), words[1:])
