@@ -37,13 +37,13 @@ test-full: $(VENV)/.installed-dev lint ## the same with the long matrices
 		--cov=paceline --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE_FLOOR)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and import-linter alone
-	@$(PY) -m ruff check src tests
+	@$(PY) -m ruff check src tests tools
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
 clean: ## remove .venv and what the tools left behind (the model cache stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second `make` quick and rerun pip when what is to be installed has changed.
 NATIVE := CMakeLists.txt $(wildcard native/*)

@@ -11,12 +11,12 @@ import torch
 
 from engine.tiny import BASE, SHAPES, VOCAB, RandomWeights, tiny_model
 from paceline.bench import quality
-from paceline.bench.quality import Format, Scorer, perplexity, windows
-from paceline.bench.rounding import RoundedKernels, RoundedWeights, round_int4, round_int8
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.reference import ReferenceKernels
+from paceline.measure.perplexity import Format, Scorer, perplexity, read_text, windows
+from paceline.measure.rounding import RoundedKernels, RoundedWeights, round_int4, round_int8
 
 
 def tokens_of(count: int) -> list[int]:
@@ -136,7 +136,7 @@ def test_every_format_has_a_name_of_its_own_and_float32_comes_first():
 def test_a_text_may_be_plain_or_packed(tmp_path):
     (tmp_path / "a.txt").write_text("Zwölf Boxkämpfer")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("Zwölf Boxkämpfer".encode()))
-    assert quality.read_text(tmp_path / "a.txt") == quality.read_text(tmp_path / "a.txt.gz") == "Zwölf Boxkämpfer"
+    assert read_text(tmp_path / "a.txt") == read_text(tmp_path / "a.txt.gz") == "Zwölf Boxkämpfer"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"not gzip",
@@ -146,7 +146,7 @@ def test_a_text_that_cannot_be_read_is_named(content, tmp_path, capsys):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="UTF-8"):
-        quality.read_text(path)
+        read_text(path)
     assert main(["bench", "quality", "--text", str(path)]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 

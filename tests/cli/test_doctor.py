@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.bench import machine
 from paceline.cli import doctor, selfcheck
 from paceline.cli.main import main
 from paceline.kernels.eager import EagerKernels
+from paceline.measure import machine
 
 FINE = machine.Machine(
     system="Linux 6", architecture="x86_64", cpu="A Fast One", cores=8, usable_cores=8,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,9 @@ def test_commands_exist(line):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
+    elif words[0] == "python":
+        known = subprocess.run([sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert [word for word in words[2:] if word.startswith("--") and f"{word} " not in known.stdout] == []
     else:
         assert words[0] == "paceline", f"cannot check {line!r}"
         parse(typer.main.get_command(app), words[1:])

@@ -21,12 +21,12 @@ from engine.tiny import BASE, SHAPES, RandomWeights, tiny_llm
 from native.test_native_kernels import packed, quantised, random_blocks
 from native.test_native_model import shape
 from paceline import LLM, SamplingParams
-from paceline.bench.rounding import RoundedWeights
 from paceline.errors import ConfigError
 from paceline.kernels import cpu
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.packed import PackedWeight, plain
 from paceline.kernels.reference import ReferenceKernels
+from paceline.measure.rounding import RoundedWeights
 from paceline.models.config import ModelConfig
 from paceline.models.packing import PackingWeights
 from paceline.models.registry import build

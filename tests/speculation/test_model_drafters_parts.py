@@ -13,7 +13,6 @@ from tokenizers import models as backend_models
 
 from engine.tiny import VOCAB, RandomWeights, tiny_llm
 from paceline import LLM, SamplingParams
-from paceline.bench.skip import candidates, forecast, measure
 from paceline.engine.drafting.cached_models import _lead
 from paceline.engine.drafting.models import LoadedModel, check_same_vocabulary
 from paceline.errors import RequestError
@@ -25,6 +24,7 @@ from paceline.models.reduced import RoundedWeights, ShorterModel, four_bit_block
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.drafters.skip import default_skip, read_skip
+from skip_lists import candidates, forecast, measure
 from speculation.model_drafting import PROMPT, drafting_llm, shape, target
 
 needs_native = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here")

@@ -15,12 +15,12 @@ import torch
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
 from paceline.bench.gpu_peers import measure
 from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, cache_bytes, config_of, weight_bytes
-from paceline.bench.gpu_timing import bandwidth
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.config import EngineOptions
 from paceline.engine.build import choose_device, engine_for
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.measure.kernel_time import bandwidth
 from paceline.models.registry import build
 from paceline.request import SamplingParams
 

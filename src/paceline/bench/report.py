@@ -7,13 +7,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.machine import inspect_machine
-from paceline.errors import PacelineError
+from paceline.measure.machine import inspect_machine
 
 
 @dataclass(slots=True)
@@ -85,19 +83,6 @@ def emit(result: dict[str, Any], target: str | None) -> None:
     print(table(result))
     if target is not None:
         Path(target).write_text(json.dumps(result, indent=2) + "\n")
-
-
-def conclude(check: Callable[[], dict[str, Any]], target: str | None) -> None:
-    """For commands that check something: emit what `check` returns, and exit with 1 where it names failures."""
-    try:
-        result = check()
-    except PacelineError as problem:
-        raise SystemExit(f"error: {problem}") from None
-    emit(result, target)
-    for failure in result["failures"]:
-        say(failure)
-    if result["failures"]:
-        raise SystemExit(1)
 
 
 def json_argument(parser: argparse.ArgumentParser) -> None:

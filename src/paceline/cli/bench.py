@@ -185,8 +185,9 @@ def quality(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the formats that are tried in torch.")] = "cpu",
 ) -> None:
     """Perplexity of a text in each number format, and what it loses against float32."""
-    from paceline.bench.quality import read_text, run
+    from paceline.bench.quality import run
     from paceline.engine.build import choose_device
+    from paceline.measure.perplexity import read_text
 
     read_text(text)
     choose_device(device)
@@ -233,37 +234,6 @@ def spec(
         finish(result, json_file, chart)
     except OSError as error:
         raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
-
-
-@app.command("ties")
-def ties(
-    dataset: Annotated[str, typer.Option(help="Questions: a JSON object a line with question_id, category, turns.")],
-    json_file: options.JsonFile = None,
-    model: options.Model = None,
-    prompts: Annotated[int, typer.Option(min=1, help="First turns of so many questions.")] = 200,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
-    method: Annotated[str, typer.Option(help="Speculation method.")] = "ngram",
-    k: Annotated[int, typer.Option("--k", min=1, help="Draft tokens a step, always.")] = 4,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Leave out what is not begun by then.")] = None,
-    device: options.Device = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-) -> None:
-    """Default mode in plain torch: answers that differ with speculation, and whether each is a numerical tie."""
-    from paceline.bench.questions import read_questions
-    from paceline.bench.ties import only_ties, rounding, run
-    from paceline.engine.build import choose_device
-    from paceline.speculation.spec import parse
-
-    read_questions(dataset)
-    parse(method)
-    rounding(dtype)
-    choose_device(device)
-    _fetch(model)
-    result = run(dataset, prompts, max_tokens, method, k, batch, model, minutes, device=device, dtype=dtype)
-    _emit(result, json_file)
-    if not only_ties(result):
-        raise typer.Exit(1)
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.bench.machine import Machine, inspect_machine
 from paceline.cli.plain import plain
 from paceline.cli.terminal import console
+from paceline.measure.machine import Machine, inspect_machine
 
 CHECK_FAILED = 1
 _GIB = 1 << 30

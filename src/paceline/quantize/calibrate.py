@@ -7,10 +7,10 @@ from functools import cached_property
 
 import torch
 
-from paceline.bench.quality import Scorer, windows
 from paceline.errors import ConfigError
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.packed import Weight, plain
+from paceline.measure.perplexity import Scorer, windows
 from paceline.models.interface import CausalLM
 from paceline.quantize.sites import Site, sites
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from paceline.bench.quality import BASELINE, Format, read_text, scorer, windows
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError
+from paceline.measure.perplexity import BASELINE, Format, read_text, scorer, windows
 from paceline.models.config import ModelConfig
 from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.load.quantised.codes import Codes

@@ -12,7 +12,7 @@ from paceline.speculation.models import ATTENTION, MLP, Sublayer
 from paceline.speculation.options import Options
 
 RATIO = 0.2
-"""What promised most on the default model (`python -m paceline.bench.skip`); larger models bear more."""
+"""What promised most on the default model (`python tools/skip_lists.py`); larger models bear more."""
 _SUBLAYER = re.compile(rf"({ATTENTION}|{MLP})\.(\d{{1,6}})")
 
 

@@ -1,0 +1,253 @@
+"""Whether the Triton kernels are right on this card: against the reference, and bit by bit between widths.
+
+Failures are collected as sentences, never raised: one run should say all that is wrong. Exits with 1 where there are
+any. `python tests/gpu/kernel_checks.py` needs torch, triton and numpy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.bench.report import Row, document, json_argument, say
+from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads, KVCache, Norm
+from paceline.kernels.paths import ancestry, depths
+from paceline.kernels.reference import ReferenceKernels
+from paceline.kernels.triton import load
+from verdict import card, conclude
+
+TREE = [-1, 0, 0, 1, 1, 2, 4, 4, 0]
+Tensor = torch.Tensor
+Caches = tuple[Tensor, Tensor]
+
+
+@torch.inference_mode()
+def run(device: torch.device) -> dict[str, Any]:
+    """The document: a row a check, with its seconds and what was seen of a problem."""
+    rows: list[Row] = []
+    failures: list[str] = []
+    for name, check in _checks(device):
+        began = time.perf_counter()
+        try:
+            problem = check()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}".splitlines()[0] + " | " + traceback.format_exc()[-400:]
+        seconds = time.perf_counter() - began
+        rows.append(Row(name, "s", round(seconds, 1), higher_is_better=False, note=problem))
+        say(f"{'ok  ' if not problem else 'FAIL'} {name:58s} {seconds:5.1f} s  {problem}")
+        if problem:
+            failures.append(f"{name}: {problem}")
+    say(f"kernel_checks: {len(rows) - len(failures)} of {len(rows)} passed")
+    return document(rows) | {"failures": failures}
+
+
+def _checks(device: torch.device) -> Iterator[tuple[str, Callable[[], str]]]:
+    for dtype in (torch.bfloat16, torch.float32):
+        short = str(dtype)[6:]
+        for deterministic in (False, True):
+            mode = "deterministic" if deterministic else "fast"
+            kernels = load(deterministic, device)
+            yield f"products {short} {mode}", lambda k=kernels, d=dtype: _products(k, device, d)  # type: ignore[misc]
+            yield f"projection {short} {mode}", lambda k=kernels, d=dtype: _project(k, device, d)  # type: ignore[misc]
+            yield f"attention {short} {mode}", lambda k=kernels, d=dtype: _attention(k, device, d)  # type: ignore[misc]
+        exact = load(True, device)
+        yield f"bits of products {short}", lambda k=exact, d=dtype: _product_bits(k, device, d)  # type: ignore[misc]
+        yield f"bits of attention {short}", lambda k=exact, d=dtype: _attention_bits(k, device, d)  # type: ignore[misc]
+    yield "fp8 cache", lambda: _fp8(device)
+
+
+def _far(got: Tensor, expected: Tensor, dtype: torch.dtype, name: str, limit: float | None = None) -> str:
+    # Of the largest value: bfloat16 has 8 bits, float32 sums in another order.
+    limit = limit or (2e-2 if dtype == torch.bfloat16 else 1e-5)
+    gap = (got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-9)
+    return "" if bool(gap <= limit) else f"{name} off by {float(gap):.2e} of the largest. "
+
+
+def _random(device: torch.device, dtype: torch.dtype, seed: int = 0) -> Callable[..., Tensor]:
+    source = torch.Generator(device).manual_seed(seed)
+
+    def make(*shape: int) -> Tensor:
+        values = torch.randn(shape, generator=source, device=device)
+        return (values / shape[-1] ** 0.5 if len(shape) == 2 else values).to(dtype)
+
+    return make
+
+
+def _products(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    make, reference, problem = _random(device, dtype), ReferenceKernels(), ""
+    for inputs, outputs in ((4096, 1024), (576, 960), (1536, 576)):
+        weight, norm, bias = make(outputs, inputs), Norm(make(inputs), 1e-5), make(outputs)
+        for count in (1, 8, 33, 200):
+            x, residual = make(count, inputs) * inputs ** 0.5, make(count, outputs)
+            where = f"{outputs}x{inputs} at {count} rows"
+            problem += _far(kernels.linear(x, weight, bias), reference.linear(x, weight, bias), dtype, where)
+            problem += _far(kernels.linear_add(x, weight, None, residual.clone()),
+                            reference.linear_add(x, weight, None, residual), dtype, f"+ residual {where}")
+            problem += _far(kernels.gated(x, norm, weight, None), reference.gated(x, norm, weight, None), dtype,
+                            f"gated {where}")
+            problem += _far(kernels.head(x, norm, weight), reference.head(x, norm, weight), dtype, f"head {where}")
+    return problem
+
+
+def _project(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    make, problem = _random(device, dtype), ""
+    heads = Heads(9, 3, 64)
+    for shape in (heads, replace(heads, query_norm=Norm(make(64), 1e-5), key_norm=Norm(make(64), 1e-5))):
+        weight, norm = make(15 * 64, 576), Norm(make(576), 1e-5)
+        for count in (1, 5, 100):
+            x = make(count, 576) * 24
+            angles = torch.rand(count, 32, device=device) * 6
+            cos = torch.cat((angles.cos(), angles.cos()), -1)[:, None]
+            sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
+            slots = torch.randperm(200, device=device)[:count]
+            caches = [KVCache(*(torch.zeros(200, 3, 64, dtype=dtype, device=device) for _ in range(2)))
+                      for _ in range(2)]
+            q, expected = (k.project(x, norm, weight, None, shape, cos, sin, cache, slots)
+                           for k, cache in zip((kernels, ReferenceKernels()), caches))
+            where = f"at {count} rows"
+            problem += _far(q, expected, dtype, f"q {where}")
+            problem += _far(caches[0].keys, caches[1].keys, dtype, f"k {where}")
+            problem += _far(caches[0].values, caches[1].values, dtype, f"v {where}")
+    return problem
+
+
+def make_step(groups: list[tuple[int, int, list[int] | None]], device: torch.device, dtype: torch.dtype, *,
+              heads: int = 32, kv_heads: int = 8, dim: int = 128, window: int | None = None,
+              seed: int = 0) -> tuple[Layout, Tensor, Caches]:
+    """Groups (start, rows, parents) in shuffled blocks, caches full of NaN elsewhere. What a group holds depends on
+    itself alone, not on the others or on `seed`, which only places it."""
+    needed = [-(-(start + count) // 16) for start, count, _ in groups]
+    free = list(range(1, sum(needed) + 9))
+    random.Random(seed).shuffle(free)
+    keys, values = (torch.full(((sum(needed) + 9) * 16, kv_heads, dim), torch.nan, dtype=dtype, device=device)
+                    for _ in range(2))
+    tables = torch.zeros(len(groups), max(needed) + 1, dtype=torch.int32)
+    offsets, positions, slots, queries = [0], [], [], []
+    for index, (start, count, parents) in enumerate(groups):
+        tables[index, :needed[index]] = torch.tensor([free.pop() for _ in range(needed[index])])
+        make = _random(device, dtype, start)
+        physical = torch.arange(start + count)
+        where = tables[index, physical // 16].long() * 16 + physical % 16
+        for cache in (keys, values):
+            cache[where.to(device)] = make(start + count, kv_heads, dim)
+        queries.append(make(start + count, heads, dim)[start:])
+        slots.append(where[start:])
+        positions += [start + d for d in (range(count) if parents is None else depths(parents))]
+        offsets.append(offsets[-1] + count)
+    view = GroupView(tables.to(device), torch.cat(slots).to(device), window)
+    layout = Layout(torch.tensor(positions, device=device), offsets, [group[0] for group in groups],
+                    [group[2] for group in groups], 16, [view])
+    return layout, torch.cat(queries), (keys, values)
+
+
+MIXED: list[tuple[int, int, list[int] | None]] = [
+    (13, 9, TREE), (0, 20, None), (500, 1, None), (1000, 5, None), (777, 9, TREE), (40, 300, None), (3000, 1, None)]
+
+
+def _attend(kernels: Kernels, step: tuple[Layout, Tensor, Caches]) -> Tensor:
+    layout, q, (keys, values) = step
+    return kernels.attend(q, keys, values, layout, layout.views[0], q.shape[2] ** -0.5)
+
+
+def _attention(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    problem = ""
+    for heads, kv_heads, dim in ((32, 8, 128), (9, 3, 64)):
+        for window in (None, 100):
+            step = make_step(MIXED, device, dtype, heads=heads, kv_heads=kv_heads, dim=dim, window=window)
+            got = _attend(kernels, step)
+            view = step[0].views[0]
+            step[0].views[0] = GroupView(view.tables.long(), view.slots, window)
+            step[2][0].nan_to_num_(0.0), step[2][1].nan_to_num_(0.0)
+            problem += _far(got, _attend(ReferenceKernels(), step), dtype, f"{heads}/{kv_heads} x {dim}, {window}")
+    return problem
+
+
+def _product_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    make, problem = _random(device, dtype), ""
+    for inputs, outputs in ((4096, 1024), (14336, 256), (576, 960), (1536, 576)):
+        x, weight, norm = make(300, inputs), make(outputs, inputs), Norm(make(inputs), 1e-5)
+        ops: dict[str, Callable[[Tensor], Tensor]] = {
+            "linear": lambda x, w=weight: kernels.linear(x, w),  # type: ignore[misc]
+            "gated": lambda x, w=weight, n=norm: kernels.gated(x, n, w, None)}  # type: ignore[misc]
+        for name, op in ops.items():
+            whole = op(x)
+            for first, last in ((0, 1), (1, 3), (5, 13), (100, 133), (0, 64), (0, 65), (299, 300)):
+                if not torch.equal(op(x[first:last].clone()), whole[first:last]):
+                    problem += f"{name} {outputs}x{inputs} differs at {last - first} rows. "
+    return problem
+
+
+def _attention_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    problem = ""
+    together = _attend(kernels, make_step(MIXED, device, dtype))
+    offset = 0
+    for index, group in enumerate(MIXED):
+        alone = _attend(kernels, make_step([group], device, dtype, seed=index + 1))
+        if not torch.equal(alone, together[offset:offset + group[1]]):
+            problem += f"group {index} {group[:2]} alone differs. "
+        offset += group[1]
+    whole, q, caches = make_step([(0, 600, None)], device, dtype)
+    all_rows = _attend(kernels, (whole, q, caches))
+    for count in (1, 2, 17, 64, 129, 300):
+        view = whole.views[0]
+        part = Layout(whole.positions[-count:], [0, count], [600 - count], [None], 16,
+                      [GroupView(view.tables, view.slots[-count:])])
+        if not torch.equal(_attend(kernels, (part, q[-count:], caches)), all_rows[-count:]):
+            problem += f"a prompt's last {count} rows differ. "
+    return problem + _tree_bits(kernels, device, dtype)
+
+
+def _tree_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    """Each path of a tree once more as a chain, its keys copied to the chain's slots."""
+    for start in (250, 61):
+        tree, q, (keys, values) = make_step([(start, len(TREE), TREE)], device, dtype)
+        got = _attend(kernels, (tree, q, (keys, values)))
+        slots = tree.views[0].slots
+        for row, path in enumerate(ancestry(TREE)):
+            mine = [cache.clone() for cache in (keys, values)]
+            for cache, source in zip(mine, (keys, values)):
+                cache[slots[:len(path)]] = source[slots[path]]
+            chain = Layout(start + torch.arange(len(path), device=device), [0, len(path)], [start], [None], 16,
+                           [GroupView(tree.views[0].tables, slots[:len(path)])])
+            if not torch.equal(_attend(kernels, (chain, q[path], (mine[0], mine[1])))[-1], got[row]):
+                return f"tree row {row} after {start} differs from its chain. "
+    return ""
+
+
+def _fp8(device: torch.device) -> str:
+    layout, q, caches = make_step(MIXED, device, torch.bfloat16)
+    view, problem = layout.views[0], ""
+    codes = [torch.zeros_like(cache, dtype=torch.float8_e4m3fn) for cache in caches]
+    scales = [torch.zeros(cache.shape[:2], device=device) for cache in caches]
+    kernels, everything = load(False, device), torch.arange(len(caches[0]), device=device)
+    there = ~caches[0].isnan().flatten(1).any(1)
+    everything = everything.where(there, -1)
+    kernels.store(codes[0], codes[1], everything, caches[0], caches[1], (scales[0], scales[1]))
+    for cache, code, scale in zip(caches, codes, scales):
+        problem += _far((code.float() * scale[..., None])[there], cache[there], torch.bfloat16, "codes", limit=0.04)
+    got = kernels.attend(q, codes[0], codes[1], layout, view, 128 ** -0.5, (scales[0], scales[1]))
+    layout.views[0] = GroupView(view.tables.long(), view.slots)
+    expected = ReferenceKernels().attend(q, codes[0], codes[1], layout, layout.views[0], 128 ** -0.5,
+                                         (scales[0], scales[1]))
+    return problem + _far(got, expected, torch.bfloat16, "attention")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python tests/gpu/kernel_checks.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    json_argument(parser)
+    given = parser.parse_args()
+    conclude(lambda: run(card()), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""The equality matrix with real drafters on a card: in deterministic mode every request gets the tokens it gets alone
+with speculation off, whatever drafts for it, as chain or tree, greedy or drawn with all controls, alone, in a crowd, in
+chunks, preempted, swapped or on a warm cache.
+
+Prints a table, a line a drafter and a column a circumstance, and exits with 1 where a token differs or a drafter fails.
+Without a card (--device cpu with TRITON_INTERPRET=1) the same code runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.report import Row, document, json_argument, say
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM
+from paceline.request import SamplingParams
+from subjects import LOADED, SMALL, RandomSubject, RealSubject, Subject
+
+WISHES: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
+    "suffix tree": {"method": "suffix", "tree": True, "factor": 3.0},
+    "lookahead": {"method": "lookahead"},
+    "skip": {"method": "skip"},
+    "skip tree": {"method": "skip", "branches": [2, 1, 2]},
+    "exit": {"method": "exit"},
+    "exit tree": {"method": "exit", "branches": [2, 2]},
+    "draft": {"method": "draft", "model": LOADED},
+    "draft tree": {"method": "draft", "model": LOADED, "branches": [2, 1, 2, 1]},
+    "draft small": {"method": "draft", "model": SMALL, "branches": 2},
+    "precision": {"method": "precision", "bits": 8},
+    "cascade": {"method": "cascade", "drafter": "ngram", "by": {"method": "exit"}},
+    "specinfer": {"method": "specinfer", "drafters": ["ngram", "lookahead", "exit"]},
+    "merge": {"method": "merge", "drafters": ["ngram", "suffix", "skip"]},
+    "auto": {"method": "auto"},
+    "auto adaptive": {"method": "auto", "adaptive": True,
+                       "drafters": ["ngram", {"method": "draft", "model": LOADED}]},
+    "right chain": {"method": "oracle", "k": 7},
+    "right tree": {"method": "oracle", "branches": 3},
+    "wrong tree": {"method": "wrong", "branches": 2},
+    "plain": {},
+}
+"""By name; "plain" runs beside the others without a drafter."""
+STYLES = ("greedy", "seeded", "controlled", "random")
+CIRCUMSTANCES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "crowd": {},
+    "chunks": {"max_prefill_chunk": 7},
+    "ahead": {"schedule_ahead": True},
+    "launched": {"capture": "never"},
+    "preempted": {"watermark": 0.0, "preemption": "recompute"},
+    "swapped": {"watermark": 0.0, "preemption": "swap", "swap_space": 0.1},
+    "warm": {"enable_prefix_caching": True},
+}
+"""By name, with the engine's options."""
+CROWDED = {"preempted": "preemptions", "swapped": "swap_blocks_in"}
+"""Circumstances with room for about one request at a time, and what is counted where they come about."""
+BLOCK = 16
+Text = tuple[list[int], str | None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of the matrix."""
+
+    wish: str
+    style: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: Case
+    circumstance: str
+    found: Text
+    expected: Text
+    accepted: int
+    failure: str | None
+
+    @property
+    def fine(self) -> bool:
+        return self.found == self.expected and self.failure is None
+
+    def as_dict(self) -> dict[str, Any]:
+        place = next((at for at, (ours, theirs) in enumerate(zip(self.expected[0], self.found[0])) if ours != theirs),
+                     min(len(self.expected[0]), len(self.found[0])))
+        return {"drafter": self.case.wish, "style": self.case.style, "circumstance": self.circumstance,
+                "first_difference": place, "expected": self.expected, "found": self.found, "failure": self.failure}
+
+
+def params_of(style: str, seed: int, vocab: int, count: int) -> SamplingParams:
+    """The sampling controls of a style; "random" ones are drawn from the seed."""
+    fixed: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "seeded": {"temperature": 0.9, "top_p": 0.95, "top_k": 40},
+        "controlled": {"temperature": 1.1, "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3,
+                       "frequency_penalty": 0.1, "logit_bias": {5: 1.5, 9: -2.0}, "no_repeat_ngram_size": 3}}
+    luck = random.Random(seed)
+    optional: dict[str, Any] = {
+        "top_k": luck.randint(1, 50), "top_p": luck.uniform(0.5, 1.0), "min_p": luck.uniform(0.0, 0.1),
+        "repetition_penalty": luck.uniform(0.8, 1.4), "presence_penalty": luck.uniform(-0.5, 1.0),
+        "frequency_penalty": luck.uniform(-0.5, 1.0), "no_repeat_ngram_size": luck.randint(2, 4),
+        "logit_bias": {luck.randrange(vocab): luck.uniform(-4.0, 4.0) for _ in range(4)},
+        "allowed_token_ids": luck.sample(range(vocab), vocab // 2),
+        "stop_token_ids": [luck.randrange(vocab)], "min_tokens": luck.randint(0, 4), "logprobs": 2}
+    chosen = fixed.get(style) or {"temperature": luck.choice([0.0, 0.7, 1.3])} | {
+        name: optional[name] for name in luck.sample(sorted(optional), 5)}
+    return SamplingParams(max_tokens=count, ignore_eos=True, seed=seed, on_empty_support="stop", **chosen)
+
+
+def cases_of(subject: Subject, wishes: Sequence[str], styles: Sequence[str], count: int) -> list[Case]:
+    cases = []
+    for index, wish in enumerate(wishes):
+        for number, style in enumerate(styles):
+            seed = 1000 * index + number
+            cases.append(Case(wish, style, subject.prompt(seed), params_of(style, seed, subject.vocab_size, count)))
+    return cases
+
+
+def wish_of(case: Case, expected: Text) -> dict[str, Any] | None:
+    """What to ask the engine for. Drafts are made in every step, whether they pay or not, unless the wish says so."""
+    if not WISHES[case.wish]:
+        return None
+    wish = {"k": 4, "nodes": 24, "adaptive": False} | WISHES[case.wish]
+    return wish | {"tokens": expected[0]} if wish["method"] in ("oracle", "wrong") else wish
+
+
+def plain_texts(subject: Subject, cases: Sequence[Case]) -> list[Text]:
+    """Alone, without speculation."""
+    llm = subject.llm(enable_prefix_caching=False, kv_blocks=_blocks(cases), block_size=BLOCK)
+    return [_texts(llm.generate([case.prompt], case.params, speculation=None))[0] for case in cases]
+
+
+def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expected: Sequence[Text]) -> list[Outcome]:
+    """Every case under one circumstance. A crowd is all of them at once."""
+    own = _blocks([max(cases, key=_length)])
+    room = own + own // 2 if circumstance in CROWDED else _blocks(cases)
+    options = {"enable_prefix_caching": False, "kv_blocks": room, "block_size": BLOCK} | CIRCUMSTANCES[circumstance]
+    if circumstance in CROWDED:
+        options["max_model_len"] = own * BLOCK
+    llm = subject.llm(**options)
+    wishes = [wish_of(case, text) for case, text in zip(cases, expected)]
+    if circumstance == "alone":
+        found = [llm.generate([case.prompt], case.params, speculation=wish)[0] for case, wish in zip(cases, wishes)]
+    else:
+        for _ in range(2 if circumstance == "warm" else 1):
+            found = llm.generate([case.prompt for case in cases], [case.params for case in cases], speculation=wishes)
+    if circumstance in CROWDED and len(cases) > 1 and llm.metrics()[CROWDED[circumstance]] == 0:
+        raise PacelineError(f"Nobody was {circumstance}: this cell proves nothing; give it more requests.")
+    llm.engine.cache.check([])
+    stats = [out.speculation for out in found]
+    return [Outcome(case, circumstance, text, want, 0 if stat is None else stat.accepted,
+                    None if stat is None else stat.failure)
+            for case, text, want, stat in zip(cases, _texts(found), expected, stats)]
+
+
+def run(subject: Subject, wishes: Sequence[str] = tuple(WISHES), styles: Sequence[str] = STYLES,
+        circumstances: Sequence[str] = tuple(CIRCUMSTANCES), count: int = 32) -> dict[str, Any]:
+    """The document: a row a cell, the differences beside them."""
+    for given, known, what in ((wishes, WISHES, "drafter"), (styles, STYLES, "style"),
+                               (circumstances, CIRCUMSTANCES, "circumstance")):
+        wrong = [name for name in given if name not in known]
+        if wrong:
+            raise ConfigError(f"No {what} {wrong[0]!r}: use some of {', '.join(known)}.")
+    cases = cases_of(subject, [wish for wish in wishes if subject.can(wish)], styles, count)
+    expected = plain_texts(subject, cases)
+    if sum(len(set(tokens)) > 2 for tokens, _ in expected) * 2 < len(expected):
+        raise PacelineError("Most texts are one token over and over: equality would mean nothing.")
+    say(f"matrix: {len(cases)} requests decoded plainly")
+    rows: list[Row] = []
+    wrong_ones: list[dict[str, Any]] = []
+    for circumstance in circumstances:
+        found = outcomes(subject, circumstance, cases, expected)
+        for wish in dict.fromkeys(case.wish for case in cases):
+            own = [one for one in found if one.case.wish == wish]
+            rows.append(Row(f"{wish} / {circumstance}", "equal", sum(one.fine for one in own),
+                            note=f"of {len(own)}, {sum(one.accepted for one in own)} drafts accepted"))
+        wrong_ones += [one.as_dict() for one in found if not one.fine]
+        say(f"matrix: {circumstance}: {sum(one.fine for one in found)} of {len(found)} equal")
+    return document(rows, subject=subject.name, tokens=count, styles=list(styles)) | {"differences": wrong_ones}
+
+
+def table(result: dict[str, Any]) -> str:
+    """A line a drafter, a column a circumstance: requests that are equal of all, and the drafts accepted in them."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in result["rows"]:
+        wish, circumstance = row["case"].split(" / ")
+        total, accepted = row["note"].removeprefix("of ").split(", ")
+        cells.setdefault(wish, {})[circumstance] = f"{row['paceline']:.0f}/{total} ({accepted.split()[0]})"
+    columns = list(next(iter(cells.values()), {}))
+    width = max(len(wish) for wish in cells)
+    lines = [" " * width + "".join(f"  {name:>12}" for name in columns)]
+    lines += [f"{wish:{width}}" + "".join(f"  {line[name]:>12}" for name in columns) for wish, line in cells.items()]
+    return "\n".join([*lines, "equal/requests (drafts accepted)"])
+
+
+def _texts(outs: Sequence[Any]) -> list[Text]:
+    for out in outs:
+        if out.error is not None:
+            raise out.error
+    return [(list(out.outputs[0].token_ids), out.outputs[0].finish_reason) for out in outs]
+
+
+def _length(case: Case) -> int:
+    return len(case.prompt) + (case.params.max_tokens or 0)
+
+
+def _blocks(cases: Sequence[Case]) -> int:
+    """Cache for all of them at once, drafts included."""
+    return sum(-(-(_length(case) + 32) // BLOCK) for case in cases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python tests/gpu/matrix.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="a model's file or name instead of random weights")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--tokens", type=int, default=32, help="of each request")
+    for name, known in (("drafters", WISHES), ("styles", STYLES), ("circumstances", CIRCUMSTANCES)):
+        parser.add_argument(f"--{name}", default=",".join(known), help="separated by commas")
+    json_argument(parser)
+    given = parser.parse_args()
+    wishes, styles, around = (getattr(given, name).split(",") for name in ("drafters", "styles", "circumstances"))
+    try:
+        subject: Subject = RandomSubject.small(given.device, given.dtype)
+        if given.model is not None:
+            subject = RealSubject.of(LLM(given.model, device=given.device, dtype=given.dtype, deterministic=True,
+                                      kernels="triton", kv_blocks=64, max_model_len=1024))
+        result = run(replace(subject, kv_dtype=given.kv_dtype), wishes, styles, around, given.tokens)
+    except PacelineError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    text = json.dumps(result, indent=2)
+    print(text if given.json == "-" else table(result))
+    if given.json not in (None, "-"):
+        Path(given.json).write_text(text + "\n")
+    for one in result["differences"]:
+        say(str(one))
+    if result["differences"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The check of adapters on a card, run on the CPU's reference kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+import lora
+from paceline.models.load.adapters import PeftAdapter
+
+
+def checked() -> dict[str, object]:
+    return lora.check("cpu", texts=1, requests=3, tokens=3, dtypes=("float32",), kernels="reference")
+
+
+def test_it_passes_here() -> None:
+    result = checked()
+    assert result["failures"] == []
+
+
+def test_it_finds_an_adapter_that_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str, model: object) -> PeftAdapter:
+        made = real(name, model)
+        return PeftAdapter(made.path, made.revision, made.targets,
+                           {module: type(pair)(pair.a, pair.b, 0.0) for module, pair in made.pairs.items()})
+
+    real = lora.random_adapter
+    calls = iter([real, nothing, nothing, *[real] * 10])
+    monkeypatch.setattr(lora, "random_adapter", lambda name, model: next(calls)(name, model))
+    assert "merged weights" in str(checked()["failures"])

@@ -1,0 +1,35 @@
+"""`python tools/draft_steps.py`, its ways of measuring on a tiny model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import draft_steps
+from kernels.triton.test_device_decoding import PROMPTS, made
+from paceline import SamplingParams
+from paceline.errors import ConfigError
+
+GREEDY = {"temperature": 0.0}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", [draft_steps.scripted, draft_steps.by_model])
+def test_both_ways_are_measured_on_equal_texts(device: torch.device, monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
+    monkeypatch.setattr(draft_steps, "SHORT", 2)
+    llm = made(device, "triton", repeat=1)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, **GREEDY)
+    texts = [out.outputs[0].token_ids for out in llm.generate(PROMPTS[:1], params, speculation=None)]
+    drafts, model = llm.engine.runner.drafts, llm.engine.draft_models.exiting(1)
+    sampler = model.device_sampler
+    found = way(llm, PROMPTS[:1], texts, {"k": 2}, GREEDY)
+    assert len(found) == 2 and next(iter(found)) == "captured"
+    assert all(times["equal"] == 1 and "draft_s" in times for times in found.values())
+    assert llm.engine.runner.drafts is drafts and model.device_sampler is sampler, "the engine is as it was"
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(ConfigError, match="No part 'scipted': use scripted, models or both"):
+        draft_steps.run("smollm2-135m", "bfloat16", False, (1,), 8, ("scipted",))
