@@ -26,7 +26,8 @@ from paceline.kernels.layout import GroupView, Layout
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
-from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights
 from paceline.models.native import NativeDecoder, unsupported
