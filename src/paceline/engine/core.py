@@ -169,6 +169,7 @@ class Engine:
             rule = rule_for(wish.verify, drafter.needs.samples)
             record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
             for seq in sequences:
+                seq.rule = rule.name
                 self._drafting.begin(seq, drafter, record.speculation)
         self.observers.admitted(record)
         return request_id

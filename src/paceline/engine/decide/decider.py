@@ -138,7 +138,7 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
         return decision
     draft: DraftTree = group.draft
     own = chosen[first:first + len(draft) + 1]
-    rule = group.seq.record.speculation.rule
+    rule = group.seq.rule
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]

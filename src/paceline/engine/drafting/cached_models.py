@@ -22,11 +22,11 @@ from paceline.engine.execute.runner import Runner
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
-from paceline.speculation.drafter import DraftedSequence
-from paceline.speculation.models import NOTHING, Ask, Draw, root_of
+from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 
 if TYPE_CHECKING:
     from paceline.engine.drafting.device_sampler import DeviceDraftSampler
+from paceline.speculation.sequence import DraftedSequence, root_of
 
 log = logging.getLogger("paceline.speculation")
 FOLDED = 16
@@ -46,7 +46,7 @@ class Held:
 
 @dataclass(slots=True)
 class Reading:
-    """The rows that one ask makes a model read, and where its draws come from."""
+    """The rows that one ask makes a model read, and where it is sampled after them."""
 
     held: Held
     seq: Sequence
@@ -57,7 +57,7 @@ class Reading:
     tokens: list[int]
     parents: list[int] | None
     rows: list[int]
-    """Row of each draw."""
+    """Row of each place."""
     places: list[Place]
 
     @property
@@ -76,7 +76,7 @@ class CachedModel(ABC):
 
     def __init__(self, runner: Runner, cache: CacheManager, vocab_size: int, longest: int,
                  device: DeviceDraftSampler | None = None) -> None:
-        """`longest`: positions the model can run. `device`: draws where it can, the host does elsewhere."""
+        """`longest`: positions the model can run. `device`: samples where it can, the host does elsewhere."""
         self._runner = runner
         self.device_sampler = device
         self._cache = cache
@@ -96,12 +96,12 @@ class CachedModel(ABC):
     def release(self, sequence: DraftedSequence) -> None:
         self._held.pop(base_of(sequence)[0], None)
 
-    def draw(self, asks: Seq[Ask]) -> list[list[Draw]]:
+    def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
         busy = {base_of(ask.sequence)[0] for ask in asks}
         readings = [self._reading(ask, busy) for ask in asks]
         able = [reading for reading in readings if reading is not None]
-        draws = iter(self._read(able)) if able else iter(())
-        return [[NOTHING] * len(ask.at) if reading is None else [next(draws) for _ in reading.places]
+        samples = iter(self._read(able)) if able else iter(())
+        return [[NO_SAMPLES] * len(ask.at) if reading is None else [next(samples) for _ in reading.places]
                 for ask, reading in zip(asks, readings)]
 
     def _depth(self, seq: Sequence, path: Seq[int]) -> int:
@@ -118,7 +118,7 @@ class CachedModel(ABC):
         lead = _lead(ask.parents)
         known = [*seq.tokens[held.final:], *path]
         chain = known + ask.tokens[:lead]
-        # A node that is drawn after has to be read again even if it is in the cache already.
+        # A node that is sampled after has to be read again even if it is in the cache already.
         first = min(len(known) + node if node < lead else len(chain) for node in ask.at)
         begin = min(common_prefix(held.chain, chain), first, len(chain) - 1)
         tokens = chain[begin:] + ask.tokens[lead:]
@@ -138,7 +138,7 @@ class CachedModel(ABC):
         return Reading(held, seq, chain, begin, tokens, parents, [offset + node for node in ask.at],
                        [Place(seq, [*path, *paths[node + 1]], count) for node, count in zip(ask.at, ask.counts)])
 
-    def _read(self, readings: Seq[Reading]) -> list[Draw]:
+    def _read(self, readings: Seq[Reading]) -> list[Samples]:
         groups: list[RowGroup] = []
         wanted: list[int] = []
         base = 0
@@ -156,15 +156,15 @@ class CachedModel(ABC):
         sampler = self.device_sampler
         if sampler is not None and out.logits_buffer is not None and sampler.takes(out.logits_buffer, places):
             try:
-                return sampler.draws(out.logits_buffer, places, wanted)
+                return sampler.sample(out.logits_buffer, places, wanted)
             except torch.OutOfMemoryError:
-                log.warning("no memory to capture the draws of a draft model: they are made on the host from now on, "
+                log.warning("no memory to capture the sampling of a draft model: it is done on the host from now on, "
                             "which is slower; give the cache fewer kv_blocks")
                 self.device_sampler = None
         logits = self._padded(out.logits)
         if wanted != list(range(base)):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
-        return self._sampler.draws(logits, places)
+        return self._sampler.sample(logits, places)
 
     def _padded(self, logits: torch.Tensor) -> torch.Tensor:
         """[R, V]: V is the target's vocabulary, whatever padding each has."""
@@ -230,11 +230,11 @@ class OwnCacheModel(CachedModel):
         if held is not None:
             self._cache.close(held.allocation)
 
-    def draw(self, asks: Seq[Ask]) -> list[list[Draw]]:
+    def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
         for ask in asks:
             if ask.tokens and max(ask.tokens) >= self._own_vocab:
                 ask.tokens, ask.parents = _below(ask, self._own_vocab)
-        return super().draw(asks)
+        return super().sample(asks)
 
     def _readable(self, seq: Sequence) -> bool:
         """Whether the model knows every token of a sequence: its vocabulary may be padded less than the target's."""
@@ -333,5 +333,5 @@ def _paths(ask: Ask) -> list[list[int]]:
 
 
 def _below(ask: Ask, vocab_size: int) -> tuple[list[int], list[int]]:
-    """An ask's nodes with ids that the model does not know replaced: what is drawn below them is of no use."""
+    """An ask's nodes with ids that the model does not know replaced: what is sampled below them is of no use."""
     return [min(token, vocab_size - 1) for token in ask.tokens], ask.parents

@@ -42,4 +42,4 @@ def decided_on_device(group: RowGroup) -> bool:
         return False
     if group.draft is None:
         return draws == 1
-    return draws == len(group.draft) + 1 == len(group.tokens) and seq.record.speculation.rule == "coupled"
+    return draws == len(group.draft) + 1 == len(group.tokens) and seq.rule == "coupled"

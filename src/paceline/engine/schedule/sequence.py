@@ -26,8 +26,8 @@ class Sequence:
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
                  "epoch", "finish_reason", "free_running", "in_flight", "in_flight_draft", "limit", "on_device",
-                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "runs_ahead", "sample",
-                 "search", "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+                 "order", "parked", "preemptions", "prompt_len", "rank", "record", "request", "rule", "runs_ahead",
+                 "sample", "search", "seed", "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
 
     def __init__(self, request: Request, sample: int, seed: int, order: int = 0) -> None:
         self.request = request
@@ -46,6 +46,8 @@ class Sequence:
         self.finish_reason: str | None = None
         self.draft: Any = None
         """DraftTree to verify in the next step, set by the engine before schedule()."""
+        self.rule = "coupled"
+        """What its drafts are verified by (a name of speculation.verify.RULES), set by the engine with its drafter."""
         self.allocation: Any = None
         """cache.Allocation while running."""
         self.swapped: Any = None

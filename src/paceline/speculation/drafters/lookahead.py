@@ -23,9 +23,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.growing import ROOT, GrowingTree
 from paceline.speculation.options import Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 POOL = 4096
@@ -90,12 +91,12 @@ class Window:
             self.nodes.append(path)
 
     def picks(self, chosen: Sequence[int]) -> list[int | None]:
-        """What the target drew after the newest row; None for columns that were not asked or not answered."""
-        drawn: list[int | None] = []
+        """What the target sampled after the newest row; None for columns that were not asked or not answered."""
+        sampled: list[int | None] = []
         for path in self.nodes:
             row = path[-1] + 1
-            drawn.append(chosen[row] if row < len(chosen) and chosen[row] >= 0 else None)
-        return drawn + [None] * (len(self.columns) - len(drawn))
+            sampled.append(chosen[row] if row < len(chosen) and chosen[row] >= 0 else None)
+        return sampled + [None] * (len(self.columns) - len(sampled))
 
 
 class _State:
