@@ -240,7 +240,7 @@ def test_a_tree_without_scores_is_learnt_about_by_depth() -> None:
 
 
 def test_the_forecast_of_a_tree_without_scores_counts_all_its_nodes() -> None:
-    """Right at every depth, and still dearer than it is worth: eight nodes a depth at a price of 0.3 each."""
+    """Right at every depth, and still dearer than it is worth: eight nodes per depth at a price of 0.3 each."""
     bush = Grows("bush", [5, 6], 8)
     drafter, text = auto(bush)
     for _ in range(200):

@@ -1,7 +1,7 @@
 """The native sampler (native/sampler.h): whole rows to tokens in one call, where the library is built.
 
 It reads what numpy's path reads and follows the same rules, but its exponentials and logarithms are its own: between
-the two a token may differ where two tokens are equal to the last bits. So one of them decides for a whole pipeline,
+the two a sample may differ where two tokens are equal to the last bits. So one of them decides for a whole pipeline,
 never one for some rows and the other for others.
 """
 
