@@ -4,7 +4,7 @@ A window of probe tokens rides along with every step. Its rows are what the targ
 last few steps, each row better informed than the one above. The target's picks after the newest row complete one
 n-gram per column; those go to a pool, and the n-grams that begin with the last token of the text are the next guesses.
 
-The window is W columns wide and N - 1 rows high. Row 0 continues the text, one column a token; below each of its
+The window is W columns wide and N - 1 rows high. Row 0 continues the text, one column per token; below each of its
 tokens hangs the rest of the column, a chain of its own:
 
     text - a0 - b0 - c0 - d0         row 0
