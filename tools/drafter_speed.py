@@ -26,6 +26,7 @@ class _Text:
     """A sequence whose tokens are known beforehand."""
 
     cache_salt = ""
+    rule = "coupled"
     seed = 1
 
     def __init__(self, tokens: list[int], prompt_len: int) -> None:

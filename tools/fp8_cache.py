@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.kernels import select
 from paceline.measure.perplexity import Scorer, perplexity, read_text
 from paceline.models.config import ModelConfig
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights
 from paceline.models.registry import build

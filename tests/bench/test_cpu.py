@@ -14,7 +14,7 @@ from paceline.bench.report import document, table
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 
 
 class Stub:

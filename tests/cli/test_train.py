@@ -10,7 +10,7 @@ from small_tokenizers import byte_level, gguf_metadata, write_tokenizer
 
 from paceline.cli import train
 from paceline.cli.main import main
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.datastore import Datastore
 

@@ -19,7 +19,7 @@ from oracles import Oracle, oracle, text
 from paceline.errors import ModelFormatError
 from paceline.kernels import select
 from paceline.models.config import ModelConfig
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.weights import Weights
 from paceline.models.registry import build
 

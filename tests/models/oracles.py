@@ -14,7 +14,7 @@ import transformers
 
 from paceline.models.config import ModelConfig
 from paceline.models.interface import CausalLM
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.weights import Weights
 from paceline.models.registry import build
 

@@ -17,7 +17,7 @@ from paceline.errors import ModelFormatError
 from paceline.kernels import select
 from paceline.kernels.paths import ancestry
 from paceline.models.config import ModelConfig
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.weights import Weights
 from paceline.models.native import unsupported
 from paceline.models.registry import build

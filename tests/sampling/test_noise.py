@@ -45,9 +45,9 @@ def test_seeds_of_samples():
     assert [noise.sample_seed(7, i) for i in range(3)] == [7, 0x959F0570DA17728E, 0xE84753D5F7B6228B]
 
 
-def test_accept_draw():
+def test_accept_uniform():
     assert noise.scalar_bits(7, 12, 0, noise.ACCEPT, cycle=10) == 0x65A9C979
-    assert noise.accept_draw(7, 12, 0, cycle=10) == (0x65A9C979 >> 8) * 2.0**-24
+    assert noise.accept_uniform(7, 12, 0, cycle=10) == (0x65A9C979 >> 8) * 2.0**-24
 
 
 def test_purposes_levels_and_cycles_draw_apart():

@@ -9,7 +9,8 @@ import numpy as np
 
 from paceline.engine.decide.randomness import inverse
 from paceline.sampling.noise import PRIVATE_DRAFT, scalar_bits
-from paceline.speculation.drafter import Budget, DraftedSequence, Needs, Observation
+from paceline.speculation.drafter import Budget, Needs, Observation
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 

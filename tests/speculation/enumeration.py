@@ -79,8 +79,8 @@ def law(run: Callable[[Fork], Hashable]) -> dict[Any, float]:
         script[-1] += 1
 
 
-class ForkDraws:
-    """paceline.speculation.verify.Draws, explored."""
+class ForkRandomness:
+    """paceline.speculation.verify.Randomness, explored."""
 
     def __init__(self, fork: Fork, p: Callable[[int], np.ndarray]) -> None:
         self.fork, self.p = fork, p
@@ -155,7 +155,8 @@ def grow(fork: Fork, tree: Growing, parent: int, q: np.ndarray, width: int, repl
 Rule = Callable[[DraftTree, Callable[[int], np.ndarray], Any], Any]
 
 
-def cycle_law(rule: Rule, draft: Draft, p: Table, q: Table, draws: type = ForkDraws) -> dict[tuple[int, ...], float]:
+def cycle_law(rule: Rule, draft: Draft, p: Table, q: Table,
+              randomness: type = ForkRandomness) -> dict[tuple[int, ...], float]:
     """The law of what one drafting cycle emits."""
 
     def run(fork: Fork) -> tuple[int, ...]:
@@ -164,7 +165,7 @@ def cycle_law(rule: Rule, draft: Draft, p: Table, q: Table, draws: type = ForkDr
         def after(row: int) -> np.ndarray:
             return p(tuple(tree.path(row - 1)))
 
-        return tuple(rule(tree, after, draws(fork, after)).tokens)
+        return tuple(rule(tree, after, randomness(fork, after)).tokens)
 
     return law(run)
 

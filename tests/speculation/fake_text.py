@@ -15,11 +15,12 @@ Model = Callable[[list[int]], int]
 class FakeText:
     """Compared by identity, like the engine's sequences."""
 
-    def __init__(self, tokens: list[int], seed: int = 7, cache_salt: str = "") -> None:
+    def __init__(self, tokens: list[int], seed: int = 7, cache_salt: str = "", rule: str = "coupled") -> None:
         self.tokens = list(tokens)
         self.prompt_len = len(tokens)
         self.seed = seed
         self.cache_salt = cache_salt
+        self.rule = rule
 
 
 def propose(drafter: Drafter, text: FakeText, depth: int = 8, nodes: int = 64) -> DraftTree | None:

@@ -11,14 +11,8 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, Needs, Observation
-from paceline.speculation.drafters.auto import (
-    LONGEST_PAUSE,
-    MOST_REPUTATIONS,
-    AutoDrafter,
-    Reputation,
-    Reputations,
-    build,
-)
+from paceline.speculation.drafters.auto import AutoDrafter, build
+from paceline.speculation.history import LONGEST_PAUSE, MOST_HISTORIES, Histories, History
 from paceline.speculation.options import Options
 from paceline.speculation.parts import MOST_PARTS, Part
 from paceline.speculation.tree import DraftTree
@@ -27,6 +21,7 @@ from paceline.speculation.tree import DraftTree
 class Text:
     def __init__(self, tokens: Sequence[int] = (1, 2, 3)) -> None:
         self.tokens, self.prompt_len, self.seed, self.cache_salt = list(tokens), len(tokens), 0, ""
+        self.rule = "coupled"
 
 
 class Says:
@@ -64,7 +59,7 @@ class Says:
 
 
 def auto(*drafters: Says, clock: Any = None) -> tuple[AutoDrafter, Text]:
-    drafter = AutoDrafter("auto", [(Part(one), Reputation()) for one in drafters], *([] if clock is None else [clock]))
+    drafter = AutoDrafter("auto", [(Part(one), History()) for one in drafters], *([] if clock is None else [clock]))
     text = Text()
     drafter.begin(text)
     return drafter, text
@@ -178,7 +173,7 @@ def test_a_candidate_that_raises_is_left_out_and_the_others_go_on(where: str) ->
 @pytest.mark.parametrize("where", ["begin", "propose", "observe", "release"])
 def test_a_candidate_that_is_left_out_gives_back_what_it_holds_and_is_told_of(where: str) -> None:
     broken, sound = Says("broken", [5], 0.9, fail=where), Says("sound", [6], 0.8)
-    drafter = AutoDrafter("auto", [(Part(broken), Reputation()), (Part(sound), Reputation())])
+    drafter = AutoDrafter("auto", [(Part(broken), History()), (Part(sound), History())])
     heard: list[tuple[Any, str, str]] = []
     drafter.listen(lambda sequence, name, problem: heard.append((sequence, name, str(problem))))
     text = Text()
@@ -241,11 +236,11 @@ def test_a_tree_without_scores_is_learnt_about_by_depth() -> None:
     assert draft is not None and draft.drafter == "right"
     assert draft.scores is not None and draft.scores[0] == draft.scores[1] > 0.4, "two siblings share nearly 1"
     (records,) = drafter._records.values()
-    assert records[0].places.rates(1)[0] < 0.3 and records[1].places.rates(2)[1] > 0.85
+    assert records[0].history.by_depth.rates(1)[0] < 0.3 and records[1].history.by_depth.rates(2)[1] > 0.85
 
 
 def test_the_forecast_of_a_tree_without_scores_counts_all_its_nodes() -> None:
-    """Right at every depth, and still dearer than it is worth: eight nodes a depth at a price of 0.3 each."""
+    """Right at every depth, and still dearer than it is worth: eight nodes per depth at a price of 0.3 each."""
     bush = Grows("bush", [5, 6], 8)
     drafter, text = auto(bush)
     for _ in range(200):
@@ -270,8 +265,8 @@ def test_probes_are_passed_on_and_left_whole() -> None:
 
 def test_parts_keep_their_own_limits() -> None:
     scored, unscored = Says("scored", [5, 6, 7, 8], 0.9), Says("unscored", [5, 6, 7, 8])
-    drafter = AutoDrafter("auto", [(Part(scored, depth=2, nodes=2), Reputation()),
-                                   (Part(unscored, depth=3, nodes=3), Reputation())])
+    drafter = AutoDrafter("auto", [(Part(scored, depth=2, nodes=2), History()),
+                                   (Part(unscored, depth=3, nodes=3), History())])
     text = Text()
     drafter.begin(text)
     for _ in range(3):
@@ -282,12 +277,12 @@ def test_parts_keep_their_own_limits() -> None:
 
 
 def test_reputations_are_kept_for_the_latest_wishes_only() -> None:
-    known = Reputations()
+    known = Histories()
     first, kept = known.of("first"), known.of({"method": "ngram"})
-    for number in range(MOST_REPUTATIONS):
+    for number in range(MOST_HISTORIES):
         known.of(f"wish {number}")
         assert known.of({"method": "ngram"}) is kept
-    assert len(known) == MOST_REPUTATIONS and known.of("first") is not first
+    assert len(known) == MOST_HISTORIES and known.of("first") is not first
 
 
 def test_it_is_made_of_the_drafters_it_is_given() -> None:

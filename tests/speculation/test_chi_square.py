@@ -42,7 +42,7 @@ class Noise:
         return (self._bits(START + depth, index, PRIVATE_DRAFT) + 0.5) * 2.0**-32
 
 
-class Draws:
+class Randomness:
     def __init__(self, noise: Noise, depth_of: list[int], target: np.ndarray | None) -> None:
         self._noise, self._depth_of, self._target = noise, depth_of, target
         self.seed = 0
@@ -77,14 +77,14 @@ def test_a_chain_of_two(size: int, count: int) -> None:
     q0, q1 = distributions(size, 2, 2, 1.0)
     noise = Noise(count, 2, 1)
     drafts = np.stack([inverses(noise.draft_uniform(0, 0), q0), inverses(noise.draft_uniform(1, 0), q1)], 1)
-    draws = Draws(noise, [0, 1, 2], np.zeros((count, 3), dtype=np.int64))
+    randomness = Randomness(noise, [0, 1, 2], np.zeros((count, 3), dtype=np.int64))
     rule = RULES["rejection"].verify
     first, second = np.zeros(size), np.zeros(size)
     accepted = [0, 0]
     tree = DraftTree.chain([0, 0])
     tree.q = [q0, q1]
-    for draws.seed, tree.tokens in enumerate(drafts.tolist()):
-        verdict = rule(tree, lambda row: p0 if row == 0 else p1, draws)
+    for randomness.seed, tree.tokens in enumerate(drafts.tolist()):
+        verdict = rule(tree, lambda row: p0 if row == 0 else p1, randomness)
         first[verdict.tokens[0]] += 1
         accepted[0] += len(verdict.path) > 0
         if verdict.path:
@@ -110,13 +110,13 @@ def test_two_siblings(rule: str, size: int, count: int) -> None:
         for token in range(size):
             same = drafts[:, 0] == token
             drafts[same, 1] = inverses(u[same], np.where(np.arange(size) == token, 0.0, q))
-    draws = Draws(noise, [0, 1, 1], np.zeros((count, 2), dtype=np.int64))
+    randomness = Randomness(noise, [0, 1, 1], np.zeros((count, 2), dtype=np.int64))
     verify = RULES[rule].verify
     counts = np.zeros(size)
     firsts = 0
     tree = DraftTree([0, 0], [-1, -1], "test", q=[q, q])
-    for draws.seed, tree.tokens in enumerate(drafts.tolist()):
-        verdict = verify(tree, lambda row: p, draws)
+    for randomness.seed, tree.tokens in enumerate(drafts.tolist()):
+        verdict = verify(tree, lambda row: p, randomness)
         counts[verdict.tokens[0]] += 1
         firsts += verdict.path == [1]
     assert chi_square(counts, p) > LEAST
@@ -129,11 +129,11 @@ def test_deterministic_drafts() -> None:
     size, count = 12, 40_000
     p = distributions(size, 1, 5, 0.7)[0]
     noise = Noise(count, 1, 1)
-    draws = Draws(noise, [0, 1, 1], np.stack([noise.target(p)] * 2, 1))
+    randomness = Randomness(noise, [0, 1, 1], np.stack([noise.target(p)] * 2, 1))
     counts = np.zeros(size)
     tree = DraftTree([3, 4], [-1, -1])
-    for draws.seed in range(count):
-        counts[RULES["rejection"].verify(tree, lambda row: p, draws).tokens[0]] += 1
+    for randomness.seed in range(count):
+        counts[RULES["rejection"].verify(tree, lambda row: p, randomness).tokens[0]] += 1
     assert chi_square(counts, p) > LEAST
 
 
@@ -143,13 +143,13 @@ def test_rejection_to_a_percent() -> None:
     size, count = 16, 100_000
     p, q = distributions(size, 1, 6, 0.5)[0], distributions(size, 1, 7, 1.0)[0]
     noise = Noise(count, 1, 1)
-    draws = Draws(noise, [0, 1], None)
+    randomness = Randomness(noise, [0, 1], None)
     tree = DraftTree.chain([0])
     tree.q = [q]
     counts, accepted = np.zeros(size), 0
-    for draws.seed, token in enumerate(inverses(noise.draft_uniform(0, 0), q).tolist()):
+    for randomness.seed, token in enumerate(inverses(noise.draft_uniform(0, 0), q).tolist()):
         tree.tokens = [token]
-        verdict = RULES["rejection"].verify(tree, lambda row: p, draws)
+        verdict = RULES["rejection"].verify(tree, lambda row: p, randomness)
         counts[verdict.tokens[0]] += 1
         accepted += bool(verdict.path)
     assert 0.5 * np.abs(counts / count - p).sum() < 0.01
@@ -163,7 +163,7 @@ def test_the_statistics_would_see_a_mistake(mistake: str) -> None:
     noise = Noise(count, 1, 1)
     drafts = inverses(noise.draft_uniform(0, 0), q)
 
-    class Wrong(Draws):
+    class Wrong(Randomness):
         def accept(self, row: int, index: int) -> float:
             if mistake == "shared noise":
                 return float(shared[self.seed])
@@ -173,11 +173,11 @@ def test_the_statistics_would_see_a_mistake(mistake: str) -> None:
             return super().residual(row, p if mistake == "resample from p" else weights)
 
     shared: Any = noise.draft_uniform(0, 0)
-    draws = Wrong(noise, [0, 1], None)
+    randomness = Wrong(noise, [0, 1], None)
     tree = DraftTree.chain([0])
     tree.q = [q]
     counts = np.zeros(size)
-    for draws.seed, token in enumerate(drafts.tolist()):
+    for randomness.seed, token in enumerate(drafts.tolist()):
         tree.tokens = [token]
-        counts[RULES["rejection"].verify(tree, lambda row: p, draws).tokens[0]] += 1
+        counts[RULES["rejection"].verify(tree, lambda row: p, randomness).tokens[0]] += 1
     assert chi_square(counts, p) < LEAST

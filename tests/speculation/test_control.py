@@ -15,9 +15,10 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
-from paceline.speculation.control import LONGEST_PAUSE, SHORTEST_PAUSE, AdaptiveController, step_prior
+from paceline.speculation.control import AdaptiveController, step_prior
 from paceline.speculation.costs import STALE_AFTER, CostCurve
 from paceline.speculation.drafter import Budget, Needs, Observation
+from paceline.speculation.history import LONGEST_PAUSE, SHORTEST_PAUSE
 from paceline.speculation.spec import Speculation, parse
 from paceline.speculation.tree import DraftTree
 
@@ -88,9 +89,9 @@ def test_what_pays_is_opened_however_long_it_reads() -> None:
     control = controller(FLAT)
     for name in "ab":
         opened_by(control, name, 1000, 1.5, True)
-    control._methods["x"].cost = CostCurve(float)  # as if its drafts cost nothing from here on
+    control._methods.of("x").cost = CostCurve(float)  # as if its drafts cost nothing from here on
     for _ in range(3):
-        control._methods["x"].cost.observe(8, 1e-5)
+        control._methods.of("x").cost.observe(8, 1e-5)
     assert opened_by(control, "c", 1000, 1.5, True) > 30
 
 

@@ -12,11 +12,13 @@ from engine.tiny import VOCAB, tiny_engine, tiny_llm
 from paceline import SamplingParams
 from paceline.engine.core import Engine
 from paceline.speculation.control import AdaptiveController
-from paceline.speculation.drafter import Budget, DraftedSequence, Drafter, Needs, Observation
-from paceline.speculation.drafters.auto import AutoDrafter, Reputation
+from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
+from paceline.speculation.drafters.auto import AutoDrafter
 from paceline.speculation.drafters.merge import MergeDrafter
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
+from paceline.speculation.history import History
 from paceline.speculation.parts import Part
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
 
@@ -211,7 +213,7 @@ class Fragile(Puppet):
 
 
 MADE_OF_OTHERS: dict[str, Callable[[Sequence[Drafter]], Drafter]] = {
-    "auto": lambda parts: AutoDrafter("auto", [(Part(part), Reputation()) for part in parts]),
+    "auto": lambda parts: AutoDrafter("auto", [(Part(part), History()) for part in parts]),
     "merge": lambda parts: MergeDrafter("merge", [Part(part) for part in parts]),
     "specinfer": lambda parts: SpecInferDrafter("specinfer", [Part(part) for part in parts]),
     "merge in auto": lambda parts: MADE_OF_OTHERS["auto"]([MADE_OF_OTHERS["merge"](parts)]),

@@ -11,7 +11,7 @@ import pytest
 
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import SamplingParams
-from paceline.engine.decide import randomness as draws
+from paceline.engine.decide import randomness
 from paceline.errors import RequestError
 from paceline.speculation.tree import DraftTree
 from speculation.bigrams import BigramDrafter, register, tables
@@ -94,7 +94,7 @@ def test_typical_acceptance_keeps_likely_drafts_that_were_not_drawn() -> None:
 def test_no_draw_is_used_twice_and_all_know_their_cycle(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, SAMPLED[rule])
     used: list[tuple[str, int, int, int]] = []
-    accept, residual = draws.accept_draw, draws.residual_draw
+    accept, residual = randomness.accept_uniform, randomness.residual_uniform
 
     def noted(seed: int, position: int, index: int = 0, *, cycle: int) -> float:
         used.append(("accept", position, index, cycle))
@@ -104,8 +104,8 @@ def test_no_draw_is_used_twice_and_all_know_their_cycle(rule: str, monkeypatch: 
         used.append(("residual", position, index, cycle))
         return residual(seed, position, index, cycle=cycle)
 
-    monkeypatch.setattr(draws, "accept_draw", noted)
-    monkeypatch.setattr(draws, "residual_draw", noted_residual)
+    monkeypatch.setattr(randomness, "accept_uniform", noted)
+    monkeypatch.setattr(randomness, "residual_uniform", noted_residual)
     out = tiny_llm().generate([PROMPT], SEEDED, speculation=wish(rule))[0]
     assert used and len(set(used)) == len(used)
     # A cycle ends with the token that was not accepted, and there the next begins.
@@ -306,7 +306,7 @@ def test_the_joint_law_of_three_tokens(rule: str, count: int, monkeypatch: pytes
 
 def test_the_joint_law_would_show_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every possible draft accepted: the text then follows the drafter."""
-    monkeypatch.setattr(draws, "accept_draw", lambda *place, **cycle: 0.0)
+    monkeypatch.setattr(randomness, "accept_uniform", lambda *place, **cycle: 0.0)
     assert chi_square(three_grams("rejection", 600, monkeypatch), three_gram_law()) < LEAST
 
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import RequestError
+from paceline.errors import NotYetError, RequestError
 from paceline.speculation import spec
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.drafters.merge import MergeDrafter, Record
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
 from paceline.speculation.ensemble import UNKNOWN, Ensemble
 from paceline.speculation.parts import Part
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 from speculation.fake_text import FakeText, propose, say, verify
 
@@ -338,9 +339,12 @@ def test_ensembles_of_ensembles_end_somewhere() -> None:
         built("merge", [wish])
 
 
-def test_a_part_that_reads_hidden_states_is_refused() -> None:
+@pytest.mark.parametrize("wish", ["tapping", {"method": "merge", "drafters": ["ngram", "tapping"]},
+                                  {"method": "auto", "drafters": ["tapping"]}])
+def test_a_drafter_that_reads_hidden_states_is_refused_when_it_is_built(wish: Any,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     tapping = Puppet("tapping")
-    tapping.needs = Needs(taps=(3,))
-    context = DraftContext(50, build=lambda wish: tapping)
-    with pytest.raises(RequestError, match="hidden states"):
-        built("merge", ["tapping"], context)
+    tapping.needs = Needs(taps=(3, 7))
+    monkeypatch.setattr(spec, "BUILDERS", {**spec.BUILDERS, "tapping": lambda *given: tapping})
+    with pytest.raises(NotYetError, match=r"'tapping' reads hidden states .*layers 3, 7.*leave speculation out"):
+        spec.build(spec.parse(wish), engine_context())

@@ -11,7 +11,7 @@ from speculation.enumeration import (
     ADVERSARIES,
     Draft,
     Fork,
-    ForkDraws,
+    ForkRandomness,
     Growing,
     Table,
     cycle_law,
@@ -152,7 +152,7 @@ def test_several_cycles_in_a_row(pair: str) -> None:
         def after(row: int) -> np.ndarray:
             return p((*text, *tree.path(row - 1)))
 
-        return (*text, *RULES["rejection"].verify(tree, after, ForkDraws(fork, after)).tokens)
+        return (*text, *RULES["rejection"].verify(tree, after, ForkRandomness(fork, after)).tokens)
 
     def run(fork: Fork) -> tuple[int, ...]:
         text: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ def test_acceptance_is_the_overlap_of_p_and_q(pair: str) -> None:
 
     def run(fork: Fork) -> bool:
         tree = sampled([1])(fork, q)
-        verdict = RULES["rejection"].verify(tree, lambda row: p(()), ForkDraws(fork, lambda row: p(())))
+        verdict = RULES["rejection"].verify(tree, lambda row: p(()), ForkRandomness(fork, lambda row: p(())))
         return bool(verdict.path)
 
     assert law(run).get(True, 0.0) == pytest.approx(float(np.minimum(p(()), q(())).sum()), abs=TINY)

@@ -48,7 +48,7 @@ def test_guesses_come_first_and_share_their_beginnings() -> None:
 
 
 def test_harvest_and_shift() -> None:
-    """What the target says after the newest row completes an n-gram a column, and becomes the newest row."""
+    """What the target says after the newest row completes an n-gram per column, and becomes the newest row."""
     drafter = LookaheadDrafter(window=3, ngram=4, guesses=5)
     text = FakeText([30, 31])
     drafter.begin(text)

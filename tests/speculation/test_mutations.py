@@ -17,7 +17,7 @@ from speculation.enumeration import (
     ADVERSARIES,
     Draft,
     Fork,
-    ForkDraws,
+    ForkRandomness,
     Growing,
     Rule,
     Table,
@@ -34,8 +34,9 @@ EXACT, CAUGHT = 1e-12, 1e-3
 P, Q = ADVERSARIES["random"](3)
 
 
-def off(rule: Rule, draft: Draft, length: int = 2, *, p: Table = P, q: Table = Q, draws: type = ForkDraws) -> float:
-    return deviation(cycle_law(rule, draft, p, q, draws), p, length)
+def off(rule: Rule, draft: Draft, length: int = 2, *, p: Table = P, q: Table = Q,
+        randomness: type = ForkRandomness) -> float:
+    return deviation(cycle_law(rule, draft, p, q, randomness), p, length)
 
 
 def guesses(fork: Fork, q: Table) -> DraftTree:
@@ -44,24 +45,24 @@ def guesses(fork: Fork, q: Table) -> DraftTree:
 
 
 def test_1_a_rejection_resamples_from_p() -> None:
-    class FromTarget(ForkDraws):
+    class FromTarget(ForkRandomness):
         def residual(self, row: int, weights: np.ndarray) -> int:
             return self.fork.pick(self.p(row))
 
     for rule, draft in ((rejection, sampled([1, 1])), (multi_round, sampled([2])),
                         (without_replacement, sampled([2], replace=False))):
         assert off(rule, draft) < EXACT
-        assert off(rule, draft, draws=FromTarget) > CAUGHT
+        assert off(rule, draft, randomness=FromTarget) > CAUGHT
 
 
 def test_2_tree_rows_sampled_alone_the_longest_kept_the_correction_drawn_again() -> None:
-    def longest(tree: DraftTree, p: Any, draws: Any) -> Verdict:
+    def longest(tree: DraftTree, p: Any, randomness: Any) -> Verdict:
         children = children_of(tree)
         at = 0
-        while (step := [c for c in children.get(at, ()) if tree.tokens[c - 1] == draws.target(at)]):
+        while (step := [c for c in children.get(at, ()) if tree.tokens[c - 1] == randomness.target(at)]):
             at = step[0]
         path = path_to(tree, at)
-        again = draws.fork.pick(p(at))
+        again = randomness.fork.pick(p(at))
         return Verdict([*(tree.tokens[row - 1] for row in path), again], [0, *path], path)
 
     for exact in ("coupled", "rejection", "multi-round", "without-replacement"):
@@ -85,14 +86,14 @@ def test_3_drafts_by_argmax_scored_as_if_they_were_sampled() -> None:
 
 
 def test_4_the_root_token_by_argmax() -> None:
-    class SureOfTheRoot(ForkDraws):
+    class SureOfTheRoot(ForkRandomness):
         def target(self, row: int) -> int:
             return int(self.p(0).argmax()) if row == 0 else super().target(row)
 
     for rule in RULES.values():
         if not rule.lossy:
             assert off(rule.verify, guesses, 3) < EXACT
-            assert off(rule.verify, guesses, 3, draws=SureOfTheRoot) > CAUGHT
+            assert off(rule.verify, guesses, 3, randomness=SureOfTheRoot) > CAUGHT
 
 
 def test_5_the_first_q_instead_of_the_reduced_one() -> None:
@@ -155,7 +156,7 @@ def test_7_siblings_put_in_order_of_probability_after_they_were_drawn() -> None:
 def test_8_draft_and_accept_test_share_their_noise() -> None:
     shared: list[Uniform] = []
 
-    class Shared(ForkDraws):
+    class Shared(ForkRandomness):
         def accept(self, row: int, index: int) -> Any:
             return shared[-1]
 
@@ -166,7 +167,7 @@ def test_8_draft_and_accept_test_share_their_noise() -> None:
         return tree
 
     assert off(rejection, draft) < EXACT
-    assert off(rejection, draft, draws=Shared) > CAUGHT
+    assert off(rejection, draft, randomness=Shared) > CAUGHT
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -181,27 +182,27 @@ def test_9_the_same_noise_when_a_position_is_drafted_again(fresh: bool) -> None:
         noise = [fork.uniform(), fork.uniform()]
         first = DraftTree.chain([noise[0].index(other), noise[1].index(flat)])
         first.q = [other, flat]
-        verdict = rejection(first, lambda row: target, ForkDraws(fork, lambda row: target))
+        verdict = rejection(first, lambda row: target, ForkRandomness(fork, lambda row: target))
         if len(verdict.tokens) > 1:
             return verdict.tokens[1]
         leaning = 0.1 * flat + 0.9 * np.eye(3)[first.tokens[1]]
         again = DraftTree.chain([(fork.uniform() if fresh else noise[1]).index(leaning)])
         again.q = [leaning]
-        return rejection(again, lambda row: target, ForkDraws(fork, lambda row: target)).tokens[0]
+        return rejection(again, lambda row: target, ForkRandomness(fork, lambda row: target)).tokens[0]
 
     got = law(run)
     worst = max(abs(got.get(token, 0.0) - target[token]) for token in range(3))
     assert worst < EXACT if fresh else worst > CAUGHT
 
 
-class Zero(ForkDraws):
+class Zero(ForkRandomness):
     """The smallest uniform there is."""
 
     def accept(self, row: int, index: int) -> Any:
         return 0.0
 
 
-class LenientZero(ForkDraws):
+class LenientZero(ForkRandomness):
     """The same, where the rule's < means <=."""
 
     def accept(self, row: int, index: int) -> Any:
@@ -214,13 +215,13 @@ class LenientZero(ForkDraws):
 def test_10_a_masked_token_passes_when_u_is_zero(rule: str) -> None:
     masked = np.array([0.0, 0.25, 0.75])
 
-    def emitted(draws: type) -> set[int]:
+    def emitted(randomness: type) -> set[int]:
         def draft(fork: Fork, q: Table) -> DraftTree:
             tree = DraftTree.chain([0])
             tree.q = [np.array([0.5, 0.25, 0.25])]
             return tree
 
-        return {tokens[0] for tokens in cycle_law(RULES[rule].verify, draft, lambda context: masked, Q, draws)}
+        return {tokens[0] for tokens in cycle_law(RULES[rule].verify, draft, lambda context: masked, Q, randomness)}
 
     assert 0 not in emitted(Zero)
     assert 0 in emitted(LenientZero)
@@ -228,8 +229,8 @@ def test_10_a_masked_token_passes_when_u_is_zero(rule: str) -> None:
 
 def test_the_check_itself_sees_a_small_mistake() -> None:
     """A rule that never tests: it lets every draft pass where p and q are almost the same."""
-    def credulous(tree: DraftTree, p: Any, draws: Any) -> Verdict:
-        return coupled([-1, 0], [-1, *tree.tokens], [tree.tokens[0], draws.target(1)])
+    def credulous(tree: DraftTree, p: Any, randomness: Any) -> Verdict:
+        return coupled([-1, 0], [-1, *tree.tokens], [tree.tokens[0], randomness.target(1)])
 
     near = table(2, 3)
 

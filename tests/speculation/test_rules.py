@@ -9,8 +9,8 @@ import pytest
 
 from paceline.engine.decide.randomness import KeyedRandomness, inverse
 from paceline.errors import NotYetError, RequestError
-from paceline.sampling.noise import ACCEPT, RESIDUAL, accept_draw, residual_draw, scalar_bits, token_bits
-from paceline.speculation.rules.typical import bar
+from paceline.sampling.noise import ACCEPT, RESIDUAL, accept_uniform, residual_uniform, scalar_bits, token_bits
+from paceline.speculation.rules.typical import threshold
 from paceline.speculation.spec import parse
 from paceline.speculation.stats import Provenance, SpeculationStats
 from paceline.speculation.tree import DraftTree
@@ -48,30 +48,30 @@ def drawn(tokens: list[int], parents: list[int], q: np.ndarray = HALF) -> DraftT
 
 
 def test_a_chain_that_is_accepted_ends_with_the_target_s_own_token() -> None:
-    draws = Scripted([0.9, 0.9], [7, 7, 3])
-    verdict = rejection(drawn([0, 1], [-1, 0]), always(0.5, 0.5, 0.0, 0.0), draws)
+    randomness = Scripted([0.9, 0.9], [7, 7, 3])
+    verdict = rejection(drawn([0, 1], [-1, 0]), always(0.5, 0.5, 0.0, 0.0), randomness)
     assert (verdict.tokens, verdict.rows, verdict.path, verdict.bonus) == ([0, 1, 3], [0, 1, 2], [1, 2], True)
-    assert draws.tests == [(0, 0), (1, 0)]
+    assert randomness.tests == [(0, 0), (1, 0)]
 
 
 def test_a_rejection_ends_the_text_with_what_the_target_has_more() -> None:
-    draws = Scripted([0.5], [])
-    verdict = rejection(drawn([0, 1], [-1, 0]), always(0.2, 0.5, 0.3, 0.0), draws)
+    randomness = Scripted([0.5], [])
+    verdict = rejection(drawn([0, 1], [-1, 0]), always(0.2, 0.5, 0.3, 0.0), randomness)
     assert (verdict.tokens, verdict.rows, verdict.path, verdict.bonus) == ([2], [0], [], False)
-    assert draws.weights[0].tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert randomness.weights[0].tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 def test_every_sibling_is_tested_once_and_in_order() -> None:
-    draws = Scripted([0.9, 0.9, 0.0], [0, 0, 0, 3])
-    verdict = multi_round(drawn([0, 0, 1], [-1, -1, -1]), always(0.1, 0.1, 0.4, 0.4), draws)
-    assert draws.tests == [(0, 0), (0, 1), (0, 2)]
+    randomness = Scripted([0.9, 0.9, 0.0], [0, 0, 0, 3])
+    verdict = multi_round(drawn([0, 0, 1], [-1, -1, -1]), always(0.1, 0.1, 0.4, 0.4), randomness)
+    assert randomness.tests == [(0, 0), (0, 1), (0, 2)]
     assert verdict.tokens == [2] and not verdict.bonus, "nothing is left of token 1 after two rejections"
 
 
 def test_a_repeated_draw_without_replacement_is_passed_over() -> None:
-    draws = Scripted([0.9, 0.9], [])
-    without_replacement(drawn([0, 0, 1], [-1, -1, -1]), always(0.1, 0.1, 0.4, 0.4), draws)
-    assert draws.tests == [(0, 0), (0, 2)]
+    randomness = Scripted([0.9, 0.9], [])
+    without_replacement(drawn([0, 0, 1], [-1, -1, -1]), always(0.1, 0.1, 0.4, 0.4), randomness)
+    assert randomness.tests == [(0, 0), (0, 2)]
 
 
 def test_coinciding_drafts_share_what_was_drafted_below_them() -> None:
@@ -98,11 +98,11 @@ def test_a_row_that_cannot_be_sampled_ends_the_path_there(rule: str) -> None:
 def test_equal_p_and_q_never_divide_by_nothing() -> None:
     with np.errstate(all="raise"):
         for rule in (multi_round, without_replacement):
-            draws = Scripted([1.0 - 2.0**-24] * 4, [0] * 5)  # the largest uniform there is
-            assert rule(drawn([0, 1], [-1, -1]), lambda row: HALF, draws).path == [1]
+            randomness = Scripted([1.0 - 2.0**-24] * 4, [0] * 5)  # the largest uniform there is
+            assert rule(drawn([0, 1], [-1, -1]), lambda row: HALF, randomness).path == [1]
             only = np.eye(4)[0]
-            draws = Scripted([0.5] * 4, [0] * 5)
-            assert rule(drawn([0, 0], [-1, -1], only), lambda row: np.eye(4)[1], draws).tokens == [1]
+            randomness = Scripted([0.5] * 4, [0] * 5)
+            assert rule(drawn([0, 0], [-1, -1], only), lambda row: np.eye(4)[1], randomness).tokens == [1]
 
 
 def test_deterministic_drafts_get_the_target_s_own_token() -> None:
@@ -115,9 +115,9 @@ def test_deterministic_drafts_get_the_target_s_own_token() -> None:
 # -------------------------------------------------------------------------------------------------- typical
 
 def test_the_bar_of_typical_acceptance() -> None:
-    assert bar(np.eye(5)[2]) == 0.09
+    assert threshold(np.eye(5)[2]) == 0.09
     flat = np.full(100, 0.01)
-    assert bar(flat) == pytest.approx(0.3 * 0.01)
+    assert threshold(flat) == pytest.approx(0.3 * 0.01)
 
 
 def test_typical_acceptance_takes_the_longest_path_that_passes() -> None:
@@ -187,17 +187,17 @@ def test_branches_are_for_the_rules_that_take_them() -> None:
     check(RULES["rejection"], DraftTree([0, 1], [-1, -1], "mixed", q=[HALF, None]), 4)
 
 
-# -------------------------------------------------------------------------------------------------- the keyed draws
+# ------------------------------------------------------------------------------------------------- keyed randomness
 
 def test_draws_are_keyed_by_position_cycle_and_index() -> None:
-    draws = KeyedRandomness(7, cycle=10, position=lambda row: 10 + row, chosen=[3, 4, 5])
-    assert draws.accept(2, 0) == (0x65A9C979 >> 8) * 2.0**-24, "the golden value"
-    assert draws.accept(2, 1) == accept_draw(7, 12, 1, cycle=10)
+    randomness = KeyedRandomness(7, cycle=10, position=lambda row: 10 + row, chosen=[3, 4, 5])
+    assert randomness.accept(2, 0) == (0x65A9C979 >> 8) * 2.0**-24, "the golden value"
+    assert randomness.accept(2, 1) == accept_uniform(7, 12, 1, cycle=10)
     later = KeyedRandomness(7, cycle=11, position=lambda row: 11 + row, chosen=[])
-    assert later.accept(1, 0) != draws.accept(2, 0), "drafted again: fresh noise"
-    assert draws.target(1) == 4
+    assert later.accept(1, 0) != randomness.accept(2, 0), "drafted again: fresh noise"
+    assert randomness.target(1) == 4
     weights = np.array([0.0, 0.25, 0.75])
-    assert draws.residual(2, weights) == inverse(residual_draw(7, 12, cycle=10), weights)
+    assert randomness.residual(2, weights) == inverse(residual_uniform(7, 12, cycle=10), weights)
 
 
 @pytest.mark.parametrize("purpose", [ACCEPT, RESIDUAL])

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.bench.report import say
-from paceline.models.load.checkpoint import open_checkpoint
 from paceline.models.load.default_model import cache_dir
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 
 STEP_RUNS = 25

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 
 

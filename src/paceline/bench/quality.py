@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.kernels.cpu import load as native_library
 from paceline.measure.perplexity import BASELINE, Format, perplexity, read_text, scorer
 from paceline.models.config import ModelConfig
-from paceline.models.load.checkpoint import open_checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.native import unsupported
 from paceline.models.tokenizer import Tokenizer

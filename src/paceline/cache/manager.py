@@ -136,7 +136,7 @@ class CacheManager:
         return None if swapped is None else (swapped, self._taken())
 
     def swap_in(self, allocation: Allocation, swapped: Swapped) -> tuple[int, list[BlockCopy]]:
-        """After open() and fetch(): bring a sequence's own blocks back behind what the prefix cache had of it. Returns
+        """After open() and fetch(): bring a sequence's own blocks back after what the prefix cache had of it. Returns
         how many of its tokens are there; needed() has counted the blocks. `swapped` is void then."""
         if allocation.cached >= swapped.length:
             self.swap.drop(swapped)

@@ -73,7 +73,7 @@ class SwapSpace:
 
     def give(self, swapped: Swapped, allocation: Allocation, pools: Sequence[BlockPool],
              copies: list[BlockCopy]) -> None:
-        """Bring a sequence's blocks back behind those that its new allocation already holds, with copies added to the
+        """Bring a sequence's blocks back after those that its new allocation already holds, with copies added to the
         list; `swapped` is void then. Blocks that its window had left behind are let go."""
         for g, pool in enumerate(pools):
             blocks, first = allocation.blocks[g], swapped.first[g]

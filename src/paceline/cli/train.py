@@ -72,7 +72,7 @@ def _read(path: Path) -> str:
 
 
 def _tokenizer(model: str | None, progress: ProgressCallback) -> Tokenizer:
-    from paceline.models.load.checkpoint import open_checkpoint
+    from paceline.models.load.opening import open_checkpoint
     from paceline.models.load.resolve import resolve
     from paceline.models.tokenizer import Tokenizer
 

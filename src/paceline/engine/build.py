@@ -30,7 +30,8 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM
 from paceline.models.load.adapters import read_adapter
-from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import NativeDecoder, unsupported

@@ -14,7 +14,8 @@ from paceline.engine.build import choose_device
 from paceline.errors import ConfigError
 from paceline.measure.perplexity import BASELINE, Format, read_text, scorer, windows
 from paceline.models.config import ModelConfig
-from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.quantised.codes import Codes
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import EMPTY, Weights

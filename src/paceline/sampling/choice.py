@@ -1,7 +1,7 @@
-"""The coupled draw: argmax of score + noise over each row's support, ties to the lowest token id.
+"""The coupled sample: argmax of score + noise over each row's support, ties to the lowest token id.
 
 Noise is bounded, so most tokens can be ruled out before their noise is computed. First the tokens close to the best
-score are drawn in full; what they reach then bounds the rest twice over: a token far below cannot win with any
+score get their noise in full; what they reach then bounds the rest twice over: a token far below cannot win with any
 noise, and one further up only with noise so large that its random bits say no before any logarithm is taken.
 """
 
@@ -15,10 +15,10 @@ from paceline.sampling.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, lucky_tokens
 from paceline.sampling.processed import OpenRows, Processed
 
 NEAR = 6.0
-"""Tokens this close to a row's best score are drawn in full."""
+"""Tokens this close to a row's best score get their noise in full."""
 
 _SMALL = 1024
-"""Vocabularies up to this size are drawn in full: there is nothing to save."""
+"""Vocabularies up to this size get it in full: there is nothing to save."""
 
 _MANY = 4096
 _NO_ID = np.iinfo(np.int64).max
@@ -31,15 +31,15 @@ def margin(scores: Floats) -> Doubles:
 
 def choose(processed: Processed) -> list[int]:
     """The token of each row; NO_TOKEN for rows that failed or must stop."""
-    chosen = processed.best if processed.native is None else processed.drawn
+    chosen = processed.best if processed.native is None else processed.sampled
     if processed.truncated or processed.open:
         chosen = chosen.copy()
-        _draw(processed, chosen)
+        _sample(processed, chosen)
     tokens: list[int] = chosen.tolist()
     return tokens
 
 
-def _draw(processed: Processed, chosen: Ints) -> None:
+def _sample(processed: Processed, chosen: Ints) -> None:
     top = processed.top
     positions = processed.positions
     parts: list[tuple[Ints, Ints, Ints, Floats]] = []
@@ -81,11 +81,11 @@ def _possible(rows: Ints, kept: Candidates, top: Floats) -> Candidates:
 def _challenge(processed: Processed, part: OpenRows, reached: Floats, positions: Ints, chosen: Ints) -> None:
     """Let the tokens further off try: `reached` is what each row's near tokens came to, `chosen` which of them did."""
     x, rows = part
-    bar = reached[rows].astype(np.float64)
+    goal = reached[rows].astype(np.float64)
     slack = margin(processed.top[rows]) + margin(reached[rows])
-    floor = bar - GUMBEL_MAX - slack
-    # Noise falls as bits rise: above this many no token that is not near gets to the bar.
-    needed = np.maximum(bar - (processed.top[rows] - NEAR) - slack, -5.0)
+    floor = goal - GUMBEL_MAX - slack
+    # Noise falls as bits rise: above this many no token that is not near gets that far.
+    needed = np.maximum(goal - (processed.top[rows] - NEAR) - slack, -5.0)
     limit = np.minimum(np.ceil(-np.expm1(-np.exp(-needed)) * 2.0**32) + 1.0, 2.0**32 - 1.0)
     for i, row in enumerate(rows.tolist()):
         token, perturbed = _contenders(x[i:i + 1], processed.temperature[row:row + 1], floor[i:i + 1], int(limit[i]),

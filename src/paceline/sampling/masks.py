@@ -20,7 +20,7 @@ def packed_mask(allowed: NDArray[np.bool_]) -> Mask:
 
 
 def row_mask(row: SampleRow) -> Mask | None:
-    """What only the host knows about a row (bad words, repeated n-grams, grammar); None: it bars nothing."""
+    """What only the host knows about a row (bad words, repeated n-grams, grammar); None: it masks nothing."""
     banned = row.state.banned(row.path)
     if row.mask is None and not banned:
         return None

@@ -1,7 +1,7 @@
 """The native sampler (native/sampler.h): whole rows to tokens in one call, where the library is built.
 
 It reads what numpy's path reads and follows the same rules, but its exponentials and logarithms are its own: between
-the two a draw may differ where two tokens are equal to the last bits. So one of them decides for a whole pipeline,
+the two a sample may differ where two tokens are equal to the last bits. So one of them decides for a whole pipeline,
 never one for some rows and the other for others.
 """
 
@@ -33,9 +33,9 @@ class NativeRows:
         self._sampler = sampler
         self._table = module.SampleTable(kind, temperature, top_k, top_p, log_min_p, seeds)
 
-    def draw(self, x: Tensor, at: Ints, rows: Ints, positions: Ints, tokens: Ints, top: Floats) -> None:
-        """Draw row rows[i] of the list from logits x[at[i]], into tokens[rows[i]] and its best score into
-        top[rows[i]]: token -1 and a score of NaN or -inf where there is none to draw."""
+    def sample(self, x: Tensor, at: Ints, rows: Ints, positions: Ints, tokens: Ints, top: Floats) -> None:
+        """Sample row rows[i] of the list from logits x[at[i]], into tokens[rows[i]] and its best score into
+        top[rows[i]]: token -1 and a score of NaN or -inf where there is none to sample."""
         self._sampler.sample(self._table, x.numpy(), at, rows, positions, tokens, top)
 
     def support(self, row: int, logits: Tensor) -> tuple[Ints, Floats]:

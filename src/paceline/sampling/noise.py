@@ -1,7 +1,7 @@
 """The noise: every random number of a request as a pure function of (seed, position, token, purpose).
 
 Philox4x32 with 10 rounds. No generator has state, so the order of execution, the batch and the scheduling cannot
-change a draw. Bits are the same everywhere; `gumbel` is evaluated elementwise by kernels whose result does not
+change a sample. Bits are the same everywhere; `gumbel` is evaluated elementwise by kernels whose result does not
 depend on where in an array an element stands (tests/sampling/test_noise.py holds them to it).
 """
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 TARGET, PRIVATE_DRAFT, ACCEPT, RESIDUAL, DRAFTER = range(5)
-"""Purposes: what a draw is for. Different purposes never share bits."""
+"""Purposes: what noise is for. Different purposes never share bits."""
 
 GUMBEL_MIN, GUMBEL_MAX = -2.8116, 22.8740
 """Bounds of `gumbel` over all 2^32 inputs, rounded outwards."""
@@ -72,7 +72,7 @@ def token_bits(seed: Any, position: Any, token: Any, *, purpose: int = TARGET, l
                cycle: Any = 0) -> Words:
     """The 32 bits of each (seed, absolute position, target token id); arrays broadcast, the result is flat.
 
-    `cycle` is the absolute position where the drafting cycle started; 0 for the target's own draws.
+    `cycle` is the absolute position where the drafting cycle started; 0 for the target's own samples.
     """
     tokens = np.asarray(token, dtype=np.int64).reshape(-1)
     words = philox((tokens >> 2, position, purpose | level << 8, cycle), seed)
@@ -118,8 +118,8 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def scalar_bits(seed: int, position: int, index: int, purpose: int, *, cycle: int, level: int = 0) -> int:
-    """The bits of a draw that belongs to no token: the `index`-th of its purpose at this position."""
-    # The generator in plain integers: for a single draw arrays would cost ten times as much.
+    """The bits of a number that belongs to no token: the `index`-th of its purpose at this position."""
+    # The generator in plain integers: for a single number arrays would cost ten times as much.
     x, y = (index >> 2, purpose | level << 8), (position, cycle)
     low, high = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
@@ -129,11 +129,11 @@ def scalar_bits(seed: int, position: int, index: int, purpose: int, *, cycle: in
     return (x[0], y[0], x[1], y[1])[index & 3]
 
 
-def accept_draw(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
+def accept_uniform(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
     """The uniform of an accept test. Accept iff it is < p/q: strict, so that p = 0 never passes."""
     return (scalar_bits(seed, position, index, ACCEPT, cycle=cycle, level=level) >> 8) * 2.0**-24
 
 
-def residual_draw(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
+def residual_uniform(seed: int, position: int, index: int = 0, *, cycle: int, level: int = 0) -> float:
     """The uniform, strictly between 0 and 1, that picks a token from what a rejection left."""
     return (scalar_bits(seed, position, index, RESIDUAL, cycle=cycle, level=level) + 0.5) * 2.0**-32

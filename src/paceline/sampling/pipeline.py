@@ -84,7 +84,7 @@ class Pipeline:
         return choose(processed)
 
     def choose(self, processed: Processed) -> list[int]:
-        """The coupled draw of every row; NO_TOKEN (-1) for rows in `errors` or `stopped`."""
+        """The coupled sample of every row; NO_TOKEN (-1) for rows in `errors` or `stopped`."""
         return choose(processed)
 
     def process(self, logits: Tensor, rows: Sequence[SampleRow]) -> Processed:
@@ -113,7 +113,7 @@ class Pipeline:
     def _distribute(self, processed: Processed, table: _Table, rows: Ints, x: Tensor, at: Ints) -> None:
         """Work out the distributions of `rows` (ascending) from their edited logits x[at]."""
         if processed.native is not None:
-            _draw(processed, processed.native, table.kind, rows, x, at)
+            _sample(processed, processed.native, table.kind, rows, x, at)
             return
         for kind, members in table.whole if rows is table.every else table.groups(rows):
             self._reduce(processed, table, kind, members, take(x, at[np.searchsorted(rows, members)]))
@@ -187,15 +187,15 @@ class Pipeline:
             processed.open.append(OpenRows(x, rows))
 
 
-def _draw(processed: Processed, native: NativeRows, kind: Ints, rows: Ints, x: Tensor, at: Ints) -> None:
-    """Draw `rows` from logits x[at] in one native call; supports are worked out where somebody asks for them."""
-    drawn, top = processed.drawn, processed.top
-    native.draw(x, at, rows, processed.positions, drawn, top)
-    for row in rows[drawn[rows] == NO_TOKEN].tolist():
+def _sample(processed: Processed, native: NativeRows, kind: Ints, rows: Ints, x: Tensor, at: Ints) -> None:
+    """Sample `rows` from logits x[at] in one native call; supports are worked out where somebody asks for them."""
+    sampled, top = processed.sampled, processed.top
+    native.sample(x, at, rows, processed.positions, sampled, top)
+    for row in rows[sampled[rows] == NO_TOKEN].tolist():
         _refuse(processed, row, float(top[row]))
         top[row] = np.nan
     greedy = rows[kind[rows] == _GREEDY]
-    processed.best[greedy] = drawn[greedy]
+    processed.best[greedy] = sampled[greedy]
 
 
 def _refuse(processed: Processed, row: int, top: float) -> None:

@@ -34,8 +34,26 @@ class Processed:
     The distribution of a greedy row is a point mass on its best token (ties to the lowest id).
     """
 
-    __slots__ = ("_edited", "_edited_at", "_scores", "_spans", "best", "drawn", "errors", "logits", "native", "open",
-                 "positions", "rows", "seeds", "stopped", "temperature", "top", "truncated", "unmasked")
+    __slots__ = (
+        "_edited",
+        "_edited_at",
+        "_scores",
+        "_spans",
+        "best",
+        "errors",
+        "logits",
+        "native",
+        "open",
+        "positions",
+        "rows",
+        "sampled",
+        "seeds",
+        "stopped",
+        "temperature",
+        "top",
+        "truncated",
+        "unmasked",
+    )
 
     def __init__(self, logits: Tensor, rows: Sequence[SampleRow], temperature: Floats, seeds: NDArray[np.uint64],
                  native: NativeRows | None = None) -> None:
@@ -48,8 +66,8 @@ class Processed:
         self.positions: Ints = np.array([row.position for row in rows], dtype=np.int64)
         self.native = native
         """Who works out these rows, where it is not numpy; then `open` and `truncated` stay empty."""
-        self.drawn: Ints = np.full(len(rows), NO_TOKEN, dtype=np.int64)
-        """The token of each row, where native code drew it."""
+        self.sampled: Ints = np.full(len(rows), NO_TOKEN, dtype=np.int64)
+        """The token of each row, where native code sampled it."""
         self.errors: dict[int, RequestError] = {}
         """Rows that failed, each for itself."""
         self.stopped: set[int] = set()

@@ -20,11 +20,11 @@ from paceline.sampling.state import SampleState
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """One row of logits to draw from: the plain decode of a sequence, or a node of its draft."""
+    """One row of logits to sample from: the plain decode of a sequence, or a node of its draft."""
 
     state: SampleState
     position: int
-    """Absolute position (prompt included) of the token being drawn."""
+    """Absolute position (prompt included) of the token being sampled."""
     path: Sequence[int] = ()
     """Draft tokens between the last committed token and this row, in order: they count as output here."""
     mask: Any = None

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from paceline.speculation.acceptance import Places, Trust, outcomes, verdicts
+from paceline.speculation.acceptance import outcomes, verdicts
 from paceline.speculation.costs import CostCurve
 from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
+from paceline.speculation.history import Histories, History, Pause
 from paceline.speculation.spec import Speculation
 from paceline.speculation.tree import DraftTree
 
-SHORTEST_PAUSE = 16
-LONGEST_PAUSE = 256
-"""Tokens between two tries of a drafter that does not pay."""
 TRIES = 2
 PROBE_TRIES = 16
 """First cycles of a request whatever the forecast; more for drafters that have a window to fill, until the engine
@@ -31,8 +29,6 @@ PATIENCE = 0.4
 """Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
 WORTH_MEMORY = 0.9
 NEGLIGIBLE = 1e-3
-OPENINGS = 2
-"""Requests after which a method's first drafts are taken to cost what they have cost."""
 DEAR_OPENING = 4.0
 """Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
 
@@ -76,43 +72,25 @@ class Controller(Protocol):
         """The sequence is gone."""
 
 
-class _Method:
-    """What all requests that use a method taught."""
-
-    __slots__ = ("chain", "cost", "cycles", "opened", "read", "reading", "tree", "trust")
-
-    def __init__(self) -> None:
-        self.chain, self.tree, self.trust = Places(), Places(), Trust()
-        self.cycles = 0
-        self.cost = CostCurve(float)
-        self.opened = 0
-        self.read = self.reading = 0.0
-        """Tokens that requests began with and seconds until their first draft, both forgotten slowly."""
-
-    def opening(self, tokens: int) -> float:
-        """Seconds until the first draft of a request that begins with so many tokens; 0 while that is not known."""
-        return self.reading / self.read * tokens if self.opened >= OPENINGS and self.read else 0.0
-
-
 class _State:
     """One sequence."""
 
-    __slots__ = ("asked", "branching", "chain", "method", "needs", "nodes", "opened", "opening", "pause", "plain",
-                 "proposal", "saved", "scored", "spent", "tested", "tokens", "tree", "tries", "trust", "wait", "wish")
+    __slots__ = ("asked", "branching", "history", "needs", "nodes", "opened", "opening", "pause", "plain", "saved",
+                 "spent", "tested", "tokens", "tries", "wish")
 
-    def __init__(self, wish: Speculation, needs: Needs, method: _Method, tokens: int) -> None:
-        self.wish, self.needs, self.method, self.tokens = wish, needs, method, tokens
+    def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
+        """`method`: what all requests that use the drafter's method taught."""
+        self.wish, self.needs, self.tokens = wish, needs, tokens
         self.opened = False
         """There was a draft."""
         self.opening = 0.0
         """Seconds of drafting until then."""
-        self.chain, self.tree, self.trust = Places(method.chain), Places(method.tree), Trust(method.trust)
-        self.branching = self.scored = False
+        self.history = History(method)
+        self.pause = Pause()
+        self.branching = False
+        """Some proposal was no chain: from then on nodes are counted instead of depths."""
         self.nodes = 0
         """Of the last proposal."""
-        self.proposal: DraftTree | None = None
-        """The last one, whole, until what came instead is known."""
-        self.wait, self.pause = 0, SHORTEST_PAUSE
         self.tries = PROBE_TRIES if needs.probes and method.cycles < PROBE_TRIES else TRIES * (1 + needs.probes)
         self.plain = self.spent = 0.0
         self.saved = self.asked = 0.0
@@ -136,12 +114,11 @@ class AdaptiveController:
 
     def __init__(self) -> None:
         self.step_cost = CostCurve(step_prior)
-        self._methods: dict[str, _Method] = {}
+        self._methods = Histories()
         self._states: dict[Hashable, _State] = {}
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
-        method = self._methods.setdefault(drafter.name, _Method())
-        self._states[sequence] = _State(wish, drafter.needs, method, tokens)
+        self._states[sequence] = _State(wish, drafter.needs, self._methods.of(drafter.name), tokens)
 
     def release(self, sequence: Hashable) -> None:
         self._states.pop(sequence, None)
@@ -151,20 +128,20 @@ class AdaptiveController:
         wish = state.wish
         if not wish.adaptive:
             return Budget(wish.k, wish.nodes)
-        if state.wait > 0 or not self.step_cost.knows(running):
+        if not state.pause.over or not self.step_cost.knows(running):
             return None  # what a plain step takes is what everything else is weighed against: measure that first
         pace = self._pace(state, running, rows)
         price = pace * (self.step_cost(rows + 1) - self.step_cost(rows))
-        if state.scored and not state.needs.probes:
+        if state.history.scored and not state.needs.probes:
             if self._too_dear(state, rows):
                 self._step_back(state)
                 return None
             if state.tested > PATIENCE * self.step_cost(rows):
-                state.pause = SHORTEST_PAUSE  # judged, and found worth it
+                state.pause.forgive()  # judged, and found worth it
             return Budget(wish.k, wish.nodes, price, pace)
         size, pays = self._best_size(state, running, rows)
         if pays:
-            state.pause = SHORTEST_PAUSE
+            state.pause.forgive()
         elif state.tries > 0 and not self._dear_to_open(state, rows):
             state.tries -= 1
         else:
@@ -176,7 +153,7 @@ class AdaptiveController:
 
     def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
         state = self._states[sequence]
-        state.method.cost.observe(depth, seconds)
+        state.history.cost.observe(depth, seconds)
         state.tested += seconds
         if not state.opened:
             state.opening += seconds
@@ -185,20 +162,21 @@ class AdaptiveController:
         state = self._states[sequence]
         state.asked = WORTH_MEMORY * state.asked + 1.0
         state.saved *= WORTH_MEMORY
-        state.proposal = draft
+        state.history.proposal = draft
         if draft is None:
             return None
         if not state.opened:
-            self._open(state)
+            state.opened = True
+            state.history.opening.observe(state.tokens, state.opening)
         state.branching = state.branching or not draft.is_chain
         state.nodes = len(draft)
-        state.scored = draft.scores is not None
+        state.history.scored = draft.scores is not None
         by_value = draft.q is None or state.wish.verify == "coupled"
         if draft.scores is None or not by_value or not state.wish.adaptive or state.needs.probes:
             return draft
         pace, cost = self._pace(state, running, rows), self.step_cost
         start, gained, best, nodes = cost(rows), 0.0, 0.0, 0
-        for index, chance in enumerate(state.trust.worth(draft, NEGLIGIBLE)[1]):
+        for index, chance in enumerate(state.history.by_score.worth(draft, NEGLIGIBLE)[1]):
             gained += chance
             win = gained - pace * (cost(rows + index + 1) - start)
             if win > best:
@@ -210,26 +188,21 @@ class AdaptiveController:
         state = self._states.get(sequence)
         if state is None:
             return
-        state.wait -= len(observation.tokens)
-        proposal, sent = state.proposal, observation.draft
-        state.proposal = None
-        state.method.cycles += sent is not None
+        state.pause.passed(len(observation.tokens))
+        proposal, sent = state.history.settled(), observation.draft
+        if sent is not None:
+            state.history.verified()
         if proposal is None or not observation.tokens:
             return
         if sent is None or state.wish.verify == "coupled":
             found = outcomes(proposal, observation.tokens)
         else:
             proposal, found = sent, verdicts(sent, observation.accepted)
-        if proposal.scores is not None and not state.needs.probes:
-            for node, hit in found:
-                state.trust.learn(proposal.scores[node], hit)
-        elif not state.branching:
-            for node, hit in found:
-                state.chain.learn(node, hit)
+        trusting = not state.needs.probes
+        if not state.branching or (trusting and proposal.scores is not None):
+            state.history.learn(proposal, found, trusting)
         elif sent is not None:
-            path = set(observation.accepted)
-            for node in range(len(sent)):
-                state.tree.learn(node, node in path)
+            state.history.learn_nodes(sent, observation.accepted)
 
     def spent(self, sequence: Hashable, tokens: int, seconds: float, plain_seconds: float) -> None:
         state = self._states.get(sequence)
@@ -255,8 +228,9 @@ class AdaptiveController:
             most = state.nodes or wish.nodes
         elif state.branching:
             most = min(wish.nodes, max(4, 2 * state.nodes))
-        draft_cost = state.method.cost if state.method.cost.measured else None
-        places = state.tree if state.branching else state.chain
+        history = state.history
+        draft_cost = history.cost if history.cost.measured else None
+        places = history.by_node if state.branching else history.by_depth
         none = running / cost(rows)
         best, size, alive, gained = 0.0, 1, 1.0, float(running)
         for count, rate in enumerate(places.rates(most), 1):
@@ -274,24 +248,16 @@ class AdaptiveController:
 
     def _too_dear(self, state: _State, rows: int) -> bool:
         """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
-        step, seconds = self.step_cost(rows), state.method.cost(state.wish.k)
+        step, seconds = self.step_cost(rows), state.history.cost(state.wish.k)
         return seconds > CHEAP * step and state.tested > PATIENCE * step and seconds > state.saved / state.asked
 
     def _dear_to_open(self, state: _State, rows: int) -> bool:
         """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
         prompt, as other requests have shown."""
-        return not state.opened and state.method.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
-
-    def _open(self, state: _State) -> None:
-        state.opened = True
-        method = state.method
-        method.opened += 1
-        method.read = WORTH_MEMORY * method.read + state.tokens
-        method.reading = WORTH_MEMORY * method.reading + state.opening
+        return not state.opened and state.history.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
 
     def _step_back(self, state: _State) -> None:
         """Leave the drafter alone for a while, longer each time, and give it one more try then."""
-        state.wait = state.pause
-        state.pause = min(LONGEST_PAUSE, 2 * state.pause)
+        state.pause.begin()
         state.tries = 1
         state.tested = min(state.tested, 0.5 * PATIENCE * self.step_cost(1))

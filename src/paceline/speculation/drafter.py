@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from paceline.errors import RequestError
+from paceline.speculation.models import DraftModels
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
-
-if TYPE_CHECKING:
-    from paceline.speculation.models import DraftModels
-
-
-class DraftedSequence(Hashable, Protocol):
-    """What a drafter sees of a sequence. It must not change any of it."""
-
-    tokens: list[int]
-    prompt_len: int
-    seed: int
-
-    @property
-    def cache_salt(self) -> str:
-        """Sequences with different salts must not learn from one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +17,8 @@ class Needs:
     """What a drafter asks of the engine and what kind of drafts it makes."""
 
     taps: tuple[int, ...] = ()
-    """Layers whose incoming hidden states it wants in `observe`."""
+    """Layers whose incoming hidden states it reads. The engine hands out none yet: spec.build() refuses such a drafter,
+    so that nobody waits for what does not come."""
     samples: bool = False
     """Drafts are sampled (trees carry q); otherwise they are deterministic."""
     host: bool = True
@@ -62,9 +50,8 @@ class Observation:
     draft: DraftTree | None = None
     """The draft as it was verified; None: the step had none."""
     chosen: list[int] = field(default_factory=list)
-    """What the target itself draws after the last committed token (chosen[0]) and after each node of the draft
+    """What the target itself samples after the last committed token (chosen[0]) and after each node of the draft
     (chosen[1 + node]), accepted or not: a window of probe nodes reads its harvest here. Coupled rule only."""
-    hidden: dict[int, Any] = field(default_factory=dict)
 
 
 class Drafter(Protocol):

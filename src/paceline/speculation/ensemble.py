@@ -1,4 +1,4 @@
-"""Ensemble: several drafters behind one, each living as if it were alone.
+"""Ensemble: several drafters as one, each living as if it were alone.
 
 What specinfer and merge share: the parts are built through the engine, called in turn, told of each step in terms of
 their own trees, and dropped one by one when they fail.
@@ -7,21 +7,18 @@ their own trees, and dropped one by one when they fail.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.growing import GrowingTree
+from paceline.speculation.guard import Guard, reason
 from paceline.speculation.options import Options
-from paceline.speculation.parts import MadeOfParts, Part, check_wishes, part_of
+from paceline.speculation.parts import MadeOfParts, Part, check_wishes, fitted, part_of
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
-
-log = logging.getLogger("paceline.speculation")
 
 UNKNOWN = -1
 """In Observation.chosen: this node of the part's draft did not make it into the verified tree."""
@@ -71,14 +68,15 @@ class _Life:
     pack: Pack | None = None
 
 
-class Ensemble(MadeOfParts):
+class Ensemble(MadeOfParts, Guard[DraftedSequence]):
     """Base of drafters made of others. A subclass says how trees are packed (`pack`) and may learn (`learn`).
 
     What it proposes counts as deterministic (no q), also where a part sampled: nodes are merged and chosen by their
-    values, and only the rule for deterministic drafts, which draws the target's token first, is exact for that.
+    values, and only the rule for deterministic drafts, which samples the target's token first, is exact for that.
     """
 
     def __init__(self, name: str, parts: Sequence[Part]) -> None:
+        super().__init__()
         self.name = name
         self.parts = list(parts)
         needs = [part.drafter.needs for part in parts]
@@ -102,7 +100,8 @@ class Ensemble(MadeOfParts):
     def begin(self, sequence: DraftedSequence) -> None:
         life = self._lives[sequence] = _Life(list(range(len(self.parts))))
         for part in list(life.parts):
-            self._guarded(part, [sequence], lambda drafter: drafter.begin(sequence))
+            drafter = self.parts[part].drafter
+            self.guarded(drafter, sequence, drafter.begin, sequence)
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         for sequence in sequences:
@@ -113,8 +112,9 @@ class Ensemble(MadeOfParts):
             if not chosen:
                 continue
             theirs, limits = [s for s, _ in chosen], [b for _, b in chosen]
-            for sequence, draft in zip(theirs, self._proposals(index, theirs, limits)):
-                if draft is not None and len(draft):
+            for sequence, limit, proposed, _ in self.proposals(part.drafter, theirs, limits):
+                draft = self.guarded(part.drafter, sequence, fitted, proposed, limit)
+                if draft is not None:
                     self._lives[sequence].drafts[index] = draft
         return [self._packed(sequence, budget) for sequence, budget in zip(sequences, budgets)]
 
@@ -123,33 +123,17 @@ class Ensemble(MadeOfParts):
         if life.drafts:
             self.learn(sequence, life.drafts, observation.tokens)
         for part in list(life.parts):
-            self._guarded(part, [sequence], partial(_tell, sequence, self._translated(life, part, observation)))
+            drafter = self.parts[part].drafter
+            self.guarded(drafter, sequence, drafter.observe, sequence, self._translated(life, part, observation))
         life.drafts, life.pack = {}, None
 
     def release(self, sequence: DraftedSequence) -> None:
         life = self._lives.pop(sequence, None)
         for part in () if life is None else life.parts:
-            self._guarded(part, [sequence], lambda drafter: drafter.release(sequence))
+            drafter = self.parts[part].drafter
+            self.guarded(drafter, sequence, drafter.release, sequence)
 
     # ---------------------------------------------------------------- inside
-
-    def _proposals(self, part: int, sequences: list[DraftedSequence], budgets: list[Budget]) -> list[DraftTree | None]:
-        def ask(drafter: Drafter) -> list[DraftTree | None]:
-            drafts = drafter.propose(sequences, budgets)
-            if len(drafts) != len(sequences):
-                raise ValueError(f"{len(drafts)} drafts for {len(sequences)} sequences")
-            for draft in drafts:
-                if draft is not None:
-                    draft.check()
-            return [draft if draft is None else draft.trimmed(budget.nodes) for draft, budget in zip(drafts, budgets)]
-
-        if len(sequences) == 1:
-            return self._guarded(part, sequences, ask) or [None]
-        try:
-            return ask(self.parts[part].drafter)
-        except Exception:  # one of them may be what it fails on: each is asked alone
-            return [draft for sequence, budget in zip(sequences, budgets)
-                    for draft in self._proposals(part, [sequence], [budget])]
 
     def _packed(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         life = self._lives[sequence]
@@ -176,30 +160,17 @@ class Ensemble(MadeOfParts):
             if seen.chosen else []
         return Observation(seen.tokens, accepted, draft, chosen)
 
-    def _guarded(self, part: int, sequences: list[DraftedSequence], call: Callable[[Drafter], _Answer]
-                 ) -> _Answer | None:
-        """Call a part; if it raises it is dropped for these sequences, and the others go on."""
-        drafter = self.parts[part].drafter
-        try:
-            return call(drafter)
-        except Exception as problem:
-            if not self.parts[part].failed:
-                self.parts[part].failed = True
-                log.warning("%s goes on without %s, which failed: %s: %s", self.name, drafter.name,
-                            type(problem).__name__, problem)
-            for life in [self._lives[sequence] for sequence in sequences if sequence in self._lives]:
+    def lose(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
+        """A part failed on these sequences, and is asked about them no more; the others go on."""
+        self.say_once(id(drafter), "%s goes on without %s, which failed: %s", self.name, drafter.name, reason(problem))
+        for life in [self._lives[sequence] for sequence in sequences if sequence in self._lives]:
+            for part in [part for part in life.parts if self.parts[part].drafter is drafter]:
                 life.parts.remove(part)
                 life.drafts.pop(part, None)
-            self.part_dropped(drafter, sequences, problem)
-            return None
+        self.tell(drafter, sequences, problem)
 
 
-_Answer = TypeVar("_Answer")
 _Kind = TypeVar("_Kind", bound=Ensemble)
-
-
-def _tell(sequence: DraftedSequence, observation: Observation, drafter: Drafter) -> None:
-    drafter.observe(sequence, observation)
 
 
 def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: DraftContext) -> _Kind:
@@ -211,13 +182,5 @@ def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: D
     key = json.dumps(wishes, sort_keys=True, default=repr)
     found = known.get(key)
     if found is None:
-        found = known[key] = kind(method, [_blind_part(wish, method, context) for wish in wishes])
+        found = known[key] = kind(method, [part_of(wish, method, context) for wish in wishes])
     return found  # type: ignore[no-any-return]
-
-
-def _blind_part(wish: Any, method: str, context: DraftContext) -> Part:
-    part = part_of(wish, method, context)
-    if part.drafter.needs.taps:
-        raise RequestError(f"{method!r} cannot be made of {part.drafter.name!r}, which reads the target's hidden "
-                           "states: use it alone.", "speculation")
-    return part

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Needs, Observation
-from paceline.speculation.models import Ask, DraftModel, DraftModels, Draw, rule_of
+from paceline.speculation.drafter import Budget, DraftContext, Needs, Observation
+from paceline.speculation.models import Ask, DraftModel, DraftModels, Samples
 from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES
 
@@ -48,7 +49,7 @@ class Branching:
         if not widths or not all(isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_NODES
                                  for width in widths):
             raise RequestError(f"speculation branches must be a whole number from 1 to {MAX_NODES} or a list of such "
-                               f"numbers, one a depth, got {raw!r}.", "speculation")
+                               f"numbers, one per depth, got {raw!r}.", "speculation")
         return cls(tuple(widths), everywhere=isinstance(raw, list | tuple))
 
 
@@ -84,7 +85,7 @@ class Growth:
             return None
         for node in self._frontier:
             self._read.setdefault(node, len(self._read) - 1)
-        # Which nodes get how many children is settled before their values are drawn: rules that read q need that.
+        # Which nodes get how many children is settled before their values are sampled: rules that read q need that.
         counts: list[int] = []
         for _ in self._frontier:
             counts.append(min(self._branching.width(self._level), left))
@@ -96,23 +97,23 @@ class Growth:
                    [self._read[self._parents[node]] for node in nodes],
                    [self._read[node] for node in self._frontier], [count for _, count in asked])
 
-    def take(self, draws: Sequence[Draw], least: float) -> None:
-        """The answer, one Draw per node of the last question. A node goes on if its chance is at least `least`, where
-        the rule allows to look."""
+    def take(self, samples: Sequence[Samples], least: float) -> None:
+        """The answer, the Samples after each node of the last question. A node goes on if its chance is at least
+        `least`, where the rule allows to look."""
         grown: list[int] = []
-        for node, draw in zip(self._frontier, draws):
+        for node, found in zip(self._frontier, samples):
             above = 1.0 if node < 0 else self._chances[node]
-            for place, token in enumerate(draw.tokens):
-                confidence = 1.0 if draw.confidences is None else draw.confidences[place]
+            for place, token in enumerate(found.tokens):
+                confidence = 1.0 if found.confidences is None else found.confidences[place]
                 chance = above * confidence
-                likely = draw.confidences is None or (confidence >= self._min_confidence and chance >= least)
+                likely = found.confidences is None or (confidence >= self._min_confidence and chance >= least)
                 if likely and (place == 0 or self._branching.everywhere):
                     grown.append(len(self._tokens))
                 self._chances.append(chance)
                 self._tokens.append(token)
                 self._parents.append(node)
-                self._q.append(draw.q)
-                if draw.confidences is not None:
+                self._q.append(found.q)
+                if found.confidences is not None:
                     self._scores.append(confidence)
         self._frontier = grown
         self._level += 1
@@ -128,7 +129,7 @@ class Growth:
 
 class ModelDrafter:
     """A drafter around a DraftModel. One object serves every request with the same options, so that a step's drafts
-    are drawn together."""
+    are sampled together."""
 
     needs = Needs(samples=True)
 
@@ -151,12 +152,12 @@ class ModelDrafter:
             if not asked:
                 return [growth.tree(self.name) for growth in growths]
             begun = self._clock()
-            answers = self.model.draw([ask for _, ask in asked])
+            answers = self.model.sample([ask for _, ask in asked])
             share = (self._clock() - begun) / len(asked)
-            for (growth, _), draws in zip(asked, answers, strict=True):
+            for (growth, _), samples in zip(asked, answers, strict=True):
                 # One level more costs a row of the target's step and as much time as this one: a node has to be
                 # that likely to be reached.
-                growth.take(draws, growth.budget.price + share * growth.budget.pace)
+                growth.take(samples, growth.budget.price + share * growth.budget.pace)
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         pass
@@ -166,7 +167,7 @@ class ModelDrafter:
 
     def _shape(self, sequence: DraftedSequence) -> Branching:
         # The chain rule looks at one child of a node; further ones would only cost rows.
-        return CHAIN if rule_of(sequence) == "rejection" else self._branching
+        return CHAIN if sequence.rule == "rejection" else self._branching
 
 
 def models_of(context: DraftContext, method: str) -> DraftModels:
@@ -186,8 +187,8 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
         raise RequestError(f"verify={rule.name!r} verifies chains: leave branches out, or use 'multi-round', "
                            "'without-replacement' or 'coupled'.", "speculation")
     if rule.reads_q and confidence > 0.0:
-        raise RequestError(f"min_confidence looks at what was drawn, which bends the text under verify={rule.name!r}: "
-                           "leave it out or use 'coupled'.", "speculation")
+        raise RequestError("min_confidence looks at what was sampled, which bends the text under "
+                           f"verify={rule.name!r}: leave it out or use 'coupled'.", "speculation")
     return shared_by(context, f"{method} {key} {branching} {confidence}",
                      lambda: ModelDrafter(method, model, branching, confidence))
 

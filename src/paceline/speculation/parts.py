@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter
+from paceline.speculation.drafter import Budget, DraftContext, Drafter
 from paceline.speculation.options import MAX_NODES, MOST_LEVELS, shown
+from paceline.speculation.sequence import DraftedSequence
+from paceline.speculation.tree import DraftTree
 
 MOST_PARTS = 8
 
@@ -24,8 +25,6 @@ class Part:
     drafter: Drafter
     depth: int = MAX_NODES
     nodes: int = MAX_NODES
-    failed: bool = False
-    """It failed on some sequence, and that was logged."""
 
     def budget(self, given: Budget) -> Budget:
         if given.depth <= self.depth and given.nodes <= self.nodes:
@@ -49,13 +48,19 @@ class MadeOfParts:
             if isinstance(drafter, MadeOfParts):
                 drafter.listen(report)
 
-    def part_dropped(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
-        """A part is left out of these sequences from now on: it gives back what it holds of them."""
-        for sequence in sequences:
-            with suppress(Exception):  # it has failed already
-                drafter.release(sequence)
-            if self._report is not None:
+    def tell(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
+        """A part is left out of these sequences from now on: whoever listens hears of it."""
+        if self._report is not None:
+            for sequence in sequences:
                 self._report(sequence, drafter.name, problem)
+
+
+def fitted(draft: DraftTree | None, budget: Budget) -> DraftTree | None:
+    """A part's draft within its budget, None where it is empty. A malformed one raises."""
+    if draft is None:
+        return None
+    draft.check()
+    return draft.trimmed(budget.nodes) if len(draft) else None
 
 
 def part_of(wish: Any, method: str, context: DraftContext) -> Part:

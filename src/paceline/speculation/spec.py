@@ -46,7 +46,7 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "oracle": scripted.build,
     "wrong": scripted.build,
 }
-"""One line a method. A builder reads its options, refuses what does not fit, and returns a drafter: a new one, or one
+"""One line per method. A builder reads its options, refuses what does not fit, and returns a drafter: a new one, or one
 that requests share (kept in context.shared), so that they are drafted together."""
 
 SCRIPTED = ("oracle", "wrong")
@@ -109,8 +109,13 @@ def parse(raw: Any) -> Speculation | None:
 
 
 def build(spec: Speculation, context: DraftContext) -> Drafter:
-    """The drafter of one request."""
+    """The drafter of one request, or a part of one: whatever drafts for an engine was built here."""
     options = Options(spec.method, spec.options or {}, spec.verify)
     drafter = BUILDERS[spec.method](spec.method, options, context)
     options.finish()
+    if drafter.needs.taps:
+        layers = ", ".join(map(str, drafter.needs.taps))
+        raise NotYetError(f"The drafter {drafter.name!r} reads hidden states of the target (those that come into "
+                          f"layers {layers}), which this version does not hand out yet: use a drafter without "
+                          "Needs.taps, or leave speculation out to decode plainly.")
     return drafter

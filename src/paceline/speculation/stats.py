@@ -27,7 +27,7 @@ class SpeculationStats:
     verify: str = "coupled"
     """The verification rule asked for."""
     rule: str = "coupled"
-    """The one that carries it out (verify.rule_for)."""
+    """The one that carries it out (verify.rule_for), for reports: the rule itself is the sequence's."""
     cycles: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -16,11 +16,11 @@ class DraftTree:
 
     parents[i] is the index of node i's parent, or -1 if it follows the last committed token.
     `q`, when the drafter sampled, holds what it sampled from: q[i] is the whole distribution [V] (float64, after
-    every sampling control) that node i was drawn from, one array shared by the siblings of a draw, which stand in the
-    order in which they were drawn; None for deterministic drafts, all of them or node by node. `sources[i]` names the
-    drafter of node i where several contributed. `scores[i]`, where the drafter has an opinion, is how likely it
-    thinks node i is accepted given that its parent is (0..1): the engine learns how far to trust it and cuts off what
-    will not pay.
+    every sampling control) that node i was sampled from, one array shared by siblings that were sampled together, which
+    stand in the order in which they were sampled; None for deterministic drafts, all of them or node by node.
+    `sources[i]` names the drafter of node i where several contributed. `scores[i]`, where the drafter has an opinion,
+    is how likely it thinks node i is accepted given that its parent is (0..1): the engine learns how far to trust it
+    and cuts off what will not pay.
     """
 
     tokens: list[int]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from paceline.speculation.rules.coupled import coupled
 from paceline.speculation.rules.sampled import multi_round, rejection, without_replacement
 from paceline.speculation.rules.typical import typical
-from paceline.speculation.rules.verdict import Draws, Probs, Target, Verdict, Verify, children_of
+from paceline.speculation.rules.verdict import Probs, Randomness, Target, Verdict, Verify, children_of
 from paceline.speculation.tree import DraftTree
 
-__all__ = ["RULES", "Draws", "Probs", "Rule", "Target", "Verdict", "Verify", "check", "coupled", "multi_round",
+__all__ = ["RULES", "Probs", "Randomness", "Rule", "Target", "Verdict", "Verify", "check", "coupled", "multi_round",
            "rejection", "rule_for", "typical", "without_replacement"]
 
 
-def _coupled(tree: DraftTree, p: Target, draws: Draws) -> Verdict:
-    chosen = [draws.target(row) for row in range(len(tree) + 1)]
+def _coupled(tree: DraftTree, p: Target, randomness: Randomness) -> Verdict:
+    chosen = [randomness.target(row) for row in range(len(tree) + 1)]
     return coupled([-1, *(parent + 1 for parent in tree.parents)], [-1, *tree.tokens], chosen)
 
 
@@ -27,7 +27,7 @@ class Rule:
     name: str
     verify: Verify
     reads_q: bool = False
-    """Needs the q that sampled drafts were drawn from, and believes it."""
+    """Needs the q that drafts were sampled from, and believes it."""
     chains_only: bool = False
     """Takes one sampled draft of a token, no branches."""
     lossy: bool = False
@@ -74,4 +74,4 @@ def check(rule: Rule, tree: DraftTree, vocab_size: int) -> None:
         for rows in children_of(tree).values():
             if sum(tree.q[row - 1] is not None for row in rows) > 1:
                 raise ValueError(f"verify={rule.name!r} takes chains of sampled drafts: use 'multi-round' for branches "
-                                 "drawn independently, 'without-replacement' for distinct ones, or 'coupled'")
+                                 "sampled independently, 'without-replacement' for distinct ones, or 'coupled'")

@@ -31,7 +31,7 @@ class Watched:
         self.llm: LLM = made(device, "triton", repeat=1)
         self.drafts: list[DraftTree | None] = []
         self.drawn = Counter[str]()
-        propose, draws = ModelDrafter.propose, DeviceDraftSampler.draws
+        propose, draws = ModelDrafter.propose, DeviceDraftSampler.sample
 
         def proposed(drafter: ModelDrafter, *given: Any) -> list[DraftTree | None]:
             found = propose(drafter, *given)
@@ -43,7 +43,7 @@ class Watched:
             return draws(*given)
 
         monkeypatch.setattr(ModelDrafter, "propose", proposed)
-        monkeypatch.setattr(DeviceDraftSampler, "draws", drawn)
+        monkeypatch.setattr(DeviceDraftSampler, "sample", drawn)
         if not on_device:
             monkeypatch.setattr(DeviceDraftSampler, "takes", lambda *_: False)
 
@@ -146,10 +146,10 @@ def test_without_memory_for_its_draws_the_host_draws(device: torch.device, monke
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(DeviceDraftSampler, "draws", full)
+    monkeypatch.setattr(DeviceDraftSampler, "sample", full)
     watched.texts(CHAIN, GREEDY)
     assert any(draft is not None for draft in watched.drafts)
-    assert "the draws of a draft model" in caplog.text
+    assert "the sampling of a draft model" in caplog.text
 
 
 def test_logits_are_kept_as_they_are_whatever_torch_makes_by_default(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The randomness a verification rule draws on, keyed by seed, position and cycle."""
+"""The randomness of a verification rule, keyed by seed, position and cycle."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.sampling.noise import accept_draw, residual_draw
+from paceline.sampling.noise import accept_uniform, residual_uniform
 
 
 class KeyedRandomness:
-    """speculation.verify.Draws for one draft of one sequence.
+    """speculation.verify.Randomness for one draft of one sequence.
 
-    Accept tests and residual draws are keyed by the position of the token they decide on and by the position where
+    Accept tests and residual samples are keyed by the position of the token they decide on and by the position where
     the drafting cycle started: a position drafted again later gets fresh ones. The target's own tokens are those
-    plain decoding draws, whatever the cycle.
+    plain decoding samples, whatever the cycle.
     """
 
     __slots__ = ("_chosen", "_cycle", "_position", "_seed")
 
     def __init__(self, seed: int, cycle: int, position: Callable[[int], int], chosen: Sequence[int]) -> None:
-        """`position(row)` is the absolute position of the token drawn after a row; `chosen[row]` the target's own."""
+        """`position(row)` is the absolute position of the token sampled after a row; `chosen[row]` the target's own."""
         self._seed = seed
         self._cycle = cycle
         self._position = position
         self._chosen = chosen
 
     def accept(self, row: int, index: int) -> float:
-        return accept_draw(self._seed, self._position(row), index, cycle=self._cycle)
+        return accept_uniform(self._seed, self._position(row), index, cycle=self._cycle)
 
     def residual(self, row: int, weights: NDArray[np.float64]) -> int:
-        return inverse(residual_draw(self._seed, self._position(row), cycle=self._cycle), weights)
+        return inverse(residual_uniform(self._seed, self._position(row), cycle=self._cycle), weights)
 
     def target(self, row: int) -> int:
         return self._chosen[row]

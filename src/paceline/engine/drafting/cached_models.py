@@ -23,8 +23,8 @@ from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Rows
-from paceline.speculation.drafter import DraftedSequence
-from paceline.speculation.models import NOTHING, Ask, Draw, root_of
+from paceline.speculation.models import NO_SAMPLES, Ask, Samples
+from paceline.speculation.sequence import DraftedSequence, root_of
 
 if TYPE_CHECKING:
     from paceline.engine.drafting.device_sampler import DeviceDraftSampler
@@ -58,7 +58,7 @@ class ReadRows:
 
 @dataclass(slots=True)
 class Reading:
-    """The rows that one ask makes a model read, and where its draws come from."""
+    """The rows that one ask makes a model read, and where it is sampled after them."""
 
     held: Held
     seq: Sequence
@@ -69,7 +69,7 @@ class Reading:
     tokens: list[int]
     parents: list[int] | None
     rows: list[int]
-    """Row of each draw."""
+    """Row of each place."""
     places: list[Place]
 
     @property
@@ -108,12 +108,12 @@ class CachedModel(ABC):
     def release(self, sequence: DraftedSequence) -> None:
         self._held.pop(base_of(sequence)[0], None)
 
-    def draw(self, asks: Seq[Ask]) -> list[list[Draw]]:
+    def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
         busy = {base_of(ask.sequence)[0] for ask in asks}
         readings = [self._reading(ask, busy) for ask in asks]
         able = [reading for reading in readings if reading is not None]
-        draws = iter(self._read(able)) if able else iter(())
-        return [[NOTHING] * len(ask.at) if reading is None else [next(draws) for _ in reading.places]
+        samples = iter(self._read(able)) if able else iter(())
+        return [[NO_SAMPLES] * len(ask.at) if reading is None else [next(samples) for _ in reading.places]
                 for ask, reading in zip(asks, readings)]
 
     def _depth(self, seq: Sequence, path: Seq[int]) -> int:
@@ -130,7 +130,7 @@ class CachedModel(ABC):
         lead = _lead(ask.parents)
         known = [*seq.tokens[held.final:], *path]
         chain = known + ask.tokens[:lead]
-        # A node that is drawn after has to be read again even if it is in the cache already.
+        # A node that is sampled after has to be read again even if it is in the cache already.
         first = min(len(known) + node if node < lead else len(chain) for node in ask.at)
         begin = min(common_prefix(held.chain, chain), first, len(chain) - 1)
         tokens = chain[begin:] + ask.tokens[lead:]
@@ -150,7 +150,7 @@ class CachedModel(ABC):
         return Reading(held, seq, chain, begin, tokens, parents, [offset + node for node in ask.at],
                        [Place(seq, [*path, *paths[node + 1]], count) for node, count in zip(ask.at, ask.counts)])
 
-    def _read(self, readings: Seq[Reading]) -> list[Draw]:
+    def _read(self, readings: Seq[Reading]) -> list[Samples]:
         groups: list[Rows] = []
         wanted: list[int] = []
         base = 0
@@ -168,13 +168,13 @@ class CachedModel(ABC):
         sampler = self.device_sampler
         buffer = out.buffer
         if sampler is not None and buffer is not None and sampler.takes(buffer, places):
-            found = sampler.memory.attempt(Use.DRAFT, lambda: sampler.draws(buffer, places, wanted))
+            found = sampler.memory.attempt(Use.DRAFT, lambda: sampler.sample(buffer, places, wanted))
             if found is not None:
                 return found
         logits = self._padded(out.logits)
         if wanted != list(range(base)):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
-        return self._sampler.draws(logits, places)
+        return self._sampler.sample(logits, places)
 
     def _padded(self, logits: torch.Tensor) -> torch.Tensor:
         """[R, V]: V is the target's vocabulary, whatever padding each has."""
@@ -240,11 +240,11 @@ class OwnCacheModel(CachedModel):
         if held is not None:
             self._cache.close(held.allocation)
 
-    def draw(self, asks: Seq[Ask]) -> list[list[Draw]]:
+    def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
         for ask in asks:
             if ask.tokens and max(ask.tokens) >= self._own_vocab:
                 ask.tokens, ask.parents = _below(ask, self._own_vocab)
-        return super().draw(asks)
+        return super().sample(asks)
 
     def _readable(self, seq: Sequence) -> bool:
         """Whether the model knows every token of a sequence: its vocabulary may be padded less than the target's."""
@@ -337,5 +337,5 @@ def _paths(ask: Ask) -> list[list[int]]:
 
 
 def _below(ask: Ask, vocab_size: int) -> tuple[list[int], list[int]]:
-    """An ask's nodes with ids that the model does not know replaced: what is drawn below them is of no use."""
+    """An ask's nodes with ids that the model does not know replaced: what is sampled below them is of no use."""
     return [min(token, vocab_size - 1) for token in ask.tokens], ask.parents

@@ -6,18 +6,18 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.engine.decide.decision import Decision
 from paceline.engine.records.metrics import StepTimes
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.speculation.control import Controller
-from paceline.speculation.drafter import Budget, DraftedSequence, Drafter, Observation
-from paceline.speculation.models import root_of
+from paceline.speculation.drafter import Budget, Drafter, Observation
+from paceline.speculation.guard import Guard, Proposal, reason
 from paceline.speculation.parts import MadeOfParts
+from paceline.speculation.sequence import DraftedSequence, root_of
 from paceline.speculation.spec import Speculation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
@@ -33,15 +33,7 @@ FAIR_TRIAL = 8
 tokens than the tokenizer does."""
 
 
-class _Proposal(NamedTuple):
-    seq: Sequence
-    budget: Budget
-    draft: DraftTree | None
-    seconds: float
-    """Its share of what the drafter took."""
-
-
-class Drafting:
+class Drafting(Guard[Sequence]):
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
 
     A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
@@ -49,6 +41,7 @@ class Drafting:
     """
 
     def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self.controller = controller
         self.failures = 0
         self.totals: dict[str, SpeculationStats] = {}
@@ -60,20 +53,15 @@ class Drafting:
         """How many forced tokens were drafted and accepted."""
         self._seconds: dict[Sequence, float] = {}
         """What drafting took for each sequence since the last account."""
-        self._unreliable: set[str] = set()
-        """Drafters that failed on several sequences together and on none of them alone; it was logged."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
         self.controller.begin(seq, drafter, wish, len(seq.tokens))
         seq.wait_for_commit = drafter.needs.host
-        try:
-            if isinstance(drafter, MadeOfParts):
-                drafter.listen(self._part_failed)
-            drafter.begin(seq)
-        except Exception as problem:
-            self._switch_off(seq, problem)
+        if isinstance(drafter, MadeOfParts):
+            drafter.listen(self._part_failed)
+        self.guarded(drafter, seq, drafter.begin, seq)
 
     def propose(self, running: SequenceOf[Sequence]) -> None:
         """Give every caught-up sequence with a drafter its draft for the next step."""
@@ -96,36 +84,18 @@ class Drafting:
                     rows += min(budget.depth, budget.nodes)
         rows = len(running) + sum(len(seq.draft) for seq in running if seq.draft is not None)
         for drafter, seqs, budgets in by_drafter.values():
-            for seq, budget, draft, seconds in self._proposals(drafter, seqs, budgets):
-                self._seconds[seq] = self._seconds.get(seq, 0.0) + seconds
-                try:
-                    checked = self._checked(draft, self._drafters[seq][1])
-                    self.controller.drafted(seq, budget.depth, seconds)
-                    seq.draft = self.controller.choose(seq, checked, len(running), rows)
-                except Exception as problem:
-                    self._switch_off(seq, problem)
-                    continue
+            for proposal in self.proposals(drafter, seqs, budgets):
+                seq = proposal.sequence
+                self._seconds[seq] = self._seconds.get(seq, 0.0) + proposal.seconds
+                seq.draft = self.guarded(drafter, seq, self._chosen, proposal, len(running), rows)
                 rows += 0 if seq.draft is None else len(seq.draft)
 
-    def _proposals(self, drafter: Drafter, seqs: list[Sequence], budgets: list[Budget]) -> list[_Proposal]:
-        """What a drafter says to those who share it. Where it raises, each of them is asked alone, and those on whom
-        it raises again are switched off: one sequence must not cost the others their drafter."""
-        begun = self._clock()
-        try:
-            drafts = list(zip(seqs, budgets, drafter.propose(seqs, budgets), strict=True))
-        except Exception as problem:
-            if len(seqs) == 1:
-                self._switch_off(seqs[0], problem)
-                return []
-            failures = self.failures
-            found = [one for seq, budget in zip(seqs, budgets) for one in self._proposals(drafter, [seq], [budget])]
-            if self.failures == failures and drafter.name not in self._unreliable:
-                self._unreliable.add(drafter.name)
-                log.warning("drafter %s failed on %d requests together, and on none of them alone: %s: %s",
-                            drafter.name, len(seqs), type(problem).__name__, problem)
-            return found
-        share = (self._clock() - begun) / len(seqs)
-        return [_Proposal(seq, budget, draft, share) for seq, budget, draft in drafts]
+    def _chosen(self, proposal: Proposal[Sequence], running: int, rows: int) -> DraftTree | None:
+        """What of a proposal is sent to the target."""
+        seq = proposal.sequence
+        draft = self._checked(proposal.draft, seq.rule)
+        self.controller.drafted(seq, proposal.budget.depth, proposal.seconds)
+        return self.controller.choose(seq, draft, running, rows)
 
     def _draft_forced(self, seq: Sequence) -> DraftTree | None:
         """What the structure of a request leaves no choice about needs no drafter, and no budget."""
@@ -148,7 +118,7 @@ class Drafting:
         budget = self.controller.budget(seq, running, rows) if left > 0 else None
         return budget if budget is None or budget.depth <= left else replace(budget, depth=left)
 
-    def _checked(self, draft: DraftTree | None, stats: SpeculationStats) -> DraftTree | None:
+    def _checked(self, draft: DraftTree | None, rule: str) -> DraftTree | None:
         """A draft as it may enter a step: a malformed one would break everybody in it, one that the request's rule
         cannot verify would bend its text."""
         if draft is None:
@@ -158,7 +128,7 @@ class Drafting:
         draft.check(self._vocab)
         if not len(draft):
             return None
-        check(RULES[stats.rule], draft, self._vocab)
+        check(RULES[rule], draft, self._vocab)
         return draft
 
     def observe(self, seq: Sequence, observation: Observation) -> None:
@@ -171,12 +141,12 @@ class Drafting:
             # Nobody's draft: there is nothing to learn from its fate.
             tried, accepted = self._forced.get(seq, (0, 0))
             self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
-            observation = Observation(observation.tokens, hidden=observation.hidden)
-        try:
-            self.controller.learn(seq, observation)
-            entry[0].observe(seq, observation)
-        except Exception as problem:
-            self._switch_off(seq, problem)
+            observation = Observation(observation.tokens)
+        self.guarded(entry[0], seq, self._teach, entry[0], seq, observation)
+
+    def _teach(self, drafter: Drafter, seq: Sequence, observation: Observation) -> None:
+        self.controller.learn(seq, observation)
+        drafter.observe(seq, observation)
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
         stats = seq.record.speculation
@@ -222,33 +192,28 @@ class Drafting:
     def release(self, seq: Sequence) -> None:
         self.controller.release(seq)
         self._forced.pop(seq, None)
-        entry = self._drafters.pop(seq, None)
+        entry = self._drafters.get(seq)
         if entry is not None:
-            try:
-                entry[0].release(seq)
-            except Exception as problem:
-                self._report(seq, entry[0], entry[1], problem)
+            self.guarded(entry[0], seq, entry[0].release, seq)
+            self._drafters.pop(seq, None)
 
-    def _switch_off(self, seq: Sequence, problem: Exception) -> None:
-        drafter, stats = self._drafters.pop(seq)
-        self.controller.release(seq)
-        self._forced.pop(seq, None)
-        seq.draft = None
-        seq.wait_for_commit = False
-        self._report(seq, drafter, stats, problem)
-        with suppress(Exception):  # it has failed already; what it holds of the sequence is to be given back
-            drafter.release(seq)
+    def lose(self, drafter: Drafter, seqs: SequenceOf[Sequence], problem: Exception) -> None:
+        """A drafter failed on these sequences, which go on without one."""
+        for seq in seqs:
+            _, stats = self._drafters.pop(seq)
+            self.controller.release(seq)
+            self._forced.pop(seq, None)
+            seq.draft = None
+            seq.wait_for_commit = False
+            self.failures += 1
+            if stats.failure is None:
+                stats.failure = reason(problem)
+                log.warning("drafter %s failed on request %s and was switched off for it: %s",
+                            drafter.name, seq.request.id, stats.failure)
 
     def _part_failed(self, sequence: DraftedSequence, name: str, problem: Exception) -> None:
         """A part of a drafter was dropped, which the drafter has logged; the others go on."""
         self.failures += 1
         seq: Any = root_of(sequence)[0]
         stats: SpeculationStats = seq.record.speculation
-        stats.dropped.setdefault(name, f"{type(problem).__name__}: {problem}")
-
-    def _report(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats, problem: Exception) -> None:
-        self.failures += 1
-        if stats.failure is None:
-            stats.failure = f"{type(problem).__name__}: {problem}"
-            log.warning("drafter %s failed on request %s and was switched off for it: %s",
-                        drafter.name, seq.request.id, stats.failure)
+        stats.dropped.setdefault(name, reason(problem))

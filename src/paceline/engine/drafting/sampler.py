@@ -13,15 +13,15 @@ from paceline.sampling.dense import Floats, Ints, exp_sums, row_max
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import DRAFTER, GUMBEL_MAX, PRIVATE_DRAFT, TARGET, gumbel, token_bits
 from paceline.sampling.pipeline import Pipeline, Processed, SampleRow
-from paceline.speculation.models import NOTHING, SAMPLED_RULES, Draw, rule_of
+from paceline.speculation.models import NO_SAMPLES, SAMPLED_RULES, Samples
 
 CONTENDERS = 256
-"""Siblings of a coupled draw are looked for among so many of the best scores: which they are is no promise."""
+"""Siblings of a coupled sample are looked for among so many of the best scores: which they are is no promise."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where to draw: after `path` draft tokens that follow a sequence's last committed one."""
+    """Where to sample: after `path` draft tokens that follow a sequence's last committed one."""
 
     seq: Sequence
     path: Seq[int]
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def position(self) -> int:
-        """Of the token to be drawn."""
+        """Of the token to be sampled."""
         return len(self.seq.tokens) + len(self.path)
 
 
@@ -37,8 +37,8 @@ class DraftSampler:
     def __init__(self, vocab_size: int) -> None:
         self._pipeline = Pipeline(vocab_size, native_sampler())
 
-    def draws(self, logits: torch.Tensor, places: Seq[Place]) -> list[Draw]:
-        """One Draw per row of logits [R, V]. Every control of the sequence's request applies, the draft above it
+    def sample(self, logits: torch.Tensor, places: Seq[Place]) -> list[Samples]:
+        """The Samples of each row of logits [R, V]. Every control of the sequence's request applies, the draft above it
         counted as output."""
         rows: list[SampleRow] = []
         lost: set[int] = set()
@@ -53,15 +53,15 @@ class DraftSampler:
         processed = self._pipeline.process(logits, rows)
         lost |= processed.errors.keys() | processed.stopped
         chosen = self._pipeline.choose(processed)
-        return [NOTHING if row in lost else _draw(processed, row, place, chosen[row])
+        return [NO_SAMPLES if row in lost else _samples(processed, row, place, chosen[row])
                 for row, place in enumerate(places)]
 
 
-def _draw(processed: Processed, row: int, place: Place, chosen: int) -> Draw:
+def _samples(processed: Processed, row: int, place: Place, chosen: int) -> Samples:
     state = place.seq.state
-    rule = rule_of(place.seq)
+    rule = place.seq.rule
     if rule in SAMPLED_RULES and not state.is_greedy:
-        return Draw(_private(processed, row, place, rule), processed.probs(row))
+        return Samples(_private(processed, row, place, rule), processed.probs(row))
     tokens = [chosen]
     if place.count > 1:
         tokens += _siblings(processed, row, place, chosen)
@@ -70,13 +70,13 @@ def _draw(processed: Processed, row: int, place: Place, chosen: int) -> Draw:
         raw = processed.logits_of(row)[None]
         top = row_max(raw)
         total = exp_sums(raw, np.ones(1, dtype=np.float32), top)[0]
-        return Draw(tokens, confidences=[float(np.exp(float(raw[0, token]) - float(top[0]))) / float(total)
+        return Samples(tokens, confidences=[float(np.exp(float(raw[0, token]) - float(top[0]))) / float(total)
                                          for token in tokens])
-    return Draw(tokens, confidences=[float(np.exp(processed.logprob(row, token))) for token in tokens])
+    return Samples(tokens, confidences=[float(np.exp(processed.logprob(row, token))) for token in tokens])
 
 
 def _siblings(processed: Processed, row: int, place: Place, chosen: int) -> list[int]:
-    """What would have been drawn next, with the target's noise, had `chosen` not been there."""
+    """What would have been sampled next, with the target's noise, had `chosen` not been there."""
     state = place.seq.state
     if state.is_greedy:
         width = processed.logits.shape[1]
@@ -92,8 +92,8 @@ def _siblings(processed: Processed, row: int, place: Place, chosen: int) -> list
 
 
 def _private(processed: Processed, row: int, place: Place, rule: str) -> list[int]:
-    """Tokens drawn from the row's distribution with noise the target does not use: without replacement the best of one
-    draw, else one draw each, the further ones with noise of their own."""
+    """Tokens sampled from the row's distribution with noise the target does not use: without replacement the best by
+    one noise, else each by a noise of its own."""
     ids, values = processed.support(row)
     if rule == "without-replacement":
         return _ranked(ids, values, place, PRIVATE_DRAFT)[:place.count]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.models.load.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.load.weights import Weights, check_vocabulary
 

@@ -20,7 +20,7 @@ from paceline.models.load.safetensors_folder import FLOAT_TYPES, read_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""PEFT's wrapper in front of the model's own module names."""
+"""PEFT's wrapper before the model's own module names."""
 ALL_LINEAR = "all-linear"
 HEADS = frozenset({"lm_head", "embed_out"})
 """What is not meant by all-linear."""

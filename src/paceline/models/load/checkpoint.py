@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import ModelFormatError, ModelNotFoundError
-
-if TYPE_CHECKING:
-    from paceline.models.load.quantised.codes import Outliers
+from paceline.models.load.quantised.codes import Outliers
 
 
 class Checkpoint(ABC):
@@ -77,31 +74,6 @@ class Checkpoint(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a folder with config.json and safetensors, a .gguf file, or a folder that holds one .gguf file."""
-    from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
-    from paceline.models.load.quantised.checkpoint import QuantisedFolder, quantization_config
-    from paceline.models.load.safetensors_folder import SafetensorsFolder
-
-    path = Path(path)
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return GGUFCheckpoint(path)
-        raise ModelFormatError(f"{path} is not a .gguf file: give the folder of a safetensors model, or a GGUF file.")
-    if not path.is_dir():
-        raise ModelNotFoundError(f"There is no model at {path}: check the path.")
-    if not (path / "config.json").exists():
-        found = sorted(path.glob("*.gguf"))
-        if len(found) == 1:
-            return GGUFCheckpoint(found[0])
-        if found:
-            raise ModelFormatError(f"{path} holds several GGUF files ({', '.join(file.name for file in found)}): "
-                                   "name the one to load.")
-        raise ModelFormatError(f"{path} has neither config.json nor a .gguf file: give the folder of a model.")
-    folder = SafetensorsFolder(path)
-    return QuantisedFolder(folder) if quantization_config(folder.config) else folder
 
 
 def flatten_rope(config: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """cascade: a drafter that drafts for a drafter. The middle one runs a model and verifies the small one's guesses.
 
-The middle model draws its own token after every guess, with the noise its own drafts are drawn with, and a guess
+The middle model samples its own token after every guess, with the noise its own drafts are sampled with, and a guess
 stands where it is that very token. So what is passed up is what the middle model would have drafted alone, and its
 distribution is the true q, whatever the small drafter guessed; only the number of its passes is smaller.
 """
@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.model_drafter import shared_by
-from paceline.speculation.models import Ask, Continued, DraftModel, Draw
+from paceline.speculation.models import Ask, DraftModel, Samples
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.parts import MadeOfParts, Part, part_of
+from paceline.speculation.sequence import Continued, DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 MOST_LEVELS = 4
@@ -60,10 +61,10 @@ class CascadeDrafter(MadeOfParts):
                 return [chain.tree(self.name) for chain in chains]
             begun = self._clock()
             self._guess(growing)
-            answers = self._model.draw([chain.ask() for chain in growing])
+            answers = self._model.sample([chain.ask() for chain in growing])
             share = (self._clock() - begun) / len(growing)
-            for chain, draws in zip(growing, answers, strict=True):
-                chain.take(draws, share)
+            for chain, samples in zip(growing, answers, strict=True):
+                chain.take(samples, share)
 
     def _guess(self, chains: Sequence[_Chain]) -> None:
         # Of a guess that is right to the end the chain gets one token more than it is deep.
@@ -89,7 +90,7 @@ class CascadeDrafter(MadeOfParts):
 
 
 class _Chain:
-    """One sequence's draft: what the middle model has drawn so far in this cycle."""
+    """One sequence's draft: what the middle model has sampled so far in this cycle."""
 
     def __init__(self, sequence: DraftedSequence) -> None:
         self.view = Continued(sequence)
@@ -115,7 +116,7 @@ class _Chain:
         nodes = list(range(-1, len(tokens)))
         return Ask(self.view, tokens, parents, nodes, [1] * len(nodes))
 
-    def take(self, draws: Sequence[Draw], seconds: float) -> None:
+    def take(self, samples: Sequence[Samples], seconds: float) -> None:
         """Follow the middle model's own tokens down the guess; the first that is not in it is the last of the round,
         which took so many seconds."""
         children: dict[tuple[int, int], int] = {}
@@ -123,21 +124,21 @@ class _Chain:
             for child, parent_and_token in enumerate(zip(self.guess.parents, self.guess.tokens)):
                 children.setdefault(parent_and_token, child)
             self.guess = None
-        drawn: list[int] = []
+        tokens: list[int] = []
         node: int | None = -1
-        while node is not None and len(drawn) < self.left:
-            draw = draws[node + 1]
-            if not draw.tokens:
-                self.left = len(drawn)
+        while node is not None and len(tokens) < self.left:
+            found = samples[node + 1]
+            if not found.tokens:
+                self.left = len(tokens)
                 break
-            drawn.append(draw.tokens[0])
-            self._q.append(draw.q)
-            if draw.confidences is not None:
-                self._scores.append(draw.confidences[0])
-                self._chance *= draw.confidences[0]
-            node = children.get((node, draw.tokens[0]))
-        self.left -= len(drawn)
-        self.view.extend(drawn)
+            tokens.append(found.tokens[0])
+            self._q.append(found.q)
+            if found.confidences is not None:
+                self._scores.append(found.confidences[0])
+                self._chance *= found.confidences[0]
+            node = children.get((node, found.tokens[0]))
+        self.left -= len(tokens)
+        self.view.extend(tokens)
         if self._scores and self._chance < self._budget.price + seconds * self._budget.pace:
             self.left = 0  # another round costs more than it is likely to bring
 
@@ -167,7 +168,7 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
                            "some out.", "speculation")
     for name in OF_THE_WHOLE if isinstance(wishes[1], Mapping) else ():
         if name in wishes[1]:
-            raise RequestError(f"speculation 'cascade' takes the model from 'by' and draws a chain from it: {name!r} "
+            raise RequestError(f"speculation 'cascade' takes the model from 'by' and samples a chain from it: {name!r} "
                                "has no meaning there, leave it out.", "speculation")
     small_k = options.integer("small_k", 4, 1, MAX_NODES)
 
@@ -178,7 +179,7 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         if model is None:
             raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
                                f"{middle.name!r} runs none: use draft, skip, exit or precision.", "speculation")
-        if small.needs.taps or small.needs.probes:
+        if small.needs.probes:
             raise RequestError(f"{small.name!r} reads what the target itself computes, so it cannot draft for a "
                                "drafter: use another one, or use it alone.", "speculation")
         return CascadeDrafter(part, middle, model, small_k)

@@ -2,9 +2,9 @@
 
 A window of probe tokens rides along with every step. Its rows are what the target made of the positions ahead in the
 last few steps, each row better informed than the one above. The target's picks after the newest row complete one
-n-gram a column; those go to a pool, and the n-grams that begin with the last token of the text are the next guesses.
+n-gram per column; those go to a pool, and the n-grams that begin with the last token of the text are the next guesses.
 
-The window is W columns wide and N - 1 rows high. Row 0 continues the text, one column a token; below each of its
+The window is W columns wide and N - 1 rows high. Row 0 continues the text, one column per token; below each of its
 tokens hangs the rest of the column, a chain of its own:
 
     text - a0 - b0 - c0 - d0         row 0
@@ -23,9 +23,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.growing import ROOT, GrowingTree
 from paceline.speculation.options import Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 POOL = 4096
@@ -90,12 +91,12 @@ class Window:
             self.nodes.append(path)
 
     def picks(self, chosen: Sequence[int]) -> list[int | None]:
-        """What the target drew after the newest row; None for columns that were not asked or not answered."""
-        drawn: list[int | None] = []
+        """What the target sampled after the newest row; None for columns that were not asked or not answered."""
+        sampled: list[int | None] = []
         for path in self.nodes:
             row = path[-1] + 1
-            drawn.append(chosen[row] if row < len(chosen) and chosen[row] >= 0 else None)
-        return drawn + [None] * (len(self.columns) - len(drawn))
+            sampled.append(chosen[row] if row < len(chosen) and chosen[row] >= 0 else None)
+        return sampled + [None] * (len(self.columns) - len(sampled))
 
 
 class _State:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter
+from paceline.speculation.drafter import Budget, DraftContext, Drafter
 from paceline.speculation.ensemble import Ensemble, Pack, shared_ensemble
 from paceline.speculation.options import Options
 from paceline.speculation.parts import Part
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 PRIOR = 0.5

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 LONGEST_N = 16

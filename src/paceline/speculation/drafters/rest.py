@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from paceline.errors import RequestError
 from paceline.speculation.datastore import Datastore
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 LONGEST = 16

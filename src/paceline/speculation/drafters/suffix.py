@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.speculation.drafter import Budget, DraftContext, DraftedSequence, Drafter, Needs, Observation
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import MAX_NODES, Options
+from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.suffix_library import SuffixLibrary, Volume
 from paceline.speculation.suffix_tree import Continuation, SuffixTree, Text
 from paceline.speculation.tree import DraftTree

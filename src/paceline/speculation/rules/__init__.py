@@ -1,1 +1,1 @@
-"""Verification rules, one thought a file; paceline.speculation.verify lists them by name."""
+"""Verification rules, one thought per file; paceline.speculation.verify lists them by name."""

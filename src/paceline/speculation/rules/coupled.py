@@ -1,4 +1,4 @@
-"""The coupled rule: the target draws for itself, and drafts that guessed its draws stand."""
+"""The coupled rule: the target samples for itself, and drafts that guessed its tokens stand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def coupled(parents: Sequence[int], tokens: Sequence[int], chosen: Sequence[int]
     """The coupled (Gumbel) rule: descend while the target's own choice is among the children.
 
     Row 0 is the last committed token; rows 1.. are the draft (`tokens[row]`, `parents[row]`). `chosen[row]` is what
-    the target draws after that row: a function of (model, prompt, parameters, seed) alone, so whatever the draft
+    the target samples after that row: a function of (model, prompt, parameters, seed) alone, so whatever the draft
     was, the emitted tokens are those of plain decoding.
     """
     children: dict[tuple[int, int], int] = {}

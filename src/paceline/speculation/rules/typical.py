@@ -6,22 +6,22 @@ import math
 
 import numpy as np
 
-from paceline.speculation.rules.verdict import Draws, Probs, Target, Verdict, children_of, path_to
+from paceline.speculation.rules.verdict import Probs, Randomness, Target, Verdict, children_of, path_to
 from paceline.speculation.tree import DraftTree
 
 EPSILON = 0.09
 DELTA = 0.3
 
 
-def bar(p: Probs) -> float:
+def threshold(p: Probs) -> float:
     """A draft passes above this: min(epsilon, delta * exp(-entropy)), so lower where the target itself is unsure."""
     some = p[p > 0.0]
     entropy = -float((some * np.log(some)).sum())
     return min(EPSILON, DELTA * math.exp(-entropy))
 
 
-def typical(tree: DraftTree, p: Target, draws: Draws) -> Verdict:
-    """Take the longest path whose tokens all pass (of several, the likeliest), then one draw of the target's own;
+def typical(tree: DraftTree, p: Target, randomness: Randomness) -> Verdict:
+    """Take the longest path whose tokens all pass (of several, the likeliest), then one sample of the target's own;
     if that is a draft too, go on below it. Whatever the drafter declared as q is not looked at."""
     children = children_of(tree)
     tokens: list[int] = []
@@ -29,7 +29,7 @@ def typical(tree: DraftTree, p: Target, draws: Draws) -> Verdict:
     while True:
         end = _furthest(tree, p, children, at)
         tokens += [tree.tokens[row - 1] for row in path_to(tree, end)[len(tokens):]]
-        own = draws.target(end)
+        own = randomness.target(end)
         tokens.append(own)
         below = children.get(end, [])
         drafted = next((row for row in below if tree.tokens[row - 1] == own), None)
@@ -51,7 +51,7 @@ def _furthest(tree: DraftTree, p: Target, children: dict[int, list[int]], at: in
         probs = p(row) if below else None
         if below is None or probs is None:
             continue
-        least = bar(probs)
+        least = threshold(probs)
         for child in below:
             chance = float(probs[tree.tokens[child - 1]])
             if chance > least:

@@ -17,11 +17,11 @@ Probs = NDArray[np.float64]
 Target = Callable[[int], Probs | None]
 """The target's distribution after a row, every sampling control applied, made on demand. Row 0 is the last committed
 token, row r the draft's node r - 1. None: nothing can be sampled there (an error, or a wish to stop); whoever gets
-there ends with draws.target(row), and the engine with the row's fate."""
+there ends with randomness.target(row), and the engine with the row's fate."""
 
 
-class Draws(Protocol):
-    """The randomness of one verification. Each draw is a pure function of its place, fresh in every cycle."""
+class Randomness(Protocol):
+    """The randomness of one verification. Each number is a pure function of its place, fresh in every cycle."""
 
     def accept(self, row: int, index: int) -> float:
         """A uniform in [0, 1) for the index-th accept test of a token after `row`."""
@@ -30,13 +30,13 @@ class Draws(Protocol):
         """A token after `row` in proportion to `weights` [V], which sum to 1; never one of weight 0."""
 
     def target(self, row: int) -> int:
-        """The token plain decoding draws after `row`."""
+        """The token plain decoding samples after `row`."""
 
 
 @dataclass(slots=True)
 class Verdict:
     """tokens: what is emitted, in order: the accepted drafts, then one more (correction or bonus).
-    rows: the row each of those tokens was drawn at. path: the accepted rows, ascending, row 0 excluded.
+    rows: the row each of those tokens was sampled at. path: the accepted rows, ascending, row 0 excluded.
     bonus: nothing had been drafted where the last token came from."""
 
     tokens: list[int]
@@ -45,7 +45,7 @@ class Verdict:
     bonus: bool = False
 
 
-Verify = Callable[[DraftTree, Target, Draws], Verdict]
+Verify = Callable[[DraftTree, Target, Randomness], Verdict]
 
 
 def children_of(tree: DraftTree) -> dict[int, list[int]]:

@@ -1,0 +1,118 @@
+"""History: what is known of a drafter's luck and cost, learnt as drafts meet the text. Control and auto go by it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import sha256
+
+from paceline.speculation.acceptance import Places, Trust
+from paceline.speculation.costs import CostCurve, OpeningCost
+from paceline.speculation.tree import DraftTree
+
+SHORTEST_PAUSE = 16
+LONGEST_PAUSE = 256
+"""Tokens between two tries of a drafter that does not pay."""
+MOST_HISTORIES = 256
+
+
+class History:
+    """What came of one drafter's drafts: all requests' of an engine, or one sequence's where there is a `wider` one.
+
+    A sequence's history starts from what the wider one knows, forgets faster, and hands on all that it learns. Time is
+    learnt about for all together: both have the same `cost` and `opening`.
+    """
+
+    __slots__ = ("_wider", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal", "scored")
+
+    def __init__(self, wider: History | None = None) -> None:
+        self._wider = wider
+        self.by_score: Trust = Trust(None if wider is None else wider.by_score)
+        """Acceptance of a token once those before it are accepted, by the drafter's own score."""
+        self.by_depth: Places = Places(None if wider is None else wider.by_depth)
+        """The same by depth, for drafts without scores: of siblings one at most is right, and counts for all."""
+        self.by_node: Places = Places(None if wider is None else wider.by_node)
+        """Acceptance of a tree's nodes in their order, whatever came of their parents: what trimming cuts at."""
+        self.cost: CostCurve = CostCurve(float) if wider is None else wider.cost
+        """Seconds by the depth that was asked for."""
+        self.opening: OpeningCost = OpeningCost() if wider is None else wider.opening
+        """Seconds until the first draft."""
+        self.cycles = 0
+        """Drafts that were verified."""
+        self.scored: bool | None = None
+        """Whether the last draft told of here carried scores; None: there was none."""
+        self.proposal: DraftTree | None = None
+        """The last one, whole, until what came instead is known."""
+
+    def settled(self) -> DraftTree | None:
+        """The proposal whose fate is known now, or None: there was none. It is waited for no more."""
+        proposal, self.proposal = self.proposal, None
+        return proposal
+
+    def verified(self) -> None:
+        """A draft was verified, whatever came of it."""
+        self.cycles += 1
+        if self._wider is not None:
+            self._wider.verified()
+
+    def learn(self, draft: DraftTree, outcomes: Iterable[tuple[int, bool]], trusting: bool = True) -> None:
+        """Take up (node, accepted) of the nodes whose parents were accepted: by their scores where they have any and
+        `trusting` says that these are about acceptance, else by depth."""
+        if draft.scores is not None and trusting:
+            for node, accepted in outcomes:
+                self.by_score.learn(draft.scores[node], accepted)
+            return
+        depths, hits = draft.depths(), dict[int, bool]()
+        for node, accepted in outcomes:
+            hits[depths[node]] = accepted or hits.get(depths[node], False)
+        for depth, hit in hits.items():
+            self.by_depth.learn(depth - 1, hit)
+
+    def learn_nodes(self, draft: DraftTree, accepted: Iterable[int]) -> None:
+        """Take up a tree that was verified, node by node."""
+        path = set(accepted)
+        for node in range(len(draft)):
+            self.by_node.learn(node, node in path)
+
+
+class Histories:
+    """The wider histories of an engine by what they are of, the last ones asked for: there is no end of wishes."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, History] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, wish: object) -> History:
+        """Of a method's name or a wish; equal ones share it."""
+        key = sha256(repr(wish).encode(errors="replace")).digest()
+        known = self._known.setdefault(key, History())
+        self._known.move_to_end(key)
+        if len(self._known) > MOST_HISTORIES:
+            self._known.popitem(last=False)
+        return known
+
+
+class Pause:
+    """How long a drafter that did not pay is left alone on a sequence: twice as long each time, until it pays again."""
+
+    __slots__ = ("_left", "_next")
+
+    def __init__(self) -> None:
+        self._left, self._next = 0, SHORTEST_PAUSE
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0
+
+    def begin(self) -> None:
+        self._left, self._next = self._next, min(LONGEST_PAUSE, 2 * self._next)
+
+    def passed(self, tokens: int) -> None:
+        """The sequence has so many tokens more."""
+        self._left -= tokens
+
+    def forgive(self) -> None:
+        """It pays: the next pause is a short one again."""
+        self._next = SHORTEST_PAUSE
