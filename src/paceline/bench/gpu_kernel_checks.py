@@ -16,8 +16,8 @@ import torch
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
-from paceline.kernels.paths import ancestry, depths
 from paceline.kernels.reference import ReferenceKernels
+from paceline.kernels.trees import ancestry, depths
 from paceline.kernels.triton import load
 from paceline.kernels.triton.choices import Product, Way
 from paceline.kernels.triton.linear import product

@@ -35,7 +35,7 @@ class DeviceDraftSampler:
 
     def takes(self, logits: LogitsBuffer, places: Seq[Place]) -> bool:
         """Whether the device can draw at all these places."""
-        return (logits.rows <= MOST_ROWS and logits.logits.shape[1] == self._draws.seats.state.vocab_size
+        return (logits.rows <= MOST_ROWS and logits.logits.shape[1] == self._draws.seats.state.tables.vocab_size
                 and all(map(_drawable, places)))
 
     @torch.inference_mode()

@@ -144,8 +144,8 @@ class DeviceSteps:
 
 def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                    device: torch.device) -> DeviceSteps | None:
-    """For engines on Triton's kernels; other backends do not lay out their steps on the device."""
-    if not kernels.name.startswith("triton") or not capturable(model):
+    """For engines whose kernels run whole steps on a device."""
+    if kernels.device is None or not model.capturable:
         return None
     from paceline.engine.execute.graphs.capture import GraphCapture
     from paceline.engine.execute.graphs.decode import DecodeGraphs
@@ -155,14 +155,11 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
     from paceline.engine.execute.graphs.sample import SampleGraphs
     from paceline.engine.execute.graphs.seats import DeviceSeats
     from paceline.engine.execute.graphs.verify import VerifyGraphs
-    from paceline.kernels.triton.backend import TritonKernels
 
-    if not isinstance(kernels, TritonKernels):
-        return None
     graphs, vocab_size = GraphCapture(device), model.config.vocab_size
-    seats = DeviceSeats(tables[0].shape[0], vocab_size, device)
+    seats = DeviceSeats(tables[0].shape[0], vocab_size, device, kernels.device)
     draws, handovers = SampleGraphs(graphs, seats, storage), LogitsBuffers(vocab_size, len(tables), device)
-    prompts = ForwardGraphs(model, kernels, storage, tables, graphs, handovers, seats.state.last_tokens,
+    prompts = ForwardGraphs(model, kernels, storage, tables, graphs, handovers, seats.state.tables.last_tokens,
                               drawn_rows_only=True)
     drafted = ForwardGraphs(model, kernels, storage, tables, graphs, handovers)
     return DeviceSteps(DecodeGraphs(model, kernels, storage, tables, graphs, seats), PrefillGraphs(prompts, draws),
@@ -172,16 +169,13 @@ def captured_steps(model: CausalLM, kernels: Kernels, storage: KVStorage, tables
 def captured_reads(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                    device: torch.device) -> VerifyGraphs | None:
     """Likewise the forwards of a model that drafts; draft_sampler draws behind them."""
-    if not kernels.name.startswith("triton") or not capturable(model):
+    if kernels.device is None or not model.capturable:
         return None
     from paceline.engine.execute.graphs.capture import GraphCapture
     from paceline.engine.execute.graphs.forward import ForwardGraphs
     from paceline.engine.execute.graphs.logits_buffer import LogitsBuffers
     from paceline.engine.execute.graphs.verify import VerifyGraphs
-    from paceline.kernels.triton.backend import TritonKernels
 
-    if not isinstance(kernels, TritonKernels):
-        return None
     return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device),
                                        LogitsBuffers(model.config.vocab_size, len(tables), device)))
 
@@ -193,9 +187,3 @@ def draft_sampler(steps: DeviceSteps | None) -> DeviceDraftSampler | None:
     from paceline.engine.drafting.device_sampler import DeviceDraftSampler
 
     return DeviceDraftSampler(steps.draws)
-
-
-def capturable(model: CausalLM) -> bool:
-    """Experts are chosen on the host, and attention over latent caches is planned there: nothing of either can be
-    captured."""
-    return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)

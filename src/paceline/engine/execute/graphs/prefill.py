@@ -17,7 +17,7 @@ from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import drawing
 from paceline.engine.execute.runner import Batch, logit_rows
 from paceline.engine.schedule.step import RowGroup
-from paceline.sampling.device.state import Controls
+from paceline.kernels.device.operands import Controls
 from paceline.sampling.masks import Mask
 
 ROWS = (16, 32, 64, 128, 256, 384, *range(512, 2561, 128), *range(2816, 8193, 256))
@@ -52,8 +52,8 @@ class PrefillGraphs:
         self._forward = forward
         self._draws = draws
         self._most_drawn = draws.seats.most_rows
-        kernels, groups = forward.kernels, forward.most_groups
-        self._shapes = {rows: kernels.mixed_shape(rows, min(rows, groups), forward.heads, forward.dtype)
+        kernels, groups = forward.on_device, forward.most_groups
+        self._shapes = {rows: kernels.prefill_shape(rows, min(rows, groups), forward.heads, forward.dtype)
                         for rows in ROWS}
 
     def takes(self, groups: Seq[RowGroup], rows: int) -> bool:

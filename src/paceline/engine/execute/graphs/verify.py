@@ -18,9 +18,8 @@ from paceline.engine.execute.graphs.seats import MOST_ROWS, drawing
 from paceline.engine.execute.runner import Batch
 from paceline.engine.rows.placement import decided_on_device
 from paceline.engine.schedule.step import RowGroup
-from paceline.kernels.paths import ancestry
-from paceline.kernels.triton import attention
-from paceline.kernels.triton.rows import CHUNK_FROM, TREE_ROWS, RowsShape
+from paceline.kernels.device.rows import RowsShape
+from paceline.kernels.trees import ancestry
 from paceline.sampling.masks import Mask
 from paceline.speculation.verify import Verdict
 
@@ -111,19 +110,12 @@ class VerifyGraphs:
         return found
 
     def _shape(self, rows: int, depth: int) -> RowsShape:
-        forward, heads = self._forward, self._forward.heads
-        tile_rows, chunk_rows = attention.tile_rows(forward.kernels.tuning(forward.dtype, heads.dim),
-                                                    heads.query // heads.keys, rows)
-        tile_rows = min(tile_rows, rows)
-        lowest = min(tile_rows, TREE_ROWS) if depth else tile_rows
-        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
-        return RowsShape(rows, min(rows, min(rows, forward.most_groups) + rows // lowest), tile_rows, depth,
-                         chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
-                         chunk_rows=chunk_rows)
+        forward = self._forward
+        return forward.on_device.verify_shape(rows, forward.most_groups, depth, forward.heads, forward.dtype)
 
     def _scratch(self, rows: int, depth: int) -> int:
         forward = self._forward
-        return forward.kernels.scratch(self._shape(rows, depth), forward.longest, forward.heads, forward.dtype)
+        return forward.on_device.scratch(self._shape(rows, depth), forward.longest, forward.heads, forward.dtype)
 
 
 def _bucket(sizes: Seq[int], least: int) -> int:
