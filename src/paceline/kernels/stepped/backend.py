@@ -15,6 +15,7 @@ class SteppedKernels(ReferenceKernels):
     return means nothing."""
 
     name = "stepped"
+    device: SteppedDevice
 
     def __init__(self) -> None:
         self.device = SteppedDevice()

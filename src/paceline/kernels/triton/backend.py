@@ -25,6 +25,8 @@ class TritonKernels(Composed):
 
     deterministic: every row is computed by the same instructions in the same order, however many come with it."""
 
+    device: TritonDevice
+
     def __init__(self, deterministic: bool, device: torch.device) -> None:
         self.deterministic = deterministic
         self.name = "triton-deterministic" if deterministic else "triton"

@@ -171,7 +171,9 @@ def _ranked(processed: Processed, row: int) -> list[int]:
     if state.is_greedy:
         logits = processed.logits_of(row).numpy()
         order = np.argsort(-logits, kind="stable")
-        return order[logits[order] > -np.inf].tolist()
+        best: list[int] = order[logits[order] > -np.inf].tolist()
+        return best
     ids, scores = processed.support(row)
     perturbed = scores + gumbel(token_bits(state.seed, processed.rows[row].position, ids))
-    return ids[np.lexsort((ids, -perturbed))].tolist()
+    ranked: list[int] = ids[np.lexsort((ids, -perturbed))].tolist()
+    return ranked
