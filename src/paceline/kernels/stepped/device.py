@@ -14,6 +14,7 @@ from paceline.kernels.device.operands import PackedDrafts, Verdicts
 from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.operands import Heads
+from paceline.kernels.reference.attention import CHUNK_BYTES
 from paceline.kernels.reference.quantised import as_bytes
 
 
@@ -30,7 +31,7 @@ class SteppedDevice:
         return RowsShape.bucket(rows, 1, depth)
 
     def scratch(self, shape: RowsShape, longest: int, heads: Heads, dtype: torch.dtype) -> int:
-        return 0
+        return 2 * CHUNK_BYTES  # keys and values that are gathered at once, at most
 
     def begin(self, inputs: Tensor, table: Tensor, last_tokens: Tensor, rows: DeviceRows, slots: Tensor,
               rope_positions: Tensor, positions: Tensor, seats: Tensor, block_size: int) -> None:
