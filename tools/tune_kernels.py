@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from paceline.kernels.device.packing import device_rows
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.triton import load
 from paceline.kernels.triton.attention import Sharing, Tuning, attend, shape_of
 from paceline.kernels.triton.choices import Product, Way, choose
 from paceline.kernels.triton.linear import product
-from paceline.kernels.triton.rows import DeviceRows
 from paceline.measure.kernel_time import copies, decode_step, microseconds
 
 BF16 = torch.bfloat16
@@ -187,7 +187,7 @@ def _attention_calls(bench: Bench, shape: Shape, batch: int, context: int, count
     """One call a cache, all after one planning, which is part of the first call as it is of a model's first layer."""
     heads = shape.heads
     layout = decode_step(bench.device, batch, context, count, parents)
-    layout.device = DeviceRows.of(layout, shape_of(layout, tuning, heads.query // heads.keys), bench.device)
+    layout.device = device_rows(layout, shape_of(layout, tuning, heads.query // heads.keys), bench.device)
     q = torch.randn(batch * count, heads.query, heads.dim, device=bench.device, dtype=BF16)
     view = layout.views[0]
 

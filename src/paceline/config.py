@@ -13,7 +13,7 @@ from paceline.errors import ConfigError, NotYetError
 GIB = 1 << 30
 LEAST_CONTEXT = 256
 """Tokens that a cache has to hold to be of use, where nobody said how many."""
-KERNELS = ("auto", "native", "eager", "reference", "triton")
+KERNELS = ("auto", "native", "eager", "reference", "triton", "stepped")
 CAPTURES = ("lazy", "start", "never")
 PREEMPTIONS = ("auto", "recompute", "swap")
 SWAP_SPACE = {"cuda": 4 * GIB, "cpu": GIB}
@@ -51,7 +51,8 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     """Prompts that begin alike share cache blocks."""
     kernels: str = "auto"
-    """auto: native where it can run the model as the file stores it, else eager (reference if deterministic)."""
+    """auto: native where it can run the model as the file stores it, else eager (reference if deterministic). stepped:
+    the device path in plain torch on the CPU, with the reference's bits: to test and to debug."""
     threads: int | None = None
     """Threads of the native kernels; None: as many as torch uses."""
     max_prefill_chunk: int | None = None

@@ -16,12 +16,13 @@ from paceline.bench.null_model import byte_tokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.models.chat import ChatTemplate
 from paceline.models.forward import Forward
+from paceline.models.interface import ModelTraits
 
 TOKENIZER = byte_tokenizer()
 SCRIPT = "héllo wörld, this is a text ✓ that stops somewhere 🙂 and ends."
 
 
-class ScriptModel:
+class ScriptModel(ModelTraits):
     """Says SCRIPT byte by byte, whatever the prompt was: what is tested here is what happens after sampling."""
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ from paceline.bench.report import Row, document, json_argument, say
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
-from paceline.kernels.paths import ancestry, depths
 from paceline.kernels.reference import ReferenceKernels
+from paceline.kernels.trees import ancestry, depths
 from paceline.kernels.triton import load
 from verdict import card, conclude
 

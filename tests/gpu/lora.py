@@ -15,7 +15,6 @@ import torch
 
 from paceline.bench.report import Row, document, json_argument
 from paceline.llm import LLM
-from paceline.models.decoder import Decoder
 from paceline.models.load.adapters import Pair, PeftAdapter, Targets
 from paceline.models.registry import build
 from paceline.request import SamplingParams
@@ -41,7 +40,6 @@ class Merged(NamedWeights):
 
 def random_adapter(name: str, model: Any, rank: int = RANK) -> PeftAdapter:
     """For every linear layer but the head."""
-    assert isinstance(model, Decoder)
     luck = NamedWeights(torch.device("cpu"), torch.float32, name)
     pairs = {module.name: Pair(luck.take(f"{module.name} a", (rank, linear.weight.shape[1])),
                                luck.take(f"{module.name} b", (module.size, rank)), SCALE)

@@ -13,16 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.cache.compaction import PathCompaction
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
+from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
+from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.triton import load
+from paceline.kernels.triton.sampling.sampler import TritonSampler
 from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
-from paceline.sampling.device.sampler import DeviceSampler, Rows
-from paceline.sampling.device.state import Controls, DeviceState, Seated
+from paceline.sampling.device.state import DeviceState, Seated
 from paceline.sampling.logprobs import token_logprobs, unpacked
 from paceline.sampling.noise import gumbel, token_bits
 from paceline.sampling.processed import Processed
-from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.rules.coupled import coupled
 
 POSITION = 1000
@@ -79,11 +80,11 @@ class Batch:
             state = SampleState(kinds[row % len(kinds)], prompt, int(rng.integers(0, 1 << 63)), width)
             state.append(rng.integers(0, width, 20).tolist())
             self.host_rows.append(SampleRow(state, POSITION))
-        self.state = DeviceState(rows, width, device)
+        self.state = DeviceState(SeatTables(rows, width, device), load(True, device).device)
         self.state.assign([Seated(row, one.state, POSITION) for row, one in enumerate(self.host_rows)])
-        self.sampler = DeviceSampler(self.state, rows, block=block)
+        self.sampler = TritonSampler(self.state.tables, rows, block=block)
         self.on_device = self.logits.to(device)
-        self.rows = Rows(torch.arange(rows, dtype=torch.int32, device=device),
+        self.rows = SampledRows(torch.arange(rows, dtype=torch.int32, device=device),
                          torch.full((rows,), POSITION, dtype=torch.int64, device=device))
         self.controls = self.state.controls()
 
@@ -187,7 +188,7 @@ def _check_company(batch: Batch, tokens: list[int], found: Findings) -> None:
         seats = batch.rows.seats[part].clone()
         seats[0] = -1
         positions = torch.full(seats.shape, POSITION, dtype=torch.int64, device=seats.device)
-        few = batch.sampler.sample(batch.on_device[part], Rows(seats, positions), batch.controls)
+        few = batch.sampler.sample(batch.on_device[part], SampledRows(seats, positions), batch.controls)
         found.note("in other company", few.tolist() == [-1, *tokens[part][1:]], first=first)
 
 
@@ -213,7 +214,8 @@ def _check_verdicts(device: torch.device, found: Findings, seed: int) -> None:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     drafts = PackedDrafts(ints(offsets), ints(parents), ints(fed), ints(seats), 24)
-    verdicts = DeviceVerifier(12, 24, device).verify(drafts, ints(drawn), DeviceState(12, 64, device))
+    kernels = load(True, device).device
+    verdicts = kernels.verifier(12, 24, device).verify(drafts, ints(drawn), SeatTables(12, 64, device))
     plane = torch.randn(offsets[-1] + 3, 2, 8).to(torch.bfloat16).to(device)
     after = plane.clone()
     slots = torch.from_numpy(rng.permutation(offsets[-1] + 3)[:offsets[-1]]).to(device)
@@ -226,5 +228,5 @@ def _check_verdicts(device: torch.device, found: Findings, seed: int) -> None:
                    and bool(verdicts.bonus[group]) == verdict.bonus, group=group)
         for depth, row in enumerate(verdict.path, 1):
             after[slots[base + depth]] = plane[slots[base + row]]
-    PathCompaction([plane]).move(drafts.offsets, verdicts.accepted, verdicts.rows, slots)
+    kernels.compaction([plane]).move(drafts.offsets, verdicts.accepted, verdicts.rows, slots)
     found.note("compaction", torch.equal(plane, after))

@@ -13,13 +13,13 @@ def test_every_kind_of_request_agrees(device):
 
 
 def test_a_wrong_sibling_is_found(device, monkeypatch):
-    several = checks.DeviceSampler.several
+    several = checks.TritonSampler.several
 
     def swapped(*given):
         tokens, scores = several(*given)
         return tokens[[0, 2, 1, 3]], scores
 
-    monkeypatch.setattr(checks.DeviceSampler, "several", swapped)
+    monkeypatch.setattr(checks.TritonSampler, "several", swapped)
     assert {one["what"] for one in checks.check(device, 64, 14, block=64).wrong} == {"siblings", "sibling's logprob"}
 
 

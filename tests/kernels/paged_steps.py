@@ -10,7 +10,7 @@ import torch
 
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.paths import ancestry, depths
+from paceline.kernels.trees import ancestry, depths
 
 TREE = [-1, 0, 0, 1, 1, 2, 4, 4, 0]
 

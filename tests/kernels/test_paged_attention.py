@@ -8,8 +8,8 @@ from paged_steps import CASES, TREE, Group, attend, make, oracle
 
 from paceline.kernels import select
 from paceline.kernels.eager import plan
-from paceline.kernels.paths import ancestry
 from paceline.kernels.reference import attention as reference_attention
+from paceline.kernels.trees import ancestry
 
 CPU = torch.device("cpu")
 REFERENCE, EAGER = select(True, CPU), select(False, CPU)

@@ -15,7 +15,7 @@ from oracles import VOCAB, text
 from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.errors import ModelFormatError
 from paceline.kernels import select
-from paceline.kernels.paths import ancestry
+from paceline.kernels.trees import ancestry
 from paceline.models.config import ModelConfig
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.weights import Weights

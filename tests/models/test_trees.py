@@ -10,7 +10,7 @@ from harness import Hand, Rows, Sequence
 from oracles import oracle, text
 
 from paceline.kernels import select
-from paceline.kernels.paths import ancestry
+from paceline.kernels.trees import ancestry
 
 CPU = torch.device("cpu")
 FAMILIES = [name if name in ("gemma2", "gpt_neox") else pytest.param(name, marks=pytest.mark.full)

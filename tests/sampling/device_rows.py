@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
+from paceline.kernels.device.operands import Controls, SampledRows
+from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.triton import load as load_triton
+from paceline.kernels.triton.sampling.sampler import TritonSampler
 from paceline.request import SamplingParams
 from paceline.sampling import Pipeline, SampleRow, SampleState
-from paceline.sampling.device.sampler import DeviceSampler, Rows
-from paceline.sampling.device.state import Controls, DeviceState, Seated
+from paceline.sampling.device.state import DeviceState, Seated
 from paceline.sampling.masks import row_mask
 from paceline.sampling.native import load
 from paceline.sampling.processed import NO_TOKEN
@@ -47,14 +50,15 @@ class Both:
         self.rows = [case.row(width) for case in cases]
         self.logits = torch.tensor(np.array([case.logits for case in cases]), dtype=torch.float32).to(dtype)
         self.pipeline = Pipeline(width, load())
-        self.state = DeviceState(len(cases) + 1, width, device, list_room=16)
+        self.tables = SeatTables(len(cases) + 1, width, device, list_room=16)
+        self.state = DeviceState(self.tables, load_triton(True, device).device)
         self.state.assign([Seated(i + 1, row.state, row.position - len(row.path))
                            for i, row in enumerate(self.rows)])
         self.at = [2 * i + 1 for i in range(len(cases))]
         """Where case i stands among the device's rows; the others are padding with NaN logits."""
         above = 2 * len(cases) + 1
         total = above + sum(len(case.path) for case in cases)
-        self.sampler = DeviceSampler(self.state, total, block=block, window_room=window_room)
+        self.sampler = TritonSampler(self.tables, total, block=block, window_room=window_room)
         logits = torch.full((total, width), torch.nan, dtype=dtype)
         logits[self.at] = self.logits
         self.device_logits = logits.to(device)
@@ -76,9 +80,10 @@ class Both:
                 masks[at], masked[at] = torch.from_numpy(packed), 1
         self.masks = bool(masked.any())
         drafted = any(case.path for case in cases)
-        self.device_rows = Rows(seats.to(device), positions.to(device), parents.to(device) if drafted else None,
-                                fed.to(device) if drafted else None, masks.to(device) if self.masks else None,
-                                masked.to(device) if self.masks else None)
+        self.device_rows = SampledRows(
+            seats.to(device), positions.to(device), parents.to(device) if drafted else None,
+            fed.to(device) if drafted else None, masks.to(device) if self.masks else None,
+            masked.to(device) if self.masks else None)
 
     def host(self) -> list[int]:
         self.processed = self.pipeline.process(self.logits, self.rows)

@@ -21,6 +21,7 @@ from paceline.grammar.library import Library
 from paceline.grammar.structure import structure_of
 from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.chat import ChatTemplate
+from paceline.models.interface import ModelTraits
 from paceline.request import SamplingParams
 from paceline.serve.chat import forced_structure
 from paceline.serve.conversation import render_arguments, spell_out
@@ -223,7 +224,7 @@ TOKENIZER = byte_tokenizer()
 ANSWER = f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\x00"
 
 
-class CallingModel:
+class CallingModel(ModelTraits):
     """Says ANSWER after any prompt that ends in "|>", as the template below does."""
 
     def __init__(self) -> None:

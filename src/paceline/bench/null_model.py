@@ -10,10 +10,11 @@ from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
+from paceline.models.interface import ModelTraits
 from paceline.models.tokenizer import Tokenizer
 
 
-class NullModel:
+class NullModel(ModelTraits):
     """Says the same token for ever in each place of a batch; looks at nothing, stores nothing."""
 
     def __init__(self, vocab_size: int, max_rows: int, context: int = 8192) -> None:

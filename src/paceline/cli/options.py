@@ -36,7 +36,7 @@ Quantization = Annotated[
     str | None, _engine("Of the weights on the native CPU path: int8, or blocks (as the file has them).")
 ]
 Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
-KernelChoice = Annotated[str, _engine("auto, native, eager, reference or triton.", "--kernels")]
+KernelChoice = Annotated[str, _engine("auto, native, eager, reference, triton or stepped (to debug).", "--kernels")]
 Lora = Annotated[
     list[str] | None, _engine("NAME=FOLDER of a PEFT adapter that requests may name; repeatable.", "--lora")
 ]

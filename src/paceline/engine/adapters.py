@@ -6,10 +6,8 @@ import logging
 
 from paceline.errors import ConfigError, RequestError
 from paceline.models.adapters import Adapter, bind
-from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM
 from paceline.models.load.adapters import PeftAdapter, read_adapter
-from paceline.models.native import NativeDecoder
 
 log = logging.getLogger("paceline.engine")
 
@@ -34,11 +32,6 @@ class Adapters:
             raise ConfigError(f"An adapter's name must be a text, got {name!r}.")
         if name in self._loaded:
             raise ConfigError(f"There is an adapter {name!r} already: choose another name.")
-        if isinstance(self._model, NativeDecoder):
-            raise ConfigError("This model runs whole in native code, which knows no adapters: name them when the "
-                              "engine is made, or say adapters={} then to load some later.")
-        if not isinstance(self._model, Decoder):
-            raise ConfigError(f"A {type(self._model).__name__} takes no adapters.")
         bound = self._loaded[name] = bind(name, adapter, self._model.linears())
         log.info("adapter %r: additions to %d weights", name, len(bound.additions))
 

@@ -27,7 +27,6 @@ from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
-from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM
 from paceline.models.load.adapters import read_adapter
 from paceline.models.load.checkpoint import Checkpoint
@@ -170,7 +169,7 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
                dtype: torch.dtype = torch.float32, revision: str = "", eos_ids: frozenset[int] = frozenset(),
                **more: Any) -> Engine:
     """An engine around a model that is already in memory."""
-    if not isinstance(model, NativeDecoder):
+    if model.kv_dtype is None:
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
     facts = Facts(device=device.type, context=model.config.context,
@@ -204,9 +203,9 @@ def smaller_cache(config: EngineConfig, options: EngineOptions, token_bytes: int
 
 
 def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -> Kernels:
-    if isinstance(model, NativeDecoder):  # does everything itself
+    if model.self_contained:
         return NativeKernels()
-    if options.kernels == "native" or (isinstance(model, Decoder) and model.bits < 16):
+    if options.kernels == "native" or model.bits < 16:
         return NativeKernels(native_threads(options))
     return select(options.deterministic, device, options.kernels)
 
@@ -292,7 +291,7 @@ def choose_kv_dtype(wish: str, dtype: torch.dtype) -> torch.dtype:
 def cache_dtype(model: CausalLM, options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
     """What a model's cache holds. A native one was built for one type: int8 unless asked otherwise, which costs a tenth
     of a percent of perplexity (docs/benchmarks.md) and halves the time of long contexts."""
-    return choose_kv_dtype(options.kv_dtype, model.kv_dtype if isinstance(model, NativeDecoder) else dtype)
+    return choose_kv_dtype(options.kv_dtype, model.kv_dtype or dtype)
 
 
 def check_torch_cache(options: EngineOptions, config: ModelConfig) -> None:

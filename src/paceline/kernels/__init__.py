@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def select(deterministic: bool, device: torch.device, wish: str = "auto") -> Kernels:
     """The backend for models written in torch, by name or what suits the device: Triton's on CUDA; on a CPU the
-    reference when bits must not depend on the batch, eager (fast) otherwise."""
+    reference when bits must not depend on the batch, eager (fast) otherwise. "stepped": the reference through the
+    device path, in torch on the CPU."""
     if wish == "auto":
         wish = "triton" if device.type == "cuda" else "reference" if deterministic else "eager"
     if wish == "triton":
@@ -23,6 +24,13 @@ def select(deterministic: bool, device: torch.device, wish: str = "auto") -> Ker
         from paceline.kernels.reference import ReferenceKernels
 
         return ReferenceKernels()
+    if wish == "stepped":
+        from paceline.errors import ConfigError
+        from paceline.kernels.stepped import SteppedKernels
+
+        if device.type != "cpu":
+            raise ConfigError("kernels='stepped' runs on the CPU only: use device='cpu' or kernels='auto'.")
+        return SteppedKernels()
     from paceline.kernels.eager import EagerKernels
 
     return EagerKernels()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from paceline.kernels.device.interface import DeviceKernels
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
 
 
 class Composed:
     """Base of the backends; the contracts are on Kernels."""
+
+    device: DeviceKernels | None = None
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         raise NotImplementedError

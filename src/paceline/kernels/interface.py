@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from paceline.kernels.device.interface import DeviceKernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
@@ -26,6 +27,11 @@ class Kernels(Protocol):
 
     @property
     def deterministic(self) -> bool: ...
+
+    @property
+    def device(self) -> DeviceKernels | None:
+        """What runs whole steps on the device with these kernels; None: the host lays out and decides every step."""
+        ...
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [N, K], weight [M, K], bias [M] -> [N, M] in x's dtype, not necessarily contiguous."""

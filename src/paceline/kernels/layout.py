@@ -9,12 +9,11 @@ chain's slots equal its positions and a tree's are compacted after verification.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from paceline.kernels.triton.rows import DeviceRows
+from paceline.kernels.device.rows import DeviceRows
 
 
 @dataclass(slots=True)

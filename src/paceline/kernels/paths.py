@@ -12,6 +12,7 @@ from itertools import accumulate
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.trees import ancestry, depths
 
 
 @dataclass(slots=True)
@@ -63,22 +64,6 @@ def key_paths(layout: Layout, view: GroupView, length: int) -> KeyPaths:
     at = (torch.tensor(path_ids, device=device), torch.tensor(positions, device=device))
     slots[at] = view.slots[torch.tensor(rows, device=device)]
     return KeyPaths(slots, torch.tensor(of_row, device=device))
-
-
-def ancestry(parents: list[int]) -> list[list[int]]:
-    """For each row of a tree the rows on its path, root first, itself last."""
-    paths: list[list[int]] = []
-    for row, parent in enumerate(parents):
-        paths.append([row] if parent < 0 else [*paths[parent], row])
-    return paths
-
-
-def depths(parents: list[int]) -> list[int]:
-    """Depth of each row of a tree, 0 for the root: its logical position is the group's start + depth."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(0 if parent < 0 else found[parent] + 1)
-    return found
 
 
 def host_positions(layout: Layout) -> list[int]:

@@ -15,7 +15,7 @@ from paceline.kernels.operands import Norm
 from paceline.kernels.packed import PackedWeight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
-from paceline.models.interface import WeightSource
+from paceline.models.interface import ModelTraits, WeightSource
 from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
@@ -55,7 +55,7 @@ class Block:
         return self.mlp(x, self.mlp_norm, context.kernels) if mlp else x
 
 
-class Decoder(ABC):
+class Decoder(ModelTraits, ABC):
     """Implements CausalLM. An architecture says what its attention and its feed-forward are made of and, where they are
     not the usual ones, its norms, the shape of its blocks and how its checkpoints lay out their tensors."""
 
@@ -81,7 +81,6 @@ class Decoder(ABC):
         self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
                            modules=[module_of(weights, "lm_head", size)])
         self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
-        """Of a weight in the layers; 16 stands for floats of any kind. Below 16 it is made for NativeKernels."""
         dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32
         self.embedding_scale = torch.tensor(self.embedding_factor, dtype=dtype).item()
         """Rounded to what the model computes in, as checkpoints were trained with."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
+
+if TYPE_CHECKING:
+    from paceline.models.layers import Linear
 
 
 class WeightSource(Protocol):
@@ -24,7 +28,8 @@ class WeightSource(Protocol):
 
 
 class CausalLM(Protocol):
-    """A decoder over the rows of a step. Knows nothing of requests, sampling or speculation."""
+    """A decoder over the rows of a step. Knows nothing of requests, sampling or speculation. What most models have in
+    common is in ModelTraits, from which they inherit."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -32,6 +37,35 @@ class CausalLM(Protocol):
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Which layers share a block table, in the order of Layout.views."""
+        ...
+
+    @property
+    def bits(self) -> int:
+        """Of a weight in the layers; 16 stands for floats of any kind. Fewer are made for the native kernels."""
+        ...
+
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """What its cache must hold; None: any type that torch can run it with."""
+        ...
+
+    @property
+    def self_contained(self) -> bool:
+        """It computes everything itself: the kernels that it is handed are not called."""
+        ...
+
+    @property
+    def skips_sublayers(self) -> bool:
+        """Forward.skip may name one half of a layer; else whole layers only."""
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Its forward can be captured: nothing in it is decided or planned on the host."""
+        ...
+
+    def linears(self) -> list[Linear]:
+        """Those that adapters can add to. A ConfigError where there are none."""
         ...
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -50,6 +84,25 @@ class CausalLM(Protocol):
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         """embed, then all layers: [N] -> [N, h], before the final norm."""
         ...
+
+
+class ModelTraits:
+    """What is so of a model in floats, written in torch on Kernels; the contracts are on CausalLM."""
+
+    config: ModelConfig
+    cache_groups: tuple[CacheGroup, ...]
+    bits: int = 16
+    kv_dtype: torch.dtype | None = None
+    self_contained: bool = False
+    skips_sublayers: bool = True
+
+    @property
+    def capturable(self) -> bool:
+        # Experts are chosen on the host, and attention over latent caches is planned there.
+        return not self.config.num_experts and all(group.latent is None for group in self.cache_groups)
+
+    def linears(self) -> list[Linear]:
+        raise ConfigError(f"A {type(self).__name__} takes no adapters.")
 
 
 def activations(model: CausalLM, device: torch.device) -> torch.dtype:

@@ -18,7 +18,8 @@ from paceline.kernels.interface import Kernels
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import ROPE_FACTORS, cache_groups
 from paceline.models.forward import Forward
-from paceline.models.interface import WeightSource
+from paceline.models.interface import ModelTraits, WeightSource
+from paceline.models.layers import Linear
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 
@@ -48,8 +49,11 @@ def unsupported(config: ModelConfig) -> str | None:
     return None
 
 
-class NativeDecoder:
+class NativeDecoder(ModelTraits):
     """CausalLM over the native library. Weights are packed as PackingWeights says."""
+
+    self_contained = True
+    skips_sublayers = False
 
     def __init__(self, config: ModelConfig, weights: WeightSource, max_model_len: int, *, threads: int,
                  kv_dtype: torch.dtype = torch.float32, kernels: str = "", keep_blocks: bool = False) -> None:
@@ -62,7 +66,6 @@ class NativeDecoder:
         self._native = cpu.require()
         self.config = config
         self.kv_dtype = kv_dtype
-        """What its cache holds."""
         self.cache_groups = cache_groups(config)
         packer = PackingWeights(weights, keep_blocks)
         hidden, d = config.hidden_size, config.head_dim
@@ -85,7 +88,6 @@ class NativeDecoder:
             self._add_layer(packer, layer, group_of[layer])
             packer.let_go()
         self.bits = packer.bits
-        """Of a weight in the layers."""
         self._windows = [group.window or 0 for group in self.cache_groups]
         self._bound: Any = None
         self.instruction_set: str = self._model.kernels
@@ -108,6 +110,14 @@ class NativeDecoder:
                 context.tapped[stop] = out.clone()
             at = stop
         return out
+
+    @property
+    def capturable(self) -> bool:
+        return False
+
+    def linears(self) -> list[Linear]:
+        raise ConfigError("This model runs whole in native code, which knows no adapters: name them when the engine is "
+                          "made, or say adapters={} then to load some later.")
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         out = np.empty((hidden.shape[0], self._head.matrix.rows), dtype=np.float32)

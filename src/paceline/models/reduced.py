@@ -6,17 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
-from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, WeightSource
+from paceline.models.interface import CausalLM, ModelTraits, WeightSource
 
 BLOCK = 32
 """Weights that share a scale."""
 
 
-class ShorterModel:
+class ShorterModel(ModelTraits):
     """CausalLM: the first `last` layers of a model without the sublayers in `skip`, then its norm and head."""
 
     def __init__(self, model: CausalLM, last: int | None = None,
@@ -24,14 +22,13 @@ class ShorterModel:
         self._model = model
         self._last = last
         self._skip = skip
+        self.config, self.cache_groups = model.config, model.cache_groups
+        self.bits, self.kv_dtype, self.self_contained = model.bits, model.kv_dtype, model.self_contained
+        self.skips_sublayers = model.skips_sublayers
 
     @property
-    def config(self) -> ModelConfig:
-        return self._model.config
-
-    @property
-    def cache_groups(self) -> tuple[CacheGroup, ...]:
-        return self._model.cache_groups
+    def capturable(self) -> bool:
+        return self._model.capturable
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._model.embed(token_ids)

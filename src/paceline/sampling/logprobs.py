@@ -59,8 +59,7 @@ def best_tokens(logits: Tensor, count: int, top: int | None) -> list[TokenLogpro
 
 
 def unpacked(row: NDArray[np.int32], token: int, top: int) -> TokenLogprob:
-    """What a device says of the token it sampled (sampling.device.sampler.DeviceSampler.logprobs), with the `top`
-    best."""
+    """What a device says of the token it sampled (kernels.device.interface.Sampler.logprobs), with the `top` best."""
     number = (len(row) - 3) // 2
     reals = row.view(np.float32)
     best = zip(row[3:3 + min(top, number)].tolist(), reals[3 + number:].tolist())

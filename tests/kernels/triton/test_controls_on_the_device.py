@@ -162,7 +162,7 @@ def test_without_memory_for_the_tables_the_host_draws(device: torch.device, monk
     def full() -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(llm.engine.loop.device_steps.draws.seats.state, "prepare", full)
+    monkeypatch.setattr(llm.engine.loop.device_steps.draws.seats.state.tables, "prepare", full)
     wishes = [FREE["penalties"], {"temperature": 0.0}]
     same(outs(llm, wishes, count=4), outs(made(device, "reference"), wishes, count=4))
     assert "no memory on the device for penalties" in caplog.text

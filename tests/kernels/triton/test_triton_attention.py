@@ -9,13 +9,14 @@ import torch
 from paged_steps import TREE, Group, Step, make, oracle
 
 from paceline.kernels import select
+from paceline.kernels.device.packing import device_rows, pack
+from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
-from paceline.kernels.paths import ancestry
 from paceline.kernels.reference.quantised import quantised
+from paceline.kernels.trees import ancestry
 from paceline.kernels.triton import attention
 from paceline.kernels.triton.plan import make_plan, room_for
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 STEPS = {
     "one token": [Group(0, 1)],
@@ -123,7 +124,7 @@ def test_buffers_larger_than_the_step(kernels, device):
     shape = RowsShape.bucket(9, 2, 4)
     step.layout.device = DeviceRows.over(shape, torch.full((shape.size,), 77, dtype=torch.int32, device=device))
     for _ in range(2):
-        step.layout.device.data.copy_(torch.from_numpy(shape.pack(step.layout)))
+        step.layout.device.data.copy_(torch.from_numpy(pack(step.layout, shape)))
         view.scratch.clear()
         got = attend(kernels, step)[:rows]
         torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
@@ -184,15 +185,15 @@ def test_tiles_of_every_height(device, dim, rows):
 
 def test_scratch_is_for_rows_in_tiles_alone(exact):
     """Rows of prompts are cut into chunks, which keep nothing: 8,192 of them cost no more than 256 seats do."""
-    shape = exact.mixed_shape(8192, 256, Heads(32, 8, 128), torch.bfloat16)
+    shape = exact.device.prefill_shape(8192, 256, Heads(32, 8, 128), torch.bfloat16)
     assert room_for(shape, 131_072, 8, 256, True, 264) == (256 * 512, 256 * 512)
-    assert exact.scratch(shape, 131_072, Heads(32, 8, 128), torch.bfloat16) == 256 * 512 * 32 * 130 * 4
+    assert exact.device.scratch(shape, 131_072, Heads(32, 8, 128), torch.bfloat16) == 256 * 512 * 32 * 130 * 4
 
 
 def test_a_plan_for_more_keys_than_32_bits_count(device):
     """256 requests behind a prefix of 262,144 tokens that they share, 32 KV heads."""
     layout = Layout(torch.zeros(256, dtype=torch.int64), list(range(257)), [262_143] * 256, [None] * 256, 16, [])
-    rows = DeviceRows.of(layout, RowsShape.bucket(256, 1, 0), device)
+    rows = device_rows(layout, RowsShape.bucket(256, 1, 0), device)
     plan = make_plan(rows, window=None, longest=262_144, heads=32, kv_heads=32, dim=16, split=128, fixed=False,
                      target=528, block_n=64)
     assert 256 <= int(plan.total) <= plan.items.shape[0]

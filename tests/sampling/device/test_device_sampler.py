@@ -11,10 +11,11 @@ from device_rows import Both, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
+from paceline.kernels.device.operands import Controls
+from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.triton.sampling.sampler import TritonSampler
 from paceline.request import SamplingParams
-from paceline.sampling.device.sampler import DeviceSampler
-from paceline.sampling.device.state import Controls, DeviceState
 
 V = 100
 token = st.integers(0, V - 1)
@@ -187,9 +188,9 @@ def test_controls_name_what_the_seats_need(device):
 
 def test_masks_alone_bring_the_tables_along(device):
     """Rows of requests that have ended meanwhile are edited too: what their seats name must be there."""
-    state = DeviceState(2, V, device)
-    DeviceSampler(state, 2).prepare(Controls(masks=True))
-    assert state.counts is not None and state.masks is not None
+    tables = SeatTables(2, V, device)
+    TritonSampler(tables, 2).prepare(Controls(masks=True))
+    assert tables.counts is not None and tables.masks is not None
 
 
 def test_a_seat_is_taken_over_whole(device):

@@ -9,11 +9,14 @@ from device_rows import Both, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cache.compaction import PathCompaction
+from paceline.kernels.device.operands import PackedDrafts
+from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.triton import load
+from paceline.kernels.triton.sampling.compaction import TritonCompaction
+from paceline.kernels.triton.sampling.verify import TritonVerifier
 from paceline.request import SamplingParams
 from paceline.sampling import SampleState
 from paceline.sampling.device.state import DeviceState, Seated
-from paceline.speculation.device import DeviceVerifier, PackedDrafts
 from paceline.speculation.rules.coupled import coupled
 
 
@@ -59,8 +62,8 @@ def expected(group):
 @given(st.lists(trees(), min_size=1, max_size=4))
 def test_verdicts_are_those_of_the_coupled_rule(device, groups):
     packed = Packed(groups, device)
-    state = DeviceState(len(groups), 8, device)
-    found = DeviceVerifier(len(groups) + 2, 8, device).verify(packed.drafts, packed.drawn, state)
+    tables = SeatTables(len(groups), 8, device)
+    found = TritonVerifier(len(groups) + 2, 8, device).verify(packed.drafts, packed.drawn, tables)
     for i, group in enumerate(groups):
         verdict, base = expected(group), packed.offsets[i]
         count = len(verdict.tokens)
@@ -75,7 +78,7 @@ def test_verdicts_are_those_of_the_coupled_rule(device, groups):
 def test_a_path_longer_than_there_is_room_for_ends_early(device):
     chain = ([-1, 0, 1, 2, 3], [0, 5, 6, 7, 8], [5, 6, 7, 8, 9])
     packed = Packed([chain], device)
-    found = DeviceVerifier(3, 2, device).verify(packed.drafts, packed.drawn, DeviceState(1, 16, device))
+    found = TritonVerifier(3, 2, device).verify(packed.drafts, packed.drawn, SeatTables(1, 16, device))
     assert found.tokens[0].tolist() == [5, 6, 7]
     assert int(found.accepted[0]) == 2
 
@@ -96,11 +99,11 @@ def test_emitted_tokens_count_in_the_next_draw(device):
     # Draft what was drawn, so that the path is accepted; then the seat must know it.
     own = Packed([([-1, 0, 0, 1], [0, first[0], 9 if first[0] != 9 else 10, first[1]], first)], device)
     own.drafts.seats[:4] = 1
-    verdict = DeviceVerifier(3, 4, device).verify(own.drafts, own.drawn, both.state, count=True)
+    verdict = TritonVerifier(3, 4, device).verify(own.drafts, own.drawn, both.tables, count=True)
     tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]
     assert len(tokens) == 3
     after = Both([Case(params, logits[0], prompt=[5, 6], output=[7, 7, *tokens], seed=11)], width, device)
-    after.state.counts = both.state.counts
+    after.tables.counts = both.tables.counts
     assert after.device() == after.host()
 
 
@@ -108,11 +111,12 @@ def test_emitted_tokens_count_in_the_next_draw(device):
                                                ({"logit_bias": {3: 1.0}}, True)])
 def test_tokens_count_where_it_is_asked_for_and_somebody_is_penalised(device, params, count):
     packed = Packed([([-1, 0], [0, 1], [1, 2])], device)
-    state = DeviceState(1, 8, device)
-    state.assign([Seated(0, SampleState(SamplingParams(**params), [5], 0, 8), 1)])
-    DeviceVerifier(3, 2, device).verify(packed.drafts, packed.drawn, state, count=count)
+    tables = SeatTables(1, 8, device)
+    seated = Seated(0, SampleState(SamplingParams(**params), [5], 0, 8), 1)
+    DeviceState(tables, load(True, device).device).assign([seated])
+    TritonVerifier(3, 2, device).verify(packed.drafts, packed.drawn, tables, count=count)
     counted = count and "presence_penalty" in params
-    assert state.counts.tolist() == [[0, 2, 2, 0, 0, 0, 0, 0] if counted else [0] * 8]
+    assert tables.counts.tolist() == [[0, 2, 2, 0, 0, 0, 0, 0] if counted else [0] * 8]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
@@ -124,12 +128,12 @@ def test_the_accepted_path_moves_to_the_front(device, dtype):
     tree = ([-1, 0, 0, 1, 2, 4, 5], [9, 1, 2, 3, 4, 5, 6], [2, 0, 4, 0, 5, 7, 0])
     chain = ([-1, 0, 1], [9, 1, 2], [1, 2, 3])
     packed = Packed([tree, chain], device)
-    verdicts = DeviceVerifier(4, 4, device).verify(packed.drafts, packed.drawn, DeviceState(2, 16, device))
+    verdicts = TritonVerifier(4, 4, device).verify(packed.drafts, packed.drawn, SeatTables(2, 16, device))
     assert verdicts.accepted.tolist() == [3, 2, -1, -1]
     # Blocks lie anywhere: the tree's rows cross from slots 13.. to 2..
     where = torch.tensor([13, 14, 15, 2, 3, 4, 5, 20, 21, 22, 39], device=device)
     before = [plane.cpu().clone() for plane in planes]
-    PathCompaction(planes).move(packed.drafts.offsets, verdicts.accepted, verdicts.rows, where)
+    TritonCompaction(planes).move(packed.drafts.offsets, verdicts.accepted, verdicts.rows, where)
     for plane, old in zip(planes, before):
         now = old.clone()
         now[[14, 15, 2]] = old[[15, 3, 4]]
@@ -138,4 +142,4 @@ def test_the_accepted_path_moves_to_the_front(device, dtype):
 
 def test_planes_that_cannot_be_moved_by_words_are_refused(device):
     with pytest.raises(ValueError, match="32-bit words"):
-        PathCompaction([torch.zeros(4, 3, dtype=torch.int8, device=device)])
+        TritonCompaction([torch.zeros(4, 3, dtype=torch.int8, device=device)])

@@ -16,7 +16,7 @@ from paceline.engine.rows.sample_rows import SampleRows, first_drafted
 from paceline.engine.schedule.sequence import Search, Sequence, Status
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.errors import PacelineError
-from paceline.kernels.triton.sampling.columns import NAN
+from paceline.kernels.device.columns import NAN
 from paceline.request import TokenLogprob
 from paceline.sampling.logprobs import prompt_logprobs, token_logprobs, unpacked
 from paceline.sampling.pipeline import Pipeline, Processed, no_token

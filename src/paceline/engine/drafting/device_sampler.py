@@ -37,7 +37,7 @@ class DeviceDraftSampler:
 
     def takes(self, logits: LogitsBuffer, places: Seq[Place]) -> bool:
         """Whether the device can sample at all these places."""
-        return (logits.rows <= MOST_ROWS and logits.logits.shape[1] == self._graphs.seats.state.vocab_size
+        return (logits.rows <= MOST_ROWS and logits.logits.shape[1] == self._graphs.seats.state.tables.vocab_size
                 and all(map(_sampled_here, places)))
 
     @torch.inference_mode()

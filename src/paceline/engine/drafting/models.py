@@ -25,7 +25,6 @@ from paceline.errors import RequestError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.interface import Kernels
-from paceline.models.decoder import Decoder
 from paceline.models.interface import CausalLM, WeightSource
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import PackingWeights
@@ -103,7 +102,7 @@ class EngineDraftModels:
         return found
 
     def skipping(self, sublayers: frozenset[Sublayer]) -> DraftModel:
-        if isinstance(self._target.model, NativeDecoder):
+        if not self._target.model.skips_sublayers:
             halves = [layer for layer, _ in sublayers if not {(layer, ATTENTION), (layer, MLP)} <= sublayers]
             if halves:
                 raise RequestError(
@@ -116,7 +115,7 @@ class EngineDraftModels:
 
     def rounded(self, bits: int | None) -> DraftModel:
         target = self._target
-        own = target.model.bits if isinstance(target.model, NativeDecoder | Decoder) else 16
+        own = target.model.bits
         if own <= 4 or (bits is not None and bits >= own):
             raise RequestError(
                 f"The model runs in {own} bits already, so there is nothing to draft with in {bits or 'fewer'} bits: "

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.paths import ancestry, depths
+from paceline.kernels.trees import ancestry, depths
 
 PIECE_ROWS = 256
 """Rows of a prompt chunk attended at once: the later keys a piece cannot see are not computed."""

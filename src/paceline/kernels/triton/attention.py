@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import triton
 
+from paceline.kernels.device import packing
+from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.triton.attention_device import chunk_kernel, split_kernel
 from paceline.kernels.triton.launch import overlapped
 from paceline.kernels.triton.plan import Plan, make_plan
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 PROGRAMS = 64
 """For each processor, at most. So many that most items have one of their own, which the device starts as others end:
@@ -98,7 +99,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     shared = heads // kv_heads
     rows = layout.device
     if rows is None:
-        rows = layout.device = DeviceRows.of(layout, shape_of(layout, chosen, shared), q.device)
+        rows = layout.device = packing.device_rows(layout, shape_of(layout, chosen, shared), q.device)
     out = torch.empty((q.shape[0], heads, dim), dtype=q.dtype, device=q.device)
     key_scales, value_scales = (k_cache, v_cache) if scales is None else scales
     common: dict[str, Any] = {
@@ -134,7 +135,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
 
 def shape_of(layout: Layout, chosen: Tuning, shared: int) -> RowsShape:
     """Room for just this step; `shared` query heads to a KV head."""
-    return RowsShape.of(layout, *tile_rows(chosen, shared, layout.rows))
+    return packing.shape_of(layout, *tile_rows(chosen, shared, layout.rows))
 
 
 def tile_rows(chosen: Tuning, shared: int, rows: int) -> tuple[int, int]:

@@ -12,8 +12,7 @@ from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, latent, linear
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
-from paceline.kernels.triton.plan import room_for
-from paceline.kernels.triton.rows import RowsShape
+from paceline.kernels.triton.device import TritonDevice
 
 COUNTERS = 1 << 18
 """Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
@@ -26,6 +25,8 @@ class TritonKernels(Composed):
 
     deterministic: every row is computed by the same instructions in the same order, however many come with it."""
 
+    device: TritonDevice
+
     def __init__(self, deterministic: bool, device: torch.device) -> None:
         self.deterministic = deterministic
         self.name = "triton-deterministic" if deterministic else "triton"
@@ -34,6 +35,7 @@ class TritonKernels(Composed):
         self._processors = 4
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.device = TritonDevice(deterministic, self._processors)
         # Programs that share a tile count themselves here. All zero between launches, hence made before any capture.
         self._arrived = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
@@ -138,24 +140,3 @@ class TritonKernels(Composed):
 
     def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
         return tuning(dtype, dim, self.deterministic, self._processors)
-
-    def scratch(self, shape: RowsShape, longest: int, heads: Heads, dtype: torch.dtype) -> int:
-        """Bytes that attention keeps for pieces of keys in such a step, texts of up to `longest` tokens."""
-        chosen = self.tuning(dtype, heads.dim)
-        target = chosen.processors * chosen.sharing(shape).items
-        _, cells = room_for(shape, longest, heads.keys, chosen.split, self.deterministic, target)
-        return 4 * cells * heads.query * (heads.dim + 2)
-
-    def mixed_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
-        """Room for steps of up to `rows` rows in up to `groups` chains of any length. Tiles are of one row, as where
-        all decode: the chains of several rows, prompts mostly, are cut into chunks however short they are."""
-        _, chunk_rows = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys, rows)
-        # Every chain may end with a chunk that is not full.
-        return RowsShape(rows, min(rows, groups), 1, chunks=rows // chunk_rows + min(groups, rows // 2),
-                         chunk_rows=chunk_rows, chunk_from=2)
-
-    def rows_shape(self, rows: int, group_rows: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
-        """Room for steps of up to `rows` rows in groups of at most `group_rows` each (1: plain decoding), trees of at
-        most `depth` (0: chains only): what a captured graph's DeviceRows are made with."""
-        tile_rows, _ = attention.tile_rows(self.tuning(dtype, heads.dim), heads.query // heads.keys, rows)
-        return RowsShape.bucket(rows, min(group_rows, tile_rows), depth)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import triton
 
+from paceline.kernels.device.packing import device_rows, shape_of
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.triton.latent_device import gather_latents_kernel, latent_kernel
 from paceline.kernels.triton.linear_device import by_head_kernel
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 SPLIT = 256
 """Keys that are summed up by themselves; part of what defines the bits."""
@@ -28,7 +28,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, vi
     count, heads, width = q.shape
     rows = layout.device
     if rows is None:
-        rows = layout.device = DeviceRows.of(layout, RowsShape.of(layout, 1, 1), q.device)
+        rows = layout.device = device_rows(layout, shape_of(layout, 1, 1), q.device)
     out = torch.empty((count, heads, rank), dtype=q.dtype, device=q.device)
     single = q.dtype == torch.float32
     block_h = 16 if single else min(64, max(16, triton.next_power_of_2(heads)))

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.triton.launch import overlapped
 from paceline.kernels.triton.overlap_device import start
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
 
 RECORD = 16
 _RECORD = tl.constexpr(RECORD)

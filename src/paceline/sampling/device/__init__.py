@@ -1,5 +1,4 @@
-"""The sampling pipeline on a CUDA device: request state in device tensors, tokens without a host round trip.
+"""The sampling pipeline of a device: request state in its tables, tokens without a host round trip.
 
-`state` holds the running requests, `sampler` draws. Nothing here is imported unless a device asks for it: the kernels
-need Triton, the package does not.
+`state` seats the running requests; a backend samples, or, where it has no kernels for it, `sampler` does.
 """

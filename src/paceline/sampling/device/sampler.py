@@ -1,204 +1,179 @@
-"""DeviceSampler: logits to tokens on the device, in a handful of launches that a CUDA graph can hold."""
+"""PipelineSampler: the host's pipeline over the seats' tables, for devices without sampling kernels of their own.
+
+What a seat's request asks for, its counts among it, is read from the tables and not from the request: a device that
+runs ahead of the host has sampled tokens that the host does not know of yet.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.kernels.triton.sampling.draw import draw_kernel
-from paceline.kernels.triton.sampling.edits import edit_kernel
-from paceline.kernels.triton.sampling.logprobs import best_of_chunk_kernel, best_of_row_kernel, logprob_kernel
-from paceline.kernels.triton.sampling.rows import LOWEST
-from paceline.kernels.triton.sampling.threshold import threshold_kernel
-from paceline.kernels.triton.sampling.windows import LEVELS, TALLY, count_kernel, gather_kernel, top_kernel
-from paceline.sampling.device.state import MOST_ALTERNATIVES, Controls, DeviceState
+from paceline.errors import StepError
+from paceline.kernels.device import columns
+from paceline.kernels.device.operands import Controls, SampledRows
+from paceline.kernels.device.seats import SeatTables
+from paceline.request import SamplingParams
+from paceline.sampling.logprobs import token_logprobs
+from paceline.sampling.native import load as native_sampler
+from paceline.sampling.noise import gumbel, token_bits
+from paceline.sampling.pipeline import Pipeline, Processed
+from paceline.sampling.processors import SampleRow
+from paceline.sampling.state import SampleState
 
-_WINDOW_ROOM = 8192
-"""Tokens of the window where a cut lies that are looked at one by one; with more of them the whole row is."""
-_FEW = 512
-"""Up to here a window is not divided further: a pass over a row costs more than looking at so many."""
-_ALIKE: dict[str, Any] = {"enable_fp_fusion": False}
-"""How every kernel is launched: a fused multiply-add would round once where the host rounds twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a step, [R] each, on the device. R may be padded: seat -1 is skipped."""
-
-    seats: Tensor
-    """int32."""
-    positions: Tensor
-    """int64, absolute position of the token drawn at the row."""
-    parents: Tensor | None = None
-    """Of a step with drafts: the row above, below 0 for roots and plain rows."""
-    fed: Tensor | None = None
-    """The draft token that each row was fed; a root's is not looked at. Goes with `parents`."""
-    masks: Tensor | None = None
-    """[R, words] int32, a bit a token that may come (masks.packed_mask)."""
-    masked: Tensor | None = None
-    """[R] int32: whether masks[row] counts. Goes with `masks`."""
+Words = NDArray[np.int64]
 
 
-class DeviceSampler:
-    """Draws for up to `rows` rows at a time from the requests seated in `state`. One stream at a time.
+class PipelineSampler:
+    """Implements kernels.device.interface.Sampler. Edits are made here, on a copy of the logits; everything after them
+    is the pipeline's."""
 
-    Every sum and maximum over a row is one of integers, so a row's answer is bitwise the same in any company, whatever
-    `block` (tokens a program looks at; a power of two) is. No call waits for the device or allocates, once `prepare`
-    has run for its controls.
-    """
-
-    def __init__(self, state: DeviceState, rows: int, *, block: int | None = None,
-                 window_room: int = _WINDOW_ROOM) -> None:
-        self.state, self.rows = state, rows
-        self._block = block
-        self._room = min(window_room, state.vocab_size)
-        self._drawn = self._full(rows, -1, torch.int32)
-        self._best = self._full(rows, LOWEST.value, torch.int64)
-        self._arrived = self._full(rows, 0, torch.int32)
-        self._tops = self._full(rows, LOWEST.value, torch.int64)
-        self._thresholds = self._full(rows, 0, torch.int64)
-        self._best_scores = self._full(rows, 0, torch.float32)
-        self._tallies: Tensor | None = None
-        self._keys: Tensor | None = None
-        self._edited: Tensor | None = None
-        self._sums = self._full(rows * 4, 0, torch.int64)
+    def __init__(self, tables: SeatTables) -> None:
+        self._tables = tables
+        self._pipeline = Pipeline(tables.vocab_size, native_sampler())
+        self._states: dict[int, tuple[bytes, SampleState]] = {}
+        """By seat, with the row of the table that it was made of."""
 
     def prepare(self, controls: Controls) -> None:
-        """Allocate what these controls need. To be called before a graph with them is captured."""
         if controls.edits or controls.masks:
-            # Also for masks alone: rows of those who have ended meanwhile still say what their seats need.
-            self.state.prepare()
-            if self._edited is None:
-                size = (self.rows, self.state.vocab_size)
-                self._edited = torch.empty(size, dtype=torch.float32, device=self.state.device)
-        if (controls.truncation or controls.logprobs is not None) and self._tallies is None:
-            self._keys = self._full(self.rows * self._room, 0, torch.int64)
-            self._tallies = self._full(self.rows * TALLY.value, 0, torch.int64)
+            self._tables.prepare()
 
-    def sample(self, logits: Tensor, rows: Rows, controls: Controls) -> Tensor:
-        """[R] int32, a view that the next call overwrites: one token a row of raw logits [R, V] (float32, bfloat16 or
-        float16; read, never written); columns.EMPTY where no token is above -inf and for padding, NAN."""
-        count = self._check(logits, rows, controls)
+    def sample(self, logits: Tensor, rows: SampledRows, controls: Controls) -> Tensor:
         self.prepare(controls)
-        if controls.edits or controls.masks:
-            self._edit(logits, rows)
-        if controls.truncation or controls.logprobs is not None:
-            self._truncate(logits, rows, controls)
-        drawn = self._drawn[:count]
-        self._draw(logits, rows, controls, drawn, drawn, 0)
-        return drawn
+        live, processed = self._processed(logits, rows)
+        return self._spread(live, self._chosen(processed), len(logits))
 
-    def several(self, logits: Tensor, rows: Rows, controls: Controls) -> tuple[Tensor, Tensor]:
-        """As `sample`, then `controls.further` times what would have been drawn without those before it: tokens
-        [1 + further, R], and the `logprobs` of each [1 + further, R, ...]. Tensors of their own."""
-        tokens = torch.empty(1 + controls.further, logits.shape[0], dtype=torch.int32, device=self.state.device)
-        tokens[0] = self.sample(logits, rows, controls)
-        for number in range(1, len(tokens)):
-            self._draw(logits, rows, controls, tokens[number], tokens, number)
-        return tokens, torch.stack([self.logprobs(logits, rows, own, controls) for own in tokens])
+    def several(self, logits: Tensor, rows: SampledRows, controls: Controls) -> tuple[Tensor, Tensor]:
+        self.prepare(controls)
+        live, processed = self._processed(logits, rows)
+        found = np.full((1 + controls.further, len(live)), columns.EMPTY, dtype=np.int32)
+        for at, first in enumerate(self._chosen(processed)):
+            ranked = [first] if first < 0 else [first, *(token for token in _ranked(processed, at) if token != first)]
+            ranked = ranked[:len(found)]
+            found[:len(ranked), at] = ranked
+        return (torch.stack([self._spread(live, own.tolist(), len(logits)) for own in found]),
+                torch.stack([self._scores(logits, live, processed, own.tolist(), controls) for own in found]))
 
-    def logprobs(self, logits: Tensor, rows: Rows, drawn: Tensor, controls: Controls) -> Tensor:
-        """Scores of the tokens just drawn from the same logits with the same controls (logprobs set): a tensor of its
-        own, [R, 3 + 2 n] int32, that logprobs.unpacked reads row by row. Those of padding are not written."""
-        count = self._check(logits, rows, controls)
-        asked = controls.logprobs or 0
-        if asked > MOST_ALTERNATIVES:
-            raise ValueError(f"at most {MOST_ALTERNATIVES} alternatives are scored on the device, not {asked}")
-        number = min(max(asked, 1), self.state.vocab_size)  # the best one is needed in any case
-        device, width = self.state.device, self.state.vocab_size
-        block, warps = self._shape(count)
-        chunks = self._chunks(block)
-        candidates = torch.empty(count, chunks * number, dtype=torch.int64, device=device)
-        chosen = torch.empty(count, number, dtype=torch.int64, device=device)
-        scores = torch.empty(count, 3 + 2 * number, dtype=torch.int32, device=device)
-        best_of_chunk_kernel[(count, chunks)](logits, logits.stride(0), rows.seats, candidates, number, width,
-                                              BLOCK=block, num_warps=warps, **_ALIKE)
-        best_of_row_kernel[(count,)](rows.seats, candidates, number, chunks * number, chosen,
-                                     BLOCK=_power(chunks * number), num_warps=warps, **_ALIKE)
-        logprob_kernel[(count, chunks)](
-            *self._source(logits), self._masked(rows), rows.seats, self.state.table, self._thresholds,
-            self._best_scores, drawn, chosen, number, self._sums, self._arrived, scores, width,
-            EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, NUMBER=_power(number), BLOCK=block,
-            num_warps=warps, **_ALIKE)
-        return scores
+    def logprobs(self, logits: Tensor, rows: SampledRows, sampled: Tensor, controls: Controls) -> Tensor:
+        live, processed = self._processed(logits, rows)
+        return self._scores(logits, live, processed, sampled[live].tolist(), controls)
 
-    def _draw(self, logits: Tensor, rows: Rows, controls: Controls, out: Tensor, barred: Tensor, number: int) -> None:
-        """`number`: how many of the tokens `barred` [.., R] are not to be drawn."""
-        count = logits.shape[0]
-        block, warps = self._shape(count)
-        draw_kernel[(count, self._chunks(block))](
-            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.state.table, self._tops,
-            self._thresholds, self._best, self._arrived, out, barred, number, self.state.vocab_size,
-            EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, TRUNCATION=controls.truncation,
-            BLOCK=block, num_warps=warps, **_ALIKE)
+    def _processed(self, logits: Tensor, rows: SampledRows) -> tuple[list[int], Processed]:
+        """The rows that have a seat, and their distributions."""
+        seats, positions = rows.seats.tolist(), rows.positions.tolist()
+        live = [row for row, seat in enumerate(seats) if seat >= 0]
+        table = self._tables.table.cpu().numpy()
+        edited = logits[live].float().cpu()  # a copy
+        for at, row in enumerate(live):
+            self._edit(edited[at], table[seats[row]], seats[row], row, positions[row], rows)
+        return live, self._pipeline.process(
+            edited, [SampleRow(self._state(seats[row], table[seats[row]]), positions[row]) for row in live])
 
-    def _edit(self, logits: Tensor, rows: Rows) -> None:
-        state, count = self.state, logits.shape[0]
-        block, warps = self._shape(count)
-        unused = state.table  # stands where nothing is read
-        edit_kernel[(count, self._chunks(block))](
-            *self._source(logits), rows.seats, rows.positions, state.table, state.counts,
-            unused if rows.parents is None else rows.parents, unused if rows.fed is None else rows.fed, state.ids,
-            state.values, state.list_room, state.masks, unused if rows.masks is None else rows.masks,
-            self._masked(rows), state.vocab_size, DRAFTS=rows.parents is not None, ROW_MASKS=rows.masks is not None,
-            BLOCK=block, num_warps=warps, **_ALIKE)
+    def _state(self, seat: int, words: Words) -> SampleState:
+        """A request that asks for what the seat's does after the edits."""
+        kept = self._states.get(seat)
+        if kept is not None and kept[0] == words.tobytes():
+            return kept[1]
+        reals, flags, width = words.view(np.float64), int(words[columns.FLAGS]), self._tables.vocab_size
+        params = SamplingParams(
+            temperature=0.0 if flags & columns.GREEDY else float(reals[columns.TEMPERATURE]),
+            top_k=int(words[columns.TOP_K]) if flags & columns.RANKED else 0,
+            top_p=float(reals[columns.TOP_P]) if flags & columns.NUCLEUS else 1.0,
+            min_p=min(1.0, math.exp(reals[columns.LOG_MIN_P])) if flags & columns.FLOORED else 0.0)
+        state = SampleState(params, (), int(words[columns.SEED]) & (1 << 64) - 1, width)
+        self._states[seat] = (words.tobytes(), state)
+        return state
 
-    def _truncate(self, logits: Tensor, rows: Rows, controls: Controls) -> None:
-        """Thresholds of truncated rows; with log-probabilities the best score of every row."""
-        table, width, count = self.state.table, self.state.vocab_size, logits.shape[0]
-        block, warps = self._shape(count)
-        chunk, few = block * 2, min(_FEW, self._room)
-        source = (*self._source(logits), self._masked(rows), rows.seats, table, self._tops, self._tallies)
-        flags = {"EDITS": controls.edits or controls.masks, "ROW_MASKS": controls.masks, **_ALIKE}
-        top_kernel[(count, self._chunks(block))](*source, width, EVERY=controls.logprobs is not None, BLOCK=block,
-                                                 num_warps=warps, **flags)
-        if controls.truncation:
-            for level in range(LEVELS.value):
-                count_kernel[(count, self._chunks(chunk))](*source, few, width, LEVEL=level, CHUNK=chunk,
-                                                           BLOCK=min(block, 256), num_warps=4, **flags)
-            gather_kernel[(count, self._chunks(block))](*source, self._keys, few, self._room, width, BLOCK=block,
-                                                        num_warps=warps, **flags)
-        threshold_kernel[(count,)](*source, self._keys, few, self._room, self._thresholds, self._best_scores, width,
-                                   BLOCK=min(self._block or 512, 512), num_warps=8, **flags)
+    def _edit(self, x: Tensor, words: Words, seat: int, row: int, position: int, rows: SampledRows) -> None:
+        """Penalties, bias and masks on the logits x [V] of a row, in place. A NaN stays one: the row's error must not
+        be hidden."""
+        tables, flags = self._tables, int(words[columns.FLAGS])
+        if flags & columns.PENALISED and tables.counts is not None:
+            _penalise(x, tables.counts[seat].cpu() + 2 * self._drafted(row, rows), words.view(np.float64))
+        if flags & columns.BIASED:
+            early = position < int(words[columns.EARLY_UNTIL])
+            entries = int(words[columns.LISTED_EARLY if early else columns.LISTED])
+            # A token may come twice: a bias, and as a stop token that comes too early.
+            for token, value in zip(tables.ids[seat, :entries].tolist(), tables.values[seat, :entries].tolist()):
+                if value > -math.inf:
+                    x[token] += value
+                elif not x[token].isnan():
+                    x[token] = value
+        if flags & columns.MASKED and tables.masks is not None:
+            _mask(x, tables.masks[seat])
+        if rows.masks is not None and rows.masked is not None and int(rows.masked[row]):
+            _mask(x, rows.masks[row])
 
-    def _source(self, logits: Tensor) -> tuple[Tensor, int, Tensor]:
-        """Where rows are read: the logits, and the edited copy of those that have one."""
-        return logits, logits.stride(0), logits if self._edited is None else self._edited
+    def _drafted(self, row: int, rows: SampledRows) -> Tensor:
+        """[V] int32: how often each token was fed at the row and above it, up to the root, which is no draft."""
+        times = torch.zeros(self._tables.vocab_size, dtype=torch.int32)
+        if rows.parents is not None and rows.fed is not None:
+            while (above := int(rows.parents[row])) >= 0:
+                times[int(rows.fed[row])] += 1
+                row = above
+        return times
 
-    def _masked(self, rows: Rows) -> Tensor:
-        return self.state.table if rows.masked is None else rows.masked
+    def _chosen(self, processed: Processed) -> list[int]:
+        """One token per row, or why there is none."""
+        tokens = self._pipeline.choose(processed)
+        for row, error in processed.errors.items():
+            tokens[row] = columns.NAN if isinstance(error, StepError) else columns.EMPTY
+        return tokens
 
-    def _chunks(self, block: int) -> int:
-        return -(-self.state.vocab_size // block)
+    def _spread(self, live: list[int], tokens: list[int], count: int) -> Tensor:
+        out = torch.full((count,), columns.EMPTY, dtype=torch.int32)
+        out[live] = torch.tensor(tokens, dtype=torch.int32)
+        return out.to(self._tables.device)
 
-    def _shape(self, rows: int) -> tuple[int, int]:
-        """Tokens and warps of a program: few rows are split finely to keep the whole device busy."""
-        if self._block is not None:
-            return self._block, 4
-        return (1024, 4) if rows <= 16 else (2048, 8)
-
-    def _check(self, logits: Tensor, rows: Rows, controls: Controls) -> int:
-        count, width = logits.shape
-        if count > self.rows or width != self.state.vocab_size or logits.stride(1) != 1:
-            raise ValueError(f"expected logits [up to {self.rows}, {self.state.vocab_size}], rows contiguous, "
-                             f"got {list(logits.shape)}")
-        for name in ("seats", "positions", "parents", "fed", "masked"):
-            tensor = getattr(rows, name)
-            if tensor is not None and tensor.shape != (count,):
-                raise ValueError(f"{name} must be [{count}], got {list(tensor.shape)}")
-        if not (rows.masks is None) == (rows.masked is None) == (not controls.masks):
-            raise ValueError("masks, masked and controls that say so go together")
-        if (rows.parents is None) != (rows.fed is None):
-            raise ValueError("parents and fed go together")
-        return count
-
-    def _full(self, size: int, value: int, dtype: torch.dtype) -> Tensor:
-        return torch.full((size,), value, dtype=dtype, device=self.state.device)
+    def _scores(self, logits: Tensor, live: list[int], processed: Processed, tokens: list[int],
+                controls: Controls) -> Tensor:
+        number = min(max(controls.logprobs or 0, 1), self._tables.vocab_size)
+        out = np.zeros((len(logits), 3 + 2 * number), dtype=np.int32)
+        reals = out.view(np.float32)
+        reals[:, :2], out[:, 3:3 + number], reals[:, 3 + number:] = np.nan, -1, -np.inf
+        there = [at for at, token in enumerate(tokens) if token >= 0]
+        raw = logits[live].float().cpu()
+        found = token_logprobs(raw, processed, there, [tokens[at] for at in there], [number] * len(there))
+        for at, score in zip(there, found):
+            row, best = live[at], list(score.top.items())
+            # What a greedy row samples is certain, its siblings as well: each is what is left where it comes.
+            processed_one = 0.0 if processed.rows[at].state.is_greedy else score.processed
+            reals[row, :2], out[row, 2] = (score.raw, processed_one), score.rank
+            out[row, 3:3 + len(best)] = [token for token, _ in best]
+            reals[row, 3 + number:3 + number + len(best)] = [value for _, value in best]
+        return torch.from_numpy(out).to(self._tables.device)
 
 
-def _power(n: int) -> int:
-    """The least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
+def _penalise(x: Tensor, seen: Tensor, reals: NDArray[np.float64]) -> None:
+    """`seen` [V]: 2 * (times in the output) + (1 if in the prompt)."""
+    repetition, presence, frequency = (
+        torch.tensor(reals[column], dtype=torch.float32)
+        for column in (columns.REPETITION, columns.PRESENCE, columns.FREQUENCY))
+    where = seen.nonzero()[:, 0]
+    count, values = (seen[where] >> 1).float(), x[where]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    x[where] = values - presence * (count > 0) - frequency * count
+
+
+def _mask(x: Tensor, mask: Tensor) -> None:
+    """-inf where a token's bit is not set in mask [words] int32."""
+    bits = np.unpackbits(mask.cpu().numpy().astype("<i4").view(np.uint8), bitorder="little")[:len(x)]
+    x.masked_fill_((torch.from_numpy(bits) == 0) & ~x.isnan(), -torch.inf)
+
+
+def _ranked(processed: Processed, row: int) -> list[int]:
+    """The tokens that could be sampled at a row, in the order in which they would be, one without the other."""
+    state = processed.rows[row].state
+    if state.is_greedy:
+        logits = processed.logits_of(row).numpy()
+        order = np.argsort(-logits, kind="stable")
+        best: list[int] = order[logits[order] > -np.inf].tolist()
+        return best
+    ids, scores = processed.support(row)
+    perturbed = scores + gumbel(token_bits(state.seed, processed.rows[row].position, ids))
+    ranked: list[int] = ids[np.lexsort((ids, -perturbed))].tolist()
+    return ranked

@@ -1,4 +1,4 @@
-"""DeviceState: what the sampler must know about each running request, in persistent device tensors."""
+"""DeviceState: seats running requests in the tables that a device samples from."""
 
 from __future__ import annotations
 
@@ -11,36 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.kernels.triton.sampling import columns
-from paceline.kernels.triton.sampling.seat import seat_kernel
+from paceline.kernels.device import columns
+from paceline.kernels.device.interface import DeviceKernels
+from paceline.kernels.device.operands import MOST_ALTERNATIVES, Controls
+from paceline.kernels.device.seats import SeatTables
 from paceline.sampling.masks import packed_mask
 from paceline.sampling.state import SampleState
 
-MOST_ALTERNATIVES = 20
-"""Log-probabilities of tokens that were not drawn, of one row."""
 _EDITED = columns.PENALISED | columns.BIASED | columns.MASKED
 _TRUNCATED = columns.RANKED | columns.NUCLEUS | columns.FLOORED
 
 
 @dataclass(frozen=True, slots=True)
-class Controls:
-    """Which parts of the pipeline some rows need: what is left out is not launched. Part of a graph's identity."""
-
-    edits: bool = False
-    """Penalties, bias, min_tokens, allowed tokens."""
-    truncation: bool = False
-    """top-k, top-p, min-p."""
-    logprobs: int | None = None
-    """None: no log-probabilities. n: those of the drawn tokens and the n best."""
-    masks: bool = False
-    """What only the host knows: masks of the rows' own."""
-    further: int = 0
-    """Tokens to draw beside the first: what would have come without it (DeviceSampler.several)."""
-
-
-@dataclass(frozen=True, slots=True)
 class Seated:
-    """A request to seat: its state as it is now, the absolute position of the token it draws next, its last token."""
+    """A request to seat: its state as it is now, the absolute position of the token it samples next, its last token."""
 
     seat: int
     state: SampleState
@@ -49,28 +33,18 @@ class Seated:
 
 
 class DeviceState:
-    """The tables behind `seats` running requests. Host calls change seats; the device itself moves `last_tokens` and
-    `counts` on as tokens are drawn."""
+    """The running requests as a device's tables hold them: host calls change seats, `kernels` carry that out."""
 
-    def __init__(self, seats: int, vocab_size: int, device: torch.device, *, list_room: int = 512) -> None:
-        """`list_room`: tokens a request may bias, stop tokens under min_tokens included."""
-        self.seats, self.vocab_size, self.device = seats, vocab_size, device
-        self.list_room = list_room
-        self.table = torch.zeros(seats, columns.COLUMNS, dtype=torch.int64, device=device)
-        self.last_tokens = torch.zeros(seats, dtype=torch.int32, device=device)
-        self.ids = torch.full((seats, list_room), -1, dtype=torch.int32, device=device)
-        self.values = torch.zeros(seats, list_room, dtype=torch.float32, device=device)
-        self.counts: Tensor | None = None
-        """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt)."""
-        self.masks: Tensor | None = None
-        """[seats, words] int32, a bit a token that may come. There, as `counts` are, once a request needs edits."""
-        self._flags = np.zeros(seats, dtype=np.int64)
+    def __init__(self, tables: SeatTables, kernels: DeviceKernels) -> None:
+        self.tables = tables
+        self._kernels = kernels
+        self._flags = np.zeros(tables.seats, dtype=np.int64)
 
     def why_not(self, state: SampleState) -> str | None:
         """Why this request cannot be sampled on the device, as a sentence; None: it can."""
         listed = len(state.bias_ids) + (len(state.early_stops) if state.min_tokens else 0)
-        if listed > self.list_room:
-            return f"it biases {listed} tokens and there is room for {self.list_room}"
+        if listed > self.tables.list_room:
+            return f"it biases {listed} tokens and there is room for {self.tables.list_room}"
         if (state.params.logprobs or 0) > MOST_ALTERNATIVES:
             return f"it asks for {state.params.logprobs} alternatives and there is room for {MOST_ALTERNATIVES}"
         return None
@@ -87,7 +61,7 @@ class DeviceState:
         table = packed[:, 2:]
         table[:] = [_words(one) for one in seated]
         self._flags[packed[:, 0]] = table[:, columns.FLAGS]
-        seat_kernel[(len(seated),)](self._on(packed), self.table, self.last_tokens, COLUMNS=columns.COLUMNS)
+        self._kernels.seat(self._on(packed), self.tables)
         for one, words in zip(seated, table):
             if words[columns.FLAGS] & _EDITED:
                 self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
@@ -97,33 +71,28 @@ class DeviceState:
         flags = int(np.bitwise_or.reduce(self._flags if seats is None else self._flags[list(seats)], initial=0))
         return Controls(bool(flags & _EDITED), bool(flags & _TRUNCATED), logprobs)
 
-    def prepare(self) -> None:
-        """Allocate what requests with edits need, all of it: a graph that was captured for some of them serves all."""
-        if self.counts is None:
-            counts = torch.zeros(self.seats, self.vocab_size, dtype=torch.int32, device=self.device)
-            self.masks = torch.zeros(self.seats, -(-self.vocab_size // 32), dtype=torch.int32, device=self.device)
-            self.counts = counts
-
     def _assign_edits(self, seat: int, state: SampleState, listed: int) -> None:
-        self.prepare()
-        assert self.counts is not None and self.masks is not None
+        tables = self.tables
+        tables.prepare()
+        assert tables.counts is not None and tables.masks is not None
         if listed:
             ids, values = _listed(state)
-            self.ids[seat, :listed] = self._on(ids)
-            self.values[seat, :listed] = self._on(values)
+            tables.ids[seat, :listed] = self._on(ids)
+            tables.values[seat, :listed] = self._on(values)
         if state.counts is not None:
             tokens, counts = state.counts.plus(())
-            self.counts[seat].zero_()
-            self.counts[seat].index_copy_(0, self._on(tokens.copy()), self._on(counts.astype(np.int32) * 2 + 1))
+            tables.counts[seat].zero_()
+            tables.counts[seat].index_copy_(0, self._on(tokens.copy()), self._on(counts.astype(np.int32) * 2 + 1))
         if state.allowed is not None:
-            allowed = np.zeros(self.vocab_size, dtype=np.bool_)
+            allowed = np.zeros(tables.vocab_size, dtype=np.bool_)
             allowed[state.allowed] = True
-            self.masks[seat] = self._on(packed_mask(allowed))
+            tables.masks[seat] = self._on(packed_mask(allowed))
 
     def _on(self, values: NDArray[np.generic]) -> Tensor:
         # From pinned memory, which torch keeps until the copy has run: the device may be busy, and nobody waits for it.
         tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+        device = self.tables.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _listed(state: SampleState) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -16,15 +16,12 @@ from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFli
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
+from paceline.kernels.device.operands import Controls, SampledRows
+from paceline.kernels.device.rows import DeviceRows
+from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads
-from paceline.kernels.triton.backend import TritonKernels
-from paceline.kernels.triton.rows import DeviceRows
-from paceline.kernels.triton.stepping_device import begin_kernel, end_kernel
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, activations
-from paceline.sampling.device.sampler import Rows
-from paceline.sampling.device.state import Controls
+from paceline.models.interface import CausalLM
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -32,17 +29,18 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 19
 class DecodeGraphs:
     """Runs steps that Scheduler.schedule(repeat) made."""
 
-    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                  graphs: GraphCapture, seats: DeviceSeats) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
+        assert kernels.device is not None
         self._model = model
         self._kernels = kernels
+        self._on_device = kernels.device
         self._storage = storage
         self._host_tables = tables
         self._device = device = graphs.device
         self._seats = seats
         self.most_rows = seats.most_rows
-        self._dtype = activations(model, device)  # not asked for inside a capture, where the question would be repeated
         width = tables[0].shape[1]
         self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
         self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
@@ -102,29 +100,23 @@ class DecodeGraphs:
     def _step(self, rows: int, inputs: torch.Tensor, controls: Controls) -> None:
         """One step of the rows in `inputs`, which become those of the step after it."""
         model, kernels, storage, device = self._model, self._kernels, self._storage, self._device
-        config = model.config
-        heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        shape = kernels.rows_shape(rows, 1, 0, heads, self._dtype)
+        shape = self._on_device.decode_shape(rows)
         layout_rows = DeviceRows.over(shape, torch.empty(shape.size, dtype=torch.int32, device=device))
-        rope, draw = torch.empty((2, rows), dtype=torch.int64, device=device)
+        rope, positions = torch.empty((2, rows), dtype=torch.int64, device=device)
         seats = torch.empty(rows, dtype=torch.int32, device=device)
-        last = self._seats.state.last_tokens
+        tables = self._seats.state.tables
         views = []
-        block = power(rows)
         for group, table in zip(model.cache_groups, self._tables):
             slots = torch.empty(rows, dtype=torch.int64, device=device)
-            begin_kernel[(1,)](
-                inputs, last, table, table.stride(0), layout_rows.group, layout_rows.positions, layout_rows.prefix,
-                layout_rows.tiles, slots, rope, draw, seats, rows, BLOCK_SIZE=storage.block_size, BLOCK=block)
+            self._on_device.begin(inputs, table, tables.last_tokens, layout_rows, slots, rope, positions, seats,
+                                  storage.block_size)
             views.append(GroupView(table[:rows], slots, group.window))
         layout = Layout(rope, list(range(rows + 1)), [0] * rows, [None] * rows, storage.block_size, views, layout_rows)
         context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         logits = model.logits(model.forward(inputs[:rows], context), kernels)
-        state = self._seats.state
-        drawn, _ = self._seats.draw(logits, Rows(seats, draw), controls)
-        end_kernel[(1,)](inputs, last, drawn, self._out, self._out.stride(0), rows, state.table, state.counts,
-                         config.vocab_size, COUNT=controls.edits, BLOCK=block)
+        sampled, _ = self._seats.draw(logits, SampledRows(seats, positions), controls)
+        self._on_device.end(inputs, sampled, self._out, tables, count=controls.edits)
 
 
 class _Captured:

@@ -16,15 +16,13 @@ from paceline.engine.execute.graphs.logits_buffer import Draws, LogitsBuffer, Lo
 from paceline.engine.execute.graphs.seats import send
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
+from paceline.kernels.device.packing import pack
+from paceline.kernels.device.rows import DeviceRows, RowsShape
+from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
-from paceline.kernels.triton.backend import TritonKernels
-from paceline.kernels.triton.rows import DeviceRows, RowsShape
-from paceline.kernels.triton.stepping_device import fill_kernel
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, activations
-
-_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +43,16 @@ class Captured:
 class ForwardGraphs:
     """One model over one cache. One stream at a time: its tables are those of the step that was filled in last."""
 
-    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                  graphs: GraphCapture, handovers: LogitsBuffers, last_tokens: torch.Tensor | None = None,
                  drawn_rows_only: bool = False) -> None:
         """`tables`: the cache's block tables by seat. `last_tokens`: each seat's newest, which stands for a token that
         the host does not know. `drawn_rows_only`: the other rows end with the last layer's attention, for steps of
         prompts; all that is needed of those are keys and values."""
+        assert kernels.device is not None
         self._model = model
         self.kernels = kernels
+        self.on_device = kernels.device
         self.storage = storage
         config = model.config
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -98,7 +98,7 @@ class ForwardGraphs:
             to_draw.slots[:, :drawn] = by_row[3:, rows_drawn]
             _place_drafts(groups, to_draw)
         send(data, captured.inputs)
-        send(captured.rows.shape.pack(layout), captured.rows.data)
+        send(pack(layout, captured.rows.shape), captured.rows.data)
         for table, view in zip(self._tables, layout.views):
             height, pages = view.tables.shape
             send(view.tables.numpy().astype(np.int32), table[:height, :pages])
@@ -125,7 +125,7 @@ class ForwardGraphs:
         model, storage = self._model, self.storage
         tokens, positions, seats, *slots = by_row
         if self._last_tokens is not None:
-            fill_kernel[(-(-len(tokens) // _BLOCK),)](tokens, seats, self._last_tokens, len(tokens), BLOCK=_BLOCK)
+            self.on_device.fill(tokens, seats, self._last_tokens)
         wanted = to_draw[:logits_buffer.rows]
         layout = Layout(positions, [0, len(tokens)], [0], [None], storage.block_size,
                         [GroupView(table, own, group.window)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.execute.graphs.seats import send
-from paceline.sampling.device.state import Controls
+from paceline.kernels.device.operands import Controls
 
 
 class Follows(Enum):
@@ -73,8 +73,8 @@ class SampleGraph:
     """What follows a forward on the device, ready to be replayed."""
 
     out: list[torch.Tensor]
-    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts speculation.device.Verdicts.packed; the scores of
-    what was drawn, where the controls ask for them. Overwritten by the next replay."""
+    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts Verdicts.packed; the scores of what was drawn,
+    where the controls ask for them. Overwritten by the next replay."""
     replay: Callable[[], None]
 
 

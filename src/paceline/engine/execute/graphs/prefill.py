@@ -12,7 +12,7 @@ from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer, 
 from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
-from paceline.sampling.device.state import Controls
+from paceline.kernels.device.operands import Controls
 
 ROWS = (16, 32, 64, 128, 256, 384, *range(512, 2561, 128), *range(2816, 8193, 256))
 """Close together, because rows of padding are computed like others; captured when first needed. Multiples of 128: the
@@ -29,8 +29,8 @@ class PrefillGraphs:
         self._forward = forward
         self._samples = samples
         self._most_sampled = samples.seats.most_rows
-        kernels, groups = forward.kernels, forward.most_groups
-        self._shapes = {rows: kernels.mixed_shape(rows, min(rows, groups), forward.heads, forward.dtype)
+        kernels, groups = forward.on_device, forward.most_groups
+        self._shapes = {rows: kernels.prefill_shape(rows, min(rows, groups), forward.heads, forward.dtype)
                         for rows in ROWS}
 
     def takes(self, groups: Seq[RowGroup], rows: int) -> bool:

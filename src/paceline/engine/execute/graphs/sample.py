@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from paceline.cache.compaction import PathCompaction
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer, SampleGraph, nobody_draws
 from paceline.engine.execute.graphs.seats import MOST_ROWS, DeviceSeats
-from paceline.kernels.triton.stepping_device import note_kernel
-from paceline.sampling.device.sampler import Rows
-from paceline.sampling.device.state import Controls
-from paceline.speculation.device import DeviceVerifier, PackedDrafts
+from paceline.kernels.device.interface import Compaction, Verifier
+from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
 
 WIDEST = 128
 """Rows of a draft, its root included."""
@@ -27,8 +24,8 @@ class SampleGraphs:
         self.seats = seats
         self._graphs = graphs
         self._storage = storage
-        self._verifier: DeviceVerifier | None = None
-        self._compactions: list[PathCompaction] = []
+        self._verifier: Verifier | None = None
+        self._compactions: list[Compaction] = []
 
     def ready(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> SampleGraph:
         """What is drawn from these logits, to be replayed behind the forward."""
@@ -40,8 +37,8 @@ class SampleGraphs:
     def _capture(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> SampleGraph:
         self.seats.prepare(controls)
         if follows in (Follows.CHAINS, Follows.TREES) and self._verifier is None:
-            self._compactions = [PathCompaction(planes) for planes in self._storage.planes]
-            self._verifier = DeviceVerifier(MOST_ROWS, WIDEST - 1, self.device)
+            self._compactions = [self.seats.kernels.compaction(planes) for planes in self._storage.planes]
+            self._verifier = self.seats.kernels.verifier(MOST_ROWS, WIDEST - 1, self.device)
         out: list[torch.Tensor] = []
 
         def launch() -> None:
@@ -56,20 +53,21 @@ class SampleGraphs:
             logits_buffer.data.copy_(kept)
 
     def _decide(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> list[torch.Tensor]:
-        draws, state = logits_buffer.draws, self.seats.state
+        draws, tables = logits_buffer.draws, self.seats.state.tables
         owners = draws.seats.to(torch.int32)
         if follows is Follows.NOTHING:
-            return list(self.seats.sampler.several(logits_buffer.logits, Rows(owners, draws.positions), controls))
+            return list(self.seats.sampler.several(logits_buffer.logits, SampledRows(owners, draws.positions),
+                                                   controls))
         if follows is Follows.NOTED:
-            drawn, scores = self.seats.draw(logits_buffer.logits, Rows(owners, draws.positions), controls)
-            note_kernel[(1,)](drawn, owners, state.last_tokens, logits_buffer.rows, state.table, state.counts,
-                              state.vocab_size, COUNT=controls.edits, BLOCK=1 << (logits_buffer.rows - 1).bit_length())
+            drawn, scores = self.seats.draw(logits_buffer.logits, SampledRows(owners, draws.positions), controls)
+            self.seats.kernels.note(drawn, owners, tables, count=controls.edits)
             return [drawn] if scores is None else [drawn, scores]
         assert self._verifier is not None
         above, starts = draws.parents.to(torch.int32), draws.offsets.to(torch.int32)
-        drawn, scores = self.seats.draw(logits_buffer.logits, Rows(owners, draws.positions, above, draws.fed), controls)
+        drawn, scores = self.seats.draw(logits_buffer.logits,
+                                        SampledRows(owners, draws.positions, above, draws.fed), controls)
         packed = PackedDrafts(starts, above, draws.fed, owners, min(logits_buffer.rows, WIDEST))
-        verdicts = self._verifier.verify(packed, drawn, state, count=controls.edits)
+        verdicts = self._verifier.verify(packed, drawn, tables, count=controls.edits)
         if follows is Follows.TREES:
             for compaction, slots in zip(self._compactions, draws.slots):
                 compaction.move(starts, verdicts.accepted, verdicts.rows, slots)

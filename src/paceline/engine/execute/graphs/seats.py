@@ -12,8 +12,11 @@ from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup
-from paceline.sampling.device.sampler import DeviceSampler, Rows
-from paceline.sampling.device.state import MOST_ALTERNATIVES, Controls, DeviceState, Seated
+from paceline.kernels.device.interface import DeviceKernels, Sampler
+from paceline.kernels.device.operands import MOST_ALTERNATIVES, Controls, SampledRows
+from paceline.kernels.device.seats import SeatTables
+from paceline.sampling.device.sampler import PipelineSampler
+from paceline.sampling.device.state import DeviceState, Seated
 from paceline.sampling.masks import Mask
 
 MOST_ROWS = 512
@@ -26,11 +29,13 @@ class DeviceSeats:
     """Shared by all captured steps of an engine. Steps run in the order in which they are launched, so one may read
     what the one before it draws."""
 
-    def __init__(self, seats: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, seats: int, vocab_size: int, device: torch.device, kernels: DeviceKernels) -> None:
         self.most_rows = min(seats, MOST_ROWS)
         """Sequences that draw in one step, at most."""
-        self.state = DeviceState(seats, vocab_size, device)
-        self.sampler = DeviceSampler(self.state, MOST_ROWS)
+        self.kernels = kernels
+        tables = SeatTables(seats, vocab_size, device)
+        self.state = DeviceState(tables, kernels)
+        self.sampler: Sampler = kernels.sampler(tables, MOST_ROWS) or PipelineSampler(tables)
         self._masks: torch.Tensor | None = None
         self._masked: torch.Tensor | None = None
         self._seated: list[tuple[Sequence, int] | None] = [None] * seats
@@ -47,7 +52,7 @@ class DeviceSeats:
         """Everything that must lie where it lies before a step with these controls is captured."""
         self.sampler.prepare(controls)
         if controls.masks and self._masks is None:
-            device, words = self.state.device, -(-self.state.vocab_size // 32)
+            device, words = self.state.tables.device, -(-self.state.tables.vocab_size // 32)
             self._masked = torch.zeros(MOST_ROWS, dtype=torch.int32, device=device)
             self._masks = torch.zeros(MOST_ROWS, words, dtype=torch.int32, device=device)
 
@@ -60,7 +65,8 @@ class DeviceSeats:
                 send(mask, self._masks[row])
         send(masked, self._masked)
 
-    def draw(self, logits: torch.Tensor, rows: Rows, controls: Controls) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def draw(self, logits: torch.Tensor, rows: SampledRows,
+             controls: Controls) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tokens [R], and what there is to say about them where the controls ask for scores."""
         if controls.masks and self._masks is not None and self._masked is not None:
             count = logits.shape[0]

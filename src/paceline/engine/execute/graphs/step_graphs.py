@@ -18,29 +18,30 @@ from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.graphs.verify import VerifyGraphs
 from paceline.kernels.interface import Kernels
-from paceline.kernels.triton.backend import TritonKernels
 from paceline.models.interface import CausalLM
 
 
 class StepGraphs:
-    def __init__(self, model: CausalLM, kernels: TritonKernels, storage: KVStorage, tables: Seq[np.ndarray],
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                  device: torch.device) -> None:
-        """`tables`: the cache's block tables by seat."""
+        """`tables`: the cache's block tables by seat. The kernels have a `device`, the model is capturable."""
+        assert kernels.device is not None
         self.device = device
         self.memory = GraphMemory()
         capture, vocab_size = GraphCapture(device), model.config.vocab_size
-        self.seats = DeviceSeats(tables[0].shape[0], vocab_size, device)
+        self.seats = DeviceSeats(tables[0].shape[0], vocab_size, device, kernels.device)
         self.samples = SampleGraphs(capture, self.seats, storage)
         buffers = LogitsBuffers(vocab_size, len(tables), device)
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
-        self.prefill = PrefillGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers,
-                                                   self.seats.state.last_tokens, drawn_rows_only=True), self.samples)
+        prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
+                                self.seats.state.tables.last_tokens, drawn_rows_only=True)
+        self.prefill = PrefillGraphs(prompts, self.samples)
         self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
 
     def of_draft_model(self, model: CausalLM, kernels: Kernels, storage: KVStorage,
                        tables: Seq[np.ndarray]) -> VerifyGraphs | None:
         """Forwards of another model, which drafts; None: nothing of it can be captured."""
-        if not isinstance(kernels, TritonKernels) or not capturable(model):
+        if kernels.device is None or not model.capturable:
             return None
         buffers = LogitsBuffers(model.config.vocab_size, len(tables), self.device)
         return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(self.device), buffers))
@@ -48,13 +49,7 @@ class StepGraphs:
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                 device: torch.device) -> StepGraphs | None:
-    """None: the backend does not lay out steps on a device, or nothing of the model's can be captured."""
-    if not isinstance(kernels, TritonKernels) or not capturable(model):
+    """None: the backend does not run whole steps on a device, or nothing of the model's can be captured."""
+    if kernels.device is None or not model.capturable:
         return None
     return StepGraphs(model, kernels, storage, tables, device)
-
-
-def capturable(model: CausalLM) -> bool:
-    """Experts are chosen on the host, and attention over latent caches is planned there: nothing of either can be
-    captured."""
-    return not model.config.num_experts and all(group.latent is None for group in model.cache_groups)

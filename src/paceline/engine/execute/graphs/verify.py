@@ -10,9 +10,8 @@ from paceline.engine.execute.graphs.sample import WIDEST
 from paceline.engine.execute.graphs.seats import MOST_ROWS
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup, Rows
-from paceline.kernels.paths import ancestry
-from paceline.kernels.triton import attention
-from paceline.kernels.triton.rows import CHUNK_FROM, TREE_ROWS, RowsShape
+from paceline.kernels.device.rows import RowsShape
+from paceline.kernels.trees import ancestry
 
 ROWS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 DEPTHS = (0, 8, 33)
@@ -49,19 +48,12 @@ class VerifyGraphs:
         return self._forward.run(forward, batch, groups)
 
     def _shape(self, rows: int, depth: int) -> RowsShape:
-        forward, heads = self._forward, self._forward.heads
-        tile_rows, chunk_rows = attention.tile_rows(forward.kernels.tuning(forward.dtype, heads.dim),
-                                                    heads.query // heads.keys, rows)
-        tile_rows = min(tile_rows, rows)
-        lowest = min(tile_rows, TREE_ROWS) if depth else tile_rows
-        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
-        return RowsShape(rows, min(rows, min(rows, forward.most_groups) + rows // lowest), tile_rows, depth,
-                         chunks=rows // CHUNK_FROM + rows // chunk_rows if rows >= CHUNK_FROM else 0,
-                         chunk_rows=chunk_rows)
+        forward = self._forward
+        return forward.on_device.verify_shape(rows, forward.most_groups, depth, forward.heads, forward.dtype)
 
     def _scratch(self, rows: int, depth: int) -> int:
         forward = self._forward
-        return forward.kernels.scratch(self._shape(rows, depth), forward.longest, forward.heads, forward.dtype)
+        return forward.on_device.scratch(self._shape(rows, depth), forward.longest, forward.heads, forward.dtype)
 
 
 def _bucket(sizes: Seq[int], least: int) -> int:

@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+_WORD = 4
+_BLOCK = 512
 
 
 @triton.jit
@@ -28,3 +35,22 @@ def compact_kernel(planes, offsets, accepted, path, room, slots, BLOCK: tl.const
             for start in range(0, words.to(tl.int32), BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+
+
+class TritonCompaction:
+    """Implements device.interface.Compaction: no list of moves comes from the host."""
+
+    def __init__(self, planes: Sequence[Tensor]) -> None:
+        table = []
+        for plane in planes:
+            size = plane[0].numel() * plane.element_size()
+            if not plane.is_contiguous() or size % _WORD or plane.data_ptr() % _WORD:
+                raise ValueError(f"a cache plane must be contiguous and hold whole 32-bit words a slot, got {size} "
+                                 "bytes a slot")
+            table.append((plane.data_ptr(), size // _WORD))
+        self._kept = tuple(planes)
+        self._planes = torch.tensor(table, dtype=torch.int64, device=planes[0].device)
+
+    def move(self, offsets: Tensor, accepted: Tensor, rows: Tensor, slots: Tensor) -> None:
+        compact_kernel[(accepted.shape[0], len(self._kept))](
+            self._planes, offsets, accepted, rows, rows.shape[1], slots, BLOCK=_BLOCK, num_warps=4)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
 from paceline.kernels.triton.sampling.rows import COLUMNS, FLAGS, is_edited, parameter, real
 
 PENALISED = tl.constexpr(columns.PENALISED)

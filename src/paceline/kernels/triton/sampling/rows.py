@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
 
 COLUMNS = tl.constexpr(columns.COLUMNS)
 FLAGS = tl.constexpr(columns.FLAGS)

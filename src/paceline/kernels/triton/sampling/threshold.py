@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.sampling import columns
+from paceline.kernels.device import columns
 from paceline.kernels.triton.sampling.rows import (
     FLAGS,
     LOWEST,

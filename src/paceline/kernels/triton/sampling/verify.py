@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from paceline.kernels.device.operands import PackedDrafts, Verdicts
+from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.triton.sampling.edits import count
 
 
@@ -52,3 +56,22 @@ def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_ou
     for i in range(accepted + 1, room):
         tl.store(tokens_out + group * room + i, -1)
         tl.store(path_out + group * room + i, -1)
+
+
+class TritonVerifier:
+    """Implements device.interface.Verifier: all groups of a step in one launch."""
+
+    def __init__(self, groups: int, depth: int, device: torch.device) -> None:
+        self._room = depth + 1
+        self._memory = torch.empty(Verdicts.size(groups, self._room), dtype=torch.int32, device=device)
+
+    def verify(self, drafts: PackedDrafts, sampled: Tensor, tables: SeatTables, *, count: bool = False) -> Verdicts:
+        groups, room = drafts.offsets.shape[0] - 1, self._room
+        found = Verdicts.over(self._memory, groups, room)
+        # One warp: its threads read and write in step.
+        verify_kernel[(groups,)](
+            drafts.offsets, drafts.parents, drafts.tokens, sampled, drafts.seats, found.accepted, found.bonus,
+            found.tokens, found.rows, room, tables.table, tables.table if tables.counts is None else tables.counts,
+            tables.vocab_size, COUNT=count and tables.counts is not None,
+            ROWS=max(2, 1 << (drafts.widest - 1).bit_length()), num_warps=1)
+        return found

@@ -1,0 +1,36 @@
+"""SeatTables: what device kernels know about the running requests, one row per seat, in persistent device tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.device import columns
+
+
+class SeatTables:
+    """The host writes a seat when a request takes it; the device itself moves `last_tokens` and `counts` on as tokens
+    are sampled. All tensors stay where they are, so captured steps may read them."""
+
+    def __init__(self, seats: int, vocab_size: int, device: torch.device, *, list_room: int = 512) -> None:
+        """`list_room`: tokens a request may bias, stop tokens under min_tokens included."""
+        self.seats, self.vocab_size, self.device = seats, vocab_size, device
+        self.list_room = list_room
+        self.table = torch.zeros(seats, columns.COLUMNS, dtype=torch.int64, device=device)
+        """Parameters, as `columns` says."""
+        self.last_tokens = torch.zeros(seats, dtype=torch.int32, device=device)
+        """The newest token of each seat: what a pending one stands for."""
+        self.ids = torch.full((seats, list_room), -1, dtype=torch.int32, device=device)
+        self.values = torch.zeros(seats, list_room, dtype=torch.float32, device=device)
+        """Biased tokens and what is added to their logits; -inf takes a token out."""
+        self.counts: Tensor | None = None
+        """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt)."""
+        self.masks: Tensor | None = None
+        """[seats, words] int32, one bit per token that may come. There, as `counts` are, once a request needs edits."""
+
+    def prepare(self) -> None:
+        """Allocate what requests with edits need, all of it: a graph that was captured for some of them serves all."""
+        if self.counts is None:
+            counts = torch.zeros(self.seats, self.vocab_size, dtype=torch.int32, device=self.device)
+            self.masks = torch.zeros(self.seats, -(-self.vocab_size // 32), dtype=torch.int32, device=self.device)
+            self.counts = counts

@@ -1,0 +1,96 @@
+"""TritonDevice: DeviceKernels on Triton's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.device import columns
+from paceline.kernels.device.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
+from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.operands import Heads
+from paceline.kernels.triton.attention import Tuning, tile_rows, tuning
+from paceline.kernels.triton.plan import room_for
+from paceline.kernels.triton.sampling.compaction import TritonCompaction
+from paceline.kernels.triton.sampling.sampler import TritonSampler
+from paceline.kernels.triton.sampling.seat import seat_kernel
+from paceline.kernels.triton.sampling.verify import TritonVerifier
+from paceline.kernels.triton.stepping_device import begin_kernel, end_kernel, fill_kernel, note_kernel
+
+_BLOCK = 256
+
+
+class TritonDevice:
+    """What each op promises is on DeviceKernels."""
+
+    def __init__(self, deterministic: bool, processors: int) -> None:
+        self._deterministic = deterministic
+        self._processors = processors
+
+    def decode_shape(self, rows: int) -> RowsShape:
+        return RowsShape.bucket(rows, 1, 0)
+
+    def prefill_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        """Tiles are of one row, as where all decode: the chains of several rows, prompts mostly, are cut into chunks
+        however short they are."""
+        _, chunk_rows = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        # Every chain may end with a chunk that is not full.
+        return RowsShape(rows, min(rows, groups), 1, chunks=rows // chunk_rows + min(groups, rows // 2),
+                         chunk_rows=chunk_rows, chunk_from=2)
+
+    def verify_shape(self, rows: int, groups: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        tile, chunk = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        tile = min(tile, rows)
+        lowest = min(tile, TREE_ROWS) if depth else tile
+        # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
+        return RowsShape(rows, min(rows, min(rows, groups) + rows // lowest), tile, depth,
+                         chunks=rows // CHUNK_FROM + rows // chunk if rows >= CHUNK_FROM else 0, chunk_rows=chunk)
+
+    def scratch(self, shape: RowsShape, longest: int, heads: Heads, dtype: torch.dtype) -> int:
+        """The pieces of keys that attention puts together."""
+        chosen = self._tuning(dtype, heads)
+        target = chosen.processors * chosen.sharing(shape).items
+        _, cells = room_for(shape, longest, heads.keys, chosen.split, self._deterministic, target)
+        return 4 * cells * heads.query * (heads.dim + 2)
+
+    def _tuning(self, dtype: torch.dtype, heads: Heads) -> Tuning:
+        return tuning(dtype, heads.dim, self._deterministic, self._processors)
+
+    def begin(self, inputs: Tensor, table: Tensor, last_tokens: Tensor, rows: DeviceRows, slots: Tensor,
+              rope_positions: Tensor, positions: Tensor, seats: Tensor, block_size: int) -> None:
+        count = slots.shape[0]
+        begin_kernel[(1,)](inputs, last_tokens, table, table.stride(0), rows.group, rows.positions, rows.prefix,
+                           rows.tiles, slots, rope_positions, positions, seats, count, BLOCK_SIZE=block_size,
+                           BLOCK=_power(count))
+
+    def end(self, inputs: Tensor, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
+        rows = sampled.shape[0]
+        end_kernel[(1,)](inputs, tables.last_tokens, sampled, out, out.stride(0), rows, tables.table, tables.counts,
+                         tables.vocab_size, COUNT=count, BLOCK=_power(rows))
+
+    def fill(self, tokens: Tensor, seats: Tensor, last_tokens: Tensor) -> None:
+        fill_kernel[(-(-len(tokens) // _BLOCK),)](tokens, seats, last_tokens, len(tokens), BLOCK=_BLOCK)
+
+    def note(self, sampled: Tensor, seats: Tensor, tables: SeatTables, *, count: bool) -> None:
+        rows = sampled.shape[0]
+        note_kernel[(1,)](sampled, seats, tables.last_tokens, rows, tables.table, tables.counts, tables.vocab_size,
+                          COUNT=count, BLOCK=_power(rows))
+
+    def seat(self, packed: Tensor, tables: SeatTables) -> None:
+        seat_kernel[(packed.shape[0],)](packed, tables.table, tables.last_tokens, COLUMNS=columns.COLUMNS)
+
+    def sampler(self, tables: SeatTables, rows: int) -> TritonSampler:
+        return TritonSampler(tables, rows)
+
+    def verifier(self, groups: int, depth: int, device: torch.device) -> TritonVerifier:
+        return TritonVerifier(groups, depth, device)
+
+    def compaction(self, planes: Sequence[Tensor]) -> TritonCompaction:
+        return TritonCompaction(planes)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,117 @@
+"""The device path in plain torch (kernels="stepped"): every kind of request has the tokens of the host's path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.tiny import tiny_llm, tiny_model
+from paceline import LLM, SamplingParams
+from paceline.errors import ConfigError
+from paceline.kernels import select
+from paceline.request import RequestOutput
+
+PROMPTS = [[3, 14, 15, 92, 65], [2, 71, 82], [81, 8, 2, 84, 59, 4, 5, 23, 5, 3, 60]]
+SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 11}
+HEAVY: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.9}
+WISHES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{"temperature": 0.0}, SEEDED, SEEDED | {"top_k": 9, "top_p": 0.9}],
+    "penalties": [SEEDED | HEAVY | {"top_k": 5}, {"temperature": 0.0} | HEAVY, {"temperature": 0.0}],
+    "bias": [SEEDED | {"logit_bias": {5: 4.0, 9: -math.inf}}, SEEDED | {"allowed_token_ids": list(range(0, 90, 3))},
+             {"temperature": 0.0, "min_tokens": 4, "stop_token_ids": [5], "logit_bias": {5: 50.0}}],
+    "masks": [{"temperature": 0.0, "no_repeat_ngram_size": 1}, SEEDED | HEAVY | {"no_repeat_ngram_size": 2}, SEEDED],
+    "scores": [SEEDED | {"logprobs": 3, "top_k": 20}, {"temperature": 0.0, "logprobs": 0},
+               SEEDED | HEAVY | {"logprobs": 2, "min_p": 0.01}],
+    "no token": [{"temperature": 0.0, "allowed_token_ids": [5], "logit_bias": {5: -math.inf}}, SEEDED, SEEDED],
+}
+EXIT: dict[str, Any] = {"method": "exit", "layers": 1, "adaptive": False}
+
+
+def outs(llm: LLM, wishes: Sequence[dict[str, Any]], speculation: Any = None) -> list[RequestOutput]:
+    params = [SamplingParams(**{"max_tokens": 11, "ignore_eos": True} | wish) for wish in wishes]
+    found = llm.generate(PROMPTS, params, speculation=speculation)
+    assert llm.engine.cache.usage().used == 0
+    return found
+
+
+def stepped(repeat: int = 3, name: str = "llama", **options: Any) -> LLM:
+    """Whose host may not sample: whatever is asked for here, the device must decide."""
+    llm = tiny_llm(tiny_model(name), kernels="stepped", **options)
+    steps: Any = llm.engine.loop.device_steps
+    steps.repeats = lambda *_: repeat
+
+    class Refused:
+        def process(self, *_: Any) -> None:
+            raise AssertionError("the host was asked to sample")
+
+    decider: Any = llm.engine.loop.decider
+    decider._pipeline = Refused()
+    return llm
+
+
+def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        mine, other = ours.outputs[0], theirs.outputs[0]
+        assert (mine.token_ids, mine.finish_reason) == (other.token_ids, other.finish_reason)
+        assert str(ours.error) == str(theirs.error)
+        for left, right in zip(mine.logprobs or [], other.logprobs or [], strict=True):
+            assert (left.token, left.rank, list(left.top)) == (right.token, right.rank, list(right.top))
+            # The host's own numbers, which a device hands over as float32.
+            theirs_rounded = torch.tensor([right.raw, right.processed, *right.top.values()]).tolist()
+            assert [left.raw, left.processed, *left.top.values()] == theirs_rounded
+
+
+@pytest.mark.parametrize("kind", WISHES)
+def test_the_device_samples_what_the_host_does(kind: str) -> None:
+    same(outs(stepped(), WISHES[kind]), outs(tiny_llm(kernels="reference"), WISHES[kind]))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "shared_keys"])
+def test_windows_caps_and_shared_keys(name: str) -> None:
+    same(outs(stepped(name=name), WISHES["plain"]),
+         outs(tiny_llm(tiny_model(name), kernels="reference"), WISHES["plain"]))
+
+
+@pytest.mark.parametrize("options", [{"max_prefill_chunk": 3}, {"max_num_seqs": 2}, {"kv_dtype": "fp8"},
+                                     {"kv_blocks": 8, "block_size": 4, "max_model_len": 32}])
+def test_prompts_in_pieces_few_seats_codes_and_few_blocks(options: dict[str, Any]) -> None:
+    expected = outs(tiny_llm(kernels="reference", **options), WISHES["plain"])
+    for repeat in (1, 4):
+        same(outs(stepped(repeat, **options), WISHES["plain"]), expected)
+
+
+@pytest.mark.parametrize("kind", ["plain", "penalties", "masks", "scores"])
+@pytest.mark.parametrize(("method", "branches"), [("oracle", 1), ("oracle", 3), ("wrong", 2)])
+def test_drafts_are_verified_and_moved_on_the_device(kind: str, method: str, branches: int) -> None:
+    expected = outs(tiny_llm(kernels="reference"), WISHES[kind])
+    tokens = expected[0].outputs[0].token_ids
+    wish = {"method": method, "k": 3, "branches": branches, "tokens": tokens}
+    llm = stepped()
+    found = outs(llm, WISHES[kind], [wish, None, None])
+    same(found, expected)
+    assert found[0].speculation is not None and found[0].speculation.failure is None
+    assert bool(llm.engine.report()["accepted"]) == (method == "oracle")
+
+
+@pytest.mark.parametrize("wish", [EXIT | {"k": 2}, EXIT | {"branches": [2, 2]},
+                                  {"method": "skip", "skip": ["mlp.1"], "k": 3, "adaptive": False}])
+def test_models_that_draft_sample_there_too(wish: dict[str, Any]) -> None:
+    found = outs(stepped(), WISHES["plain"], [wish, wish, wish])
+    same(found, outs(tiny_llm(kernels="reference"), WISHES["plain"]))
+    assert all(out.speculation is not None and out.speculation.failure is None for out in found)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v2"])
+def test_what_cannot_be_captured_runs_step_by_step(name: str) -> None:
+    llm = tiny_llm(tiny_model(name), kernels="stepped")
+    assert llm.engine.loop.device_steps is None
+    same(outs(llm, WISHES["plain"]), outs(tiny_llm(tiny_model(name), kernels="reference"), WISHES["plain"]))
+
+
+def test_it_is_there_on_the_cpu_only() -> None:
+    with pytest.raises(ConfigError, match="on the CPU only"):
+        select(True, torch.device("cuda"), "stepped")
