@@ -7,7 +7,6 @@ import inspect
 import itertools
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from engine.test_equality_matrix import NEW, PROMPT, Cell, fast_cells, params, p
 from engine.tiny import record, tiny_llm
 from paceline import LLM, SamplingParams
 from paceline.engine.drafting.models import LoadedModel
+from paceline.engine.schedule.sequence import Placement
 from paceline.kernels.adapted import _AdaptedKernels
 from paceline.kernels.interface import Kernels
 
@@ -222,20 +222,19 @@ def test_a_step_without_adapters_runs_on_the_plain_kernels(monkeypatch: pytest.M
 
 
 def test_steps_with_an_adapter_are_never_captured() -> None:
-    """Where a device would take every step, with drafts or without: the runner says which it gets."""
-    engine = llm_with("llama").engine
-    everything = SimpleNamespace(takes=lambda groups, rows: True)
-    engine.runner.graphs = engine.runner.drafts = everything  # type: ignore[assignment]
+    engine = llm_with("llama", kernels="stepped").engine
+    launched: list[bool] = []
+    forward = engine.runner.forward
+    engine.runner.forward = lambda batch: (launched.append(True), forward(batch))[1]  # type: ignore[method-assign]
     for adapter in (None, "one"):
+        launched.clear()
         request = engine.add(PROMPT, params("greedy"), adapter=adapter)
-        step = engine.scheduler.schedule()
-        assert step is not None
-        batch = engine.runner.prepare(step)
-        assert (batch.on_host, batch.drafted) == ((True, True) if adapter is None else (False, False))
-        seq = step.groups[0].seq
-        assert seq.free_running is (adapter is None), "the device may not run ahead with it either"
-        engine.cancel(request)
-        engine.scheduler.abandon()
+        (seq,) = engine.scheduler.sequences(request)
+        assert (seq.placement is Placement.FREE) is (adapter is None), "the device may not run ahead with it either"
+        while engine.has_work:
+            engine.step()
+        assert bool(launched) is (adapter is not None)
+        assert engine.take(request).emitters[0].token_ids == alone("llama", "greedy", adapter)[0]
 
 
 def test_every_kernel_that_takes_a_weight_adds() -> None:

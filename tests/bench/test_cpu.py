@@ -114,13 +114,13 @@ def test_a_step_computes_the_logits_of_every_row(monkeypatch):
     engine = tiny_engine(enable_prefix_caching=False)
     ours = cpu.Paceline(LLM.from_engine(engine))
     seen = []
-    execute = engine.runner.execute
+    run = engine.runner.run
 
     def spy(batch, taps=frozenset()):
-        seen.append(execute(batch, taps))
+        seen.append(run(batch, taps))
         return seen[-1]
 
-    monkeypatch.setattr(engine.runner, "execute", spy)
+    monkeypatch.setattr(engine.runner, "run", spy)
     prefix, tokens = [1, 2, 3, 4, 5], [6, 7, 8]
     ours.step(prefix, tokens)
     assert seen[-1].logits.shape == (3, ours.vocab_size)

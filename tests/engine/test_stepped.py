@@ -11,6 +11,7 @@ import torch
 
 from engine.tiny import tiny_llm, tiny_model
 from paceline import LLM, SamplingParams
+from paceline.engine.execute.host_executor import HostExecutor
 from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.request import RequestOutput
@@ -41,14 +42,14 @@ def outs(llm: LLM, wishes: Sequence[dict[str, Any]], speculation: Any = None) ->
 def stepped(repeat: int = 3, name: str = "llama", **options: Any) -> LLM:
     """Whose host may not sample: whatever is asked for here, the device must decide."""
     llm = tiny_llm(tiny_model(name), kernels="stepped", **options)
-    steps: Any = llm.engine.loop.device_steps
-    steps.repeats = lambda *_: repeat
+    executor: Any = llm.engine.executor
+    executor.how_often = lambda *_: repeat
 
     class Refused:
         def process(self, *_: Any) -> None:
             raise AssertionError("the host was asked to sample")
 
-    decider: Any = llm.engine.loop.decider
+    decider: Any = llm.engine.decider
     decider._pipeline = Refused()
     return llm
 
@@ -108,7 +109,7 @@ def test_models_that_draft_sample_there_too(wish: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v2"])
 def test_what_cannot_be_captured_runs_step_by_step(name: str) -> None:
     llm = tiny_llm(tiny_model(name), kernels="stepped")
-    assert llm.engine.loop.device_steps is None
+    assert isinstance(llm.engine.executor, HostExecutor)
     same(outs(llm, WISHES["plain"]), outs(tiny_llm(tiny_model(name), kernels="reference"), WISHES["plain"]))
 
 

@@ -32,7 +32,7 @@ from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.build import choose_device
 from paceline.engine.core import Engine
 from paceline.engine.schedule.sequence import Sequence as EngineSequence
-from paceline.engine.schedule.step import RowGroup, Step
+from paceline.engine.schedule.step import RowGroup
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import Request, RequestOutput, SamplingParams
@@ -124,15 +124,17 @@ def deviate(engine: Engine, prompt: Sequence[int], answer: Sequence[int], follow
     widest = max(widths)
     drafts = (list(following) * widest)[:min(widest - 1, room)]
     sequence = EngineSequence(Request("ties", tokens, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
-    sequence.allocation = engine.cache.open(tokens, reuse=False)
-    if sequence.allocation is None or engine.cache.reserve(sequence.allocation, 0, end + len(drafts)) is None:
-        if sequence.allocation is not None:
-            engine.cache.close(sequence.allocation)
+    allocation = engine.cache.open(tokens, reuse=False)
+    if allocation is None or engine.cache.reserve(allocation, 0, end + len(drafts)) is None:
+        if allocation is not None:
+            engine.cache.close(allocation)
         raise ConfigError(f"The cache has no room to feed {end} tokens again: lower --batch.")
+    sequence.allocation = allocation
 
     def feed(begin: int, rows: Sequence[int], logits_from: int = 0) -> torch.Tensor:
         """Rows from `begin` on in one pass; the logits of those from `logits_from` on."""
-        return engine.runner.run(Step(0, [RowGroup(sequence, begin, list(rows), logits_from=logits_from)])).logits
+        return engine.runner.run(engine.batches.build(
+            [RowGroup(sequence, begin, list(rows), logits_from=logits_from)])).logits
 
     def chunks(begin: int, width: int) -> torch.Tensor:
         """tokens[begin:] in passes of at most `width`; the logits after the last. Its whole pass goes through the

@@ -16,6 +16,7 @@ from paceline import SamplingParams
 from paceline.bench.schemas import SCHEMAS
 from paceline.engine.replay import replay_on
 from paceline.engine.rows.sample_rows import masked_by_host
+from paceline.engine.schedule.sequence import Placement
 from paceline.errors import EmptySupportError, GrammarError, RequestError
 from paceline.sampling.trace import Trace
 
@@ -216,8 +217,7 @@ def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
     names = [llm.engine.add(PROMPT, params) for params in (SamplingParams(choice=["a"]), SamplingParams())]
     sequences = [llm.engine.scheduler.sequences(name)[0] for name in names]
     assert [masked_by_host(seq) for seq in sequences] == [True, False]
-    assert [seq.on_device for seq in sequences] == [True, True]
-    assert [seq.free_running for seq in sequences] == [False, True]
+    assert [seq.placement for seq in sequences] == [Placement.AHEAD, Placement.FREE]
     for name in names:
         llm.engine.cancel(name)
 

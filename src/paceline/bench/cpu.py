@@ -17,7 +17,7 @@ from paceline.bench.cpu_peers import Contender, available, median_ms
 from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.schedule.sequence import Sequence as EngineSequence
-from paceline.engine.schedule.step import RowGroup, Step
+from paceline.engine.schedule.step import RowGroup
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.load.resolve import resolve
@@ -79,8 +79,8 @@ class Paceline:
             for begin in range(0, len(prefix), 512):
                 part = prefix[begin:begin + 512]
                 engine.runner.run(engine.batches.build([RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
-            step = Step(0, [RowGroup(sequence, len(prefix), tokens)])
-            return median_ms(lambda: None, lambda: _ignore(engine.runner.run(step)))
+            rows = [RowGroup(sequence, len(prefix), tokens)]
+            return median_ms(lambda: None, lambda: _ignore(engine.runner.run(engine.batches.build(rows))))
         finally:
             engine.cache.close(sequence.allocation)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import RowGroup, Step
+from paceline.engine.schedule.step import RowGroup
 from paceline.llm import LLM
 from paceline.models.forward import Forward
 from paceline.request import Request, SamplingParams
@@ -23,8 +23,7 @@ def _captured(llm: LLM, prefix: int, rows: int) -> torch.cuda.CUDAGraph:
     sequence.allocation = engine.cache.open([1] * prefix)
     try:
         engine.cache.reserve(sequence.allocation, 0, prefix + rows)
-        step_of_rows = Step(0, [RowGroup(sequence, prefix, [1] * rows)])
-        batch = runner.prepare(step_of_rows, on_device=True)
+        batch = runner.on_device(engine.batches.build([RowGroup(sequence, prefix, [1] * rows)]))
         tokens = torch.from_numpy(batch.tokens).to(storage.device)
 
         def step() -> torch.Tensor:

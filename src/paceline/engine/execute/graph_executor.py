@@ -110,14 +110,17 @@ class GraphExecutor:
                 and all(seq.placement >= Placement.AHEAD for seq in running))
 
     def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
-        """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
-        others in the queue just long enough for the host to keep up: who ends inside keeps them from a seat."""
         running, decode = scheduler.running, self.graphs.decode
         if (not scheduler.can_repeat() or len(running) > decode.most_rows
                 or any(seq.emitter.scored for seq in running)
                 or not self._memory.allows(Use.DECODE, lambda: decode.ready(running))):
             return 0
-        longest = max(seq.limit - seq.computed - 1 for seq in running)
+        return self.how_often(scheduler, since_arrival)
+
+    def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
+        """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
+        others in the queue just long enough for the host to keep up: who ends inside keeps them from a seat."""
+        longest = max(seq.limit - seq.computed - 1 for seq in scheduler.running)
         most, patience = MOST_REPEATS, QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
         wanted = patience / AHEAD / self._step_seconds
         if scheduler.queue_length:

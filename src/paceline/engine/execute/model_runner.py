@@ -8,7 +8,6 @@ from paceline.cache.storage import KVStorage
 from paceline.engine.rows.batch import Batch, StepLogits
 from paceline.kernels.adapted import adapted, of_rows
 from paceline.kernels.interface import Kernels
-from paceline.kernels.layout import Layout
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
 
@@ -28,7 +27,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
         """Its rows alone: moves and copies have been carried out."""
-        layout, storage, wanted = self._on_device(batch.layout), self.storage, batch.wanted
+        layout, storage, wanted = self.on_device(batch).layout, self.storage, batch.wanted
         kernels = adapted(self.kernels, batch.adapters, self.device)
         context = Forward(kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
@@ -39,10 +38,11 @@ class ModelRunner:
             kernels = of_rows(kernels, wanted)
         return StepLogits(self.model.logits(hidden, kernels), batch.first, context.tapped)
 
-    def _on_device(self, layout: Layout) -> Layout:
-        """The layout itself, its tensors moved."""
+    def on_device(self, batch: Batch) -> Batch:
+        """The same batch, its layout's tensors moved to where the model runs."""
         if self.device.type != "cpu":
+            layout = batch.layout
             layout.positions = layout.positions.to(self.device)
             for view in layout.views:
                 view.tables, view.slots = view.tables.to(self.device), view.slots.to(self.device)
-        return layout
+        return batch
