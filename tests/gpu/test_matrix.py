@@ -8,6 +8,8 @@ import dataclasses
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 import matrix
 from paceline.errors import ConfigError
 from paceline.speculation.spec import BUILDERS

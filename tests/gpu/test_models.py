@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 import models
 from paceline.bench.report import Row
 from paceline.errors import ConfigError

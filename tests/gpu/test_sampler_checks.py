@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+pytest.importorskip("triton")
 
 import sampler_checks as checks
 

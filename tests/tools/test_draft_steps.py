@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 import draft_steps
 from kernels.triton.test_device_decoding import PROMPTS, made
 from paceline import SamplingParams
