@@ -49,7 +49,7 @@ class Held:
 class ReadRows:
     """schedule.step.Rows that a model reads of a sequence."""
 
-    owner: Held
+    seq: Held
     start: int
     tokens: list[int]
     parents: list[int] | None

@@ -28,7 +28,8 @@ class Rows(Protocol):
     A RowGroup, or what a model that drafts reads."""
 
     @property
-    def owner(self) -> RowOwner: ...
+    def seq(self) -> RowOwner:
+        """Whose they are: a sequence, or what a model that drafts holds of one."""
 
     start: int
     tokens: list[int]
@@ -54,10 +55,6 @@ class RowGroup:
     epoch: int = 0
     siblings: Seq[Sequence] = ()
     """Further samples whose first token is sampled from this group's last row."""
-
-    @property
-    def owner(self) -> Sequence:
-        return self.seq
 
     @property
     def sampled_rows(self) -> int:
