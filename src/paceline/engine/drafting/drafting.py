@@ -59,9 +59,12 @@ class Drafting(Guard[Sequence]):
         self._drafters[seq] = (drafter, stats)
         self.controller.begin(seq, drafter, wish, len(seq.tokens))
         seq.wait_for_commit = drafter.needs.host
+        self.guarded(drafter, seq, self._open, drafter, seq)
+
+    def _open(self, drafter: Drafter, seq: Sequence) -> None:
         if isinstance(drafter, MadeOfParts):
             drafter.listen(self._part_failed)
-        self.guarded(drafter, seq, drafter.begin, seq)
+        drafter.begin(seq)
 
     def propose(self, running: SequenceOf[Sequence]) -> None:
         """Give every caught-up sequence with a drafter its draft for the next step."""
@@ -164,10 +167,11 @@ class Drafting(Guard[Sequence]):
             total = self.totals[stats.method] = SpeculationStats(stats.method)
         return total
 
-    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes) -> None:
-        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows)."""
+    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes, by_itself: bool) -> None:
+        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows). Only one that
+        ran `by_itself` tells what steps take."""
         seconds, self._seconds = self._seconds, {}
-        if step.prompt_rows:
+        if step.prompt_rows or not by_itself:
             return
         rows = step.rows
         whole = sum(times) - times.draft

@@ -17,7 +17,8 @@ from paceline.config import EngineConfig, available_memory
 from paceline.engine.drafting.cached_models import OwnCacheModel, TargetCacheModel
 from paceline.engine.drafting.device_sampler import DeviceDraftSampler
 from paceline.engine.drafting.runner import DraftRunner
-from paceline.engine.execute.graphs.step_graphs import StepGraphs
+from paceline.engine.execute.graphs.memory import GraphMemory
+from paceline.engine.execute.graphs.step_graphs import StepGraphs, draft_graphs
 from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.schedule.scheduler import Scheduler
@@ -69,7 +70,7 @@ class EngineDraftModels:
         """`graphs`: what is captured for the target's steps, where something is."""
         self._target = target
         self._storage = storage
-        self._graphs = graphs
+        self._memory = GraphMemory() if graphs is None else graphs.memory
         self._sampler = None if graphs is None else DeviceDraftSampler(graphs)
         self._cache = cache
         self._scheduler = scheduler
@@ -141,10 +142,8 @@ class EngineDraftModels:
     def _runner(self, model: CausalLM, kernels: Kernels, storage: KVStorage, cache: CacheManager) -> DraftRunner:
         runner = ModelRunner(model, kernels, storage, self._device)
         builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
-        if self._graphs is None:
-            return DraftRunner(runner, builder)
-        return DraftRunner(runner, builder, self._graphs.of_draft_model(model, kernels, storage, cache.tables),
-                           self._graphs.memory)
+        graphs = draft_graphs(model, kernels, storage, cache.tables, self._device) if self._config.captures else None
+        return DraftRunner(runner, builder, graphs, self._memory)
 
     def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config

@@ -32,6 +32,7 @@ from paceline.engine.rows.sample_rows import row_masks
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence
 from paceline.engine.schedule.step import Step
+from paceline.sampling.masks import Mask
 
 AHEAD = 2
 """Steps in flight, at most."""
@@ -49,7 +50,7 @@ class Reading(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "batch", "buffer", "logits", "reading", "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "buffer", "launch_s", "logits", "reading", "started", "step")
 
     def __init__(self, step: Step, batch: Batch | None = None) -> None:
         self.step = step
@@ -58,6 +59,10 @@ class Flight:
         self.ahead = all(group.seq.placement >= Placement.AHEAD and group.draft is None and decided_on_device(group)
                          for group in step.groups)
         """Whether it can be launched before the tokens before it are known on the host."""
+        self.alone = not step.repeated
+        """Nothing else has been in flight since it was submitted."""
+        self.launch_s = 0.0
+        """Seconds in which the host launched it, its masks included."""
         self.started = False
         self.buffer: LogitsBuffer | None = None
         """Where a captured forward leaves its logits, until they are sampled."""
@@ -102,6 +107,9 @@ class GraphExecutor:
     def make_room(self, seq: Sequence) -> bool:
         return self.graphs.seats.make_room(seq, self._memory)
 
+    def start(self) -> None:
+        pass  # advance() has done it
+
     def has_room(self, running: Seq[Sequence]) -> bool:
         if not self._flight:
             return True
@@ -134,6 +142,8 @@ class GraphExecutor:
             flight = Flight(step, self._builder.of_step(step))
             with dropped_without_memory(step):
                 self._go_on(flight, first=not self._flight)
+        if self._flight:
+            flight.alone = self._flight[-1].alone = False
         self._flight.append(flight)
 
     def _repeat(self, step: Step) -> Flight:
@@ -155,10 +165,11 @@ class GraphExecutor:
     def settle(self) -> Settled:
         if self.stale:
             return nothing(self._flight.popleft().step)
-        flight, begun = self._flight[0], self._clock()
+        flight = self._flight[0]
         step = flight.step
         self._finish(flight)
         self._flight.popleft()
+        begun = self._clock()
         if flight.reading is not None:
             sampled = self._read(flight.reading)
             ran = self._clock()
@@ -168,7 +179,7 @@ class GraphExecutor:
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
-        return Settled(step, decisions, ran - begun, self._clock() - ran, by_itself=not flight.ahead)
+        return Settled(step, decisions, flight.launch_s + ran - begun, self._clock() - ran, flight.alone)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -186,10 +197,12 @@ class GraphExecutor:
 
     def _go_on(self, flight: Flight, first: bool) -> None:
         """Launch as much of a step as can be. `first`: all steps before it are committed, so everything can."""
+        begun = self._clock()
         if not flight.started and (first or flight.ahead):
             self._start(flight, first)
         if flight.buffer is not None and (first or flight.free):
             self._sample(flight, first)
+        flight.launch_s += self._clock() - begun
 
     @torch.inference_mode()
     def _start(self, flight: Flight, first: bool) -> None:
@@ -202,7 +215,7 @@ class GraphExecutor:
         graphs, use = (self.graphs.verify, Use.VERIFY) if drafted else (self.graphs.prefill, Use.PREFILL)
         ready = None
         if batch.adapters is None and graphs.takes(step.groups, batch.rows):
-            ready = self._memory.attempt(use, lambda: graphs.ready(batch))
+            ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
         if ready is None and not first:
             return
         # Once its moves have begun a lack of memory drops the step: they must not be carried out twice.
@@ -232,7 +245,9 @@ class GraphExecutor:
         if drafted:
             trees = any(group.parents is not None for group in step.groups)
             follows = Follows.TREES if trees else Follows.CHAINS
-        masks = row_masks(step.groups) if self._decided(step) else None
+        masks: Seq[Mask | None] | None = ()
+        if not (flight.ahead and flight.free):
+            masks = row_masks(step.groups) if self._decided(step) else None
         graph = None
         if masks is not None:
             seats, samples = self.graphs.seats, self.graphs.samples

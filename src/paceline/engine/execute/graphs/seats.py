@@ -46,7 +46,11 @@ class DeviceSeats:
         controls = Controls(edits=seq.state.needs_processors, masks=masked_by_host(seq))
         if self.state.why_not(seq.state) is not None:
             return False
-        return memory.allows(Use.CONTROLS, lambda: self.prepare(controls))
+        # Not final: the next one may find memory.
+        if not memory.allows(Use.CONTROLS, lambda: self.prepare(controls), final=False):
+            memory.warn(Use.CONTROLS)
+            return False
+        return True
 
     def prepare(self, controls: Controls) -> None:
         """Everything that must lie where it lies before a step with these controls is captured."""
