@@ -49,6 +49,6 @@ class DraftRunner:
         if graphs is not None and batch.adapters is None and graphs.takes(groups, batch.rows):
             ready = self._memory.attempt(Use.DRAFT, lambda: graphs.ready(batch))
             if ready is not None:
-                buffer = graphs.run(ready, batch)
+                buffer = graphs.launch(ready, batch)
                 return DraftLogits(buffer.logits[:len(batch.wanted)], buffer)
         return DraftLogits(self._runner.forward(batch).logits)

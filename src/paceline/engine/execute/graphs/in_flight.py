@@ -1,4 +1,4 @@
-"""InFlight: what a device samples, or has sampled, and the host has not read yet."""
+"""What a device samples, or has sampled, and the host has not read yet."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class VerdictsInFlight:
     """What drafts come to, and one token for groups without one."""
 
     def __init__(self, out: Seq[torch.Tensor], groups: Seq[RowGroup], rows: int) -> None:
-        """`out`: tokens [R], verdicts packed for `rows` groups (speculation.device.Verdicts), and scores [R, ...] where
-        somebody asked."""
+        """`out`: tokens [R], verdicts packed for `rows` groups (kernels.device.operands.Verdicts), and scores [R, ...]
+        where somebody asked."""
         self._fetched = Fetched(out)
         self._groups = groups
         self._rows = rows
