@@ -71,7 +71,7 @@ class TokenCounts:
         return ids, counts
 
 
-class NgramIndex:
+class NgramFollowers:
     """Every n-gram of a text: which tokens have followed each run of n - 1 tokens."""
 
     __slots__ = ("_followers", "_tail", "n")
@@ -186,7 +186,7 @@ class SampleState:
             self.bias_values = np.minimum(np.array(list(bias.values()), dtype=np.float64), FLOAT_MAX).astype(np.float32)
         self.bad_words = BadWords(bad_words, prompt) if bad_words else None
         size = params.no_repeat_ngram_size
-        self.ngrams = NgramIndex(size, prompt) if size else None
+        self.ngrams = NgramFollowers(size, prompt) if size else None
         self.allowed = None if params.allowed_token_ids is None else np.unique(
             np.array(params.allowed_token_ids, dtype=np.int64))
         self.early_stops = sorted({*(() if params.ignore_eos else eos_ids), *params.stop_token_ids})

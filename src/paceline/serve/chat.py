@@ -48,7 +48,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
                 provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         call.kind = "chat.completion.chunk"
-        return EventStream(call, await call.open(), _Streamed(call, body))
+        return EventStream(call, await call.open(), _ChatStream(call, body))
     output = (await unless_gone(request, call))[0]
     return JSONResponse(call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
@@ -137,7 +137,7 @@ def _reason(reason: str | None, called: bool) -> str | None:
     return "tool_calls" if called and reason == "stop" else reason
 
 
-class _Streamed:
+class _ChatStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
     def __init__(self, call: Call, body: ChatBody) -> None:

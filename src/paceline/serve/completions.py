@@ -35,7 +35,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         if body.echo and body.logprobs is not None:
             raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
                                "stream out.", "stream")
-        return EventStream(call, await call.open(), _Streamed(call, body, texts))
+        return EventStream(call, await call.open(), _CompletionStream(call, body, texts))
     outputs = await unless_gone(request, call)
     return JSONResponse(_whole(call, body, texts, outputs))
 
@@ -101,7 +101,7 @@ def _logprobs(call: Call, body: CompletionBody, output: RequestOutput, completio
     return CompletionLogprobs(call.service.names).format(scores, tokens)
 
 
-class _Streamed:
+class _CompletionStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
     def __init__(self, call: Call, body: CompletionBody, texts: list[str]) -> None:
