@@ -147,4 +147,4 @@ def test_an_observer_that_raises_is_told_no_more_and_the_text_goes_on(caplog: py
     assert len(out.outputs[0].token_ids) == 24
     assert broken.calls == 1
     assert timelines.requests["request-0"].reason == "length"
-    assert "told no more" in caplog.text
+    assert "called no more" in caplog.text

@@ -16,7 +16,7 @@ from paceline.cli.terminal import loading_bars
 if TYPE_CHECKING:
     from paceline.quantize.run import QuantizeReport
 
-_TO = "int8 (a scale a row), int4 (symmetric groups, GPTQ's layout) or awq (4 bits, scales searched on a text)."
+_TO = "int8 (one scale per row), int4 (symmetric groups, GPTQ's layout) or awq (4 bits, scales searched on a text)."
 
 
 def quantize(

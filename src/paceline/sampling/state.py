@@ -146,7 +146,7 @@ class Grammar(Protocol):
 class SampleState:
     """One sequence's sampling parameters, seed and running counts. The pipeline reads it; `append` on commit.
 
-    Nothing is tracked that the parameters do not use, so a plain request costs an addition a token.
+    Nothing is tracked that the parameters do not use, so a plain request costs one addition per token.
     """
 
     __slots__ = ("allowed", "bad_words", "bias_ids", "bias_values", "counts", "early_stops", "frequency",

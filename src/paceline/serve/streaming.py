@@ -1,4 +1,4 @@
-"""Server-sent events: what is new after each step, as one write a client."""
+"""Server-sent events: what is new after each step, as one write per client."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ tokens than the tokenizer does."""
 class Drafting(Guard[Sequence]):
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
 
-    A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
-    it and to the statistics.
+    A controller decides how much is drafted for whom; what every step took, and who had which share of it, goes to it
+    and to the statistics.
     """
 
     def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,7 +150,7 @@ class Drafting(Guard[Sequence]):
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
         stats = seq.record.speculation
-        assert stats is not None  # whoever is told of tokens has a drafter, or had one
+        assert stats is not None  # whoever observes tokens has a drafter, or had one
         draft, emitted = observation.draft, len(observation.tokens)
         for one in (stats, self._total(stats)):
             if draft is not None:

@@ -53,7 +53,7 @@ class AttentionCall:
     pieces: int
     n: int
     blocks: torch.Tensor
-    """[B * blocks a piece] int64, the null block beyond a piece's own."""
+    """[B * blocks per piece] int64, the null block beyond a piece's own."""
     mask: torch.Tensor | None
     """[B, 1, n, C], 0 or -inf in q's dtype; None: everything is visible, or exactly the causal half."""
     causal: bool = False

@@ -1,4 +1,4 @@
-"""Launching paged attention: which tiles, how many programs, what is planned once a forward."""
+"""Launching paged attention: which tiles, how many programs, what is planned once per forward."""
 
 from __future__ import annotations
 
