@@ -205,7 +205,7 @@ class AsyncLLM:
                 self._inbox = []
                 closing = self._closing
             while self._at_hand:
-                self._at_hand[0].run(self.engine)
+                self._at_hand[0].carry_out(self.engine)
                 self._at_hand.popleft()
             if closing:
                 for name, listener in list(self._listeners.items()):
@@ -330,7 +330,7 @@ class _Errand:
     def __init__(self, action: Callable[[Engine], Any]) -> None:
         self._action = action
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         self._action(engine)
 
     def fail(self, problem: Exception) -> None:
@@ -353,7 +353,7 @@ class _Enquiry(_Errand, Generic[Answer]):
         super().__init__(question)
         self.answer: Future[Answer] = Future()
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         try:
             self.answer.set_result(self._action(engine))
         except BaseException as problem:
@@ -373,7 +373,7 @@ class _Question(_Errand, Generic[Answer]):
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Answer] = self._loop.create_future()
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         try:
             answer = self._action(engine)
         except BaseException as problem:

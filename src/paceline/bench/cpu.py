@@ -33,7 +33,7 @@ REST_S = 0.1
 
 class Paceline:
     """Whole requests go through the whole engine: scheduling, sampling and detokenising are counted. A step is
-    Runner.run: laying out the rows, the forward and the logits of every row."""
+    ModelRunner.run_batch: laying out the rows, the forward and the logits of every row."""
 
     name = "paceline"
 
@@ -78,9 +78,10 @@ class Paceline:
             engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
             for begin in range(0, len(prefix), 512):
                 part = prefix[begin:begin + 512]
-                engine.runner.run(engine.batches.build([RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
+                chunk = RowGroup(sequence, begin, part, logits_from=len(part) - 1)
+                engine.runner.run_batch(engine.batches.build([chunk]))
             rows = [RowGroup(sequence, len(prefix), tokens)]
-            return median_ms(lambda: None, lambda: _ignore(engine.runner.run(engine.batches.build(rows))))
+            return median_ms(lambda: None, lambda: _ignore(engine.runner.run_batch(engine.batches.build(rows))))
         finally:
             engine.cache.close(sequence.allocation)
 

@@ -129,7 +129,7 @@ def _beside(prefix: str) -> str:
 
 
 def module_of(weights: WeightSource, name: str, size: int) -> Module:
-    """The module behind a weight that is taken under Llama's name."""
+    """The module of a weight that is taken under Llama's name."""
     source = weights.source if isinstance(weights, PackingWeights) else weights
     return source.module(name, size) if isinstance(source, Translated) else Module((name,), size)
 

@@ -44,7 +44,7 @@ class DraftRunner:
         return self._runner.storage
 
     @torch.inference_mode()
-    def run(self, groups: Seq[Rows]) -> DraftLogits:
+    def run_rows(self, groups: Seq[Rows]) -> DraftLogits:
         batch, graphs = self._builder.build(groups), self._graphs
         if graphs is not None and batch.adapters is None and graphs.takes(groups, batch.rows):
             ready = self._memory.attempt(Use.DRAFT, lambda: graphs.ready(batch))

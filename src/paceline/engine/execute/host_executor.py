@@ -53,7 +53,7 @@ class HostExecutor:
         begun = self._clock()
         batch.fill_pending(step.groups)
         try:
-            out = self._runner.run(batch)
+            out = self._runner.run_batch(batch)
         except torch.OutOfMemoryError as problem:
             raise StepDropped(step, too_large=True) from problem
         ran = self._clock()
