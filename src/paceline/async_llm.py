@@ -1,4 +1,4 @@
-"""AsyncLLM: the engine in a thread of its own, asked and told from any number of coroutines."""
+"""AsyncLLM: the engine in a thread of its own, used from any number of coroutines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AsyncLLM:
         self._wake = threading.Condition()
         self._closing = False
         self.on_end: Callable[[Record], None] = lambda record: None
-        """Told, in the engine's thread, of every request that has ended: served, failed, or left by its client."""
+        """Called, in the engine's thread, with every request that has ended: served, failed, or left by its client."""
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class AsyncLLM:
         return await asked.answer
 
     def cancel_all(self, reason: str = "cancelled") -> None:
-        """End every live request soon; each listener is told."""
+        """End every live request soon; each listener hears of it."""
 
         def cancel(engine: Engine) -> None:
             for name, listener in list(self._listeners.items()):
@@ -247,7 +247,7 @@ class AsyncLLM:
 
 
 class Listener(Generic[News]):
-    """Who waits for a request: made in the coroutine that asks, told from the engine's thread. An async iterator."""
+    """Who waits for a request: made in the coroutine that asks, fed from the engine's thread. An async iterator."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.loop = asyncio.get_running_loop()

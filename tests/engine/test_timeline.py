@@ -35,9 +35,9 @@ def test_events_hold_every_token_once_and_in_order() -> None:
         assert [token for event in timeline.events for token in event.tokens] == out.outputs[0].token_ids
         origins = [origin for event in timeline.events for origin in event.origins]
         assert origins == out.speculation.provenance
-        begins = [event.begun for event in timeline.events]
+        begins = [event.started for event in timeline.events]
         assert begins == sorted(begins)
-        assert all(event.begun <= event.ended for event in timeline.events)
+        assert all(event.started <= event.ended for event in timeline.events)
 
 
 def test_prompt_chunks_are_told_from_steps() -> None:

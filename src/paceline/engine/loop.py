@@ -32,16 +32,16 @@ class Loop:
         self._suspect: Step | None = None
         """On whose account things break now; None: nobody can say."""
 
-    def step(self, begun: float, since_arrival: float, touched: Touched) -> None:
-        """One pass, which began when the clock said `begun`, so long after the last request came. The records that got
-        something new are added to `touched`."""
+    def step(self, started: float, since_arrival: float, touched: Touched) -> None:
+        """One pass, which began at `started`, so long after the last request came. The records that got something new
+        are added to `touched`."""
         try:
             self._submit(since_arrival)
             self._suspect = self.executor.oldest
             if self._suspect is None:
                 return
             planned = self._clock()
-            self._commit(self.executor.settle(), begun, planned, touched)
+            self._commit(self.executor.settle(), started, planned, touched)
             while self.executor.stale:
                 self._suspect = self.executor.oldest
                 settled = self.executor.settle()
@@ -65,18 +65,19 @@ class Loop:
             self.executor.submit(step)
             self._bookkeeping.scheduled(step, self._clock())
 
-    def _commit(self, settled: Settled, begun: float, planned: float, touched: Touched) -> None:
+    def _commit(self, settled: Settled, started: float, planned: float, touched: Touched) -> None:
         step, decisions = settled.step, settled.decisions
         decided = self._clock()
         alive = [group.seq.status is not Status.FINISHED for group in step.groups]
         self._scheduler.commit(step, decisions)
         tokens = self._bookkeeping.decided(step, decisions, alive, decided, touched)
         draft = self._drafting.seconds
-        times = StepTimes(planned - begun - draft, settled.forward_s, settled.sample_s, self._clock() - decided, draft)
+        times = StepTimes(planned - started - draft, settled.forward_s, settled.sample_s, self._clock() - decided,
+                          draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
         if settled.by_itself:
             self._drafting.account(step, decisions, times)
-        self._bookkeeping.stepped(step, decisions, tokens, begun, times)
+        self._bookkeeping.stepped(step, decisions, tokens, started, times)
 
     def _start_over(self, dropped: StepDropped, touched: Touched) -> None:
         """There was no memory for a step: those who ran are computed again, in smaller steps if that may help."""

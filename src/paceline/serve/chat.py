@@ -107,17 +107,17 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
                                "refusal": None}
     if calls:
         message["tool_calls"] = calls
-    told: dict[str, Any] = {
+    choice: dict[str, Any] = {
         "index": completion.index, "message": message,
         "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
         "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
     if completion.score is not None:
-        told["score"] = completion.score
+        choice["score"] = completion.score
     if call.provenance:
         stats = output.speculation if completion.index == 0 else None
         teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
-        told["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
-    return told
+        choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
+    return choice
 
 
 def _gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:

@@ -104,12 +104,12 @@ class Drafting(Guard[Sequence]):
         tried, accepted = self._forced.get(seq, (0, 0))
         if tried >= FAIR_TRIAL and 2 * accepted < tried:
             return None
-        begun = self._clock()
+        started = self._clock()
         try:
             tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
         except Exception:  # the target will meet it, and say so
             return None
-        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
+        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - started
         return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
 
     def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:

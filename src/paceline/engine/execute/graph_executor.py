@@ -154,7 +154,7 @@ class GraphExecutor:
     def settle(self) -> Settled:
         if self.stale:
             return nothing(self._flight.popleft().step)
-        flight, begun = self._flight[0], self._clock()
+        flight, started = self._flight[0], self._clock()
         step = flight.step
         self._finish(flight)
         self._flight.popleft()
@@ -167,7 +167,7 @@ class GraphExecutor:
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
-        return Settled(step, decisions, ran - begun, self._clock() - ran, by_itself=not flight.ahead)
+        return Settled(step, decisions, ran - started, self._clock() - ran, by_itself=not flight.ahead)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):

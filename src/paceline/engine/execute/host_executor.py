@@ -50,7 +50,7 @@ class HostExecutor:
 
     def settle(self) -> Settled:
         step, batch = self._flight.popleft()
-        begun = self._clock()
+        started = self._clock()
         batch.fill_pending(step.groups)
         try:
             out = self._runner.run_batch(batch)
@@ -58,7 +58,7 @@ class HostExecutor:
             raise StepDropped(step, too_large=True) from problem
         ran = self._clock()
         decisions = self._decider.decide(step, out)
-        return Settled(step, decisions, ran - begun, self._clock() - ran)
+        return Settled(step, decisions, ran - started, self._clock() - ran)
 
     def advance(self) -> None:
         pass

@@ -20,8 +20,8 @@ class Observer(Protocol):
     def admitted(self, record: Record) -> None:
         """A request entered the queue."""
 
-    def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
-        """A step is committed, one decision per group. `begun`: seconds on the engine's clock."""
+    def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
+        """A step is committed, one decision per group. `started`: seconds on the engine's clock."""
 
     def closed(self, record: Record) -> None:
         """The last sample of a request ended. The step that ended it, if one did, is reported after this."""
@@ -49,10 +49,10 @@ class Observers:
             except Exception as problem:
                 self._drop(observer, problem)
 
-    def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
+    def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
         for observer in tuple(self._all):
             try:
-                observer.stepped(step, decisions, begun, times)
+                observer.stepped(step, decisions, started, times)
             except Exception as problem:
                 self._drop(observer, problem)
 
