@@ -32,9 +32,9 @@ class Loop:
         self._suspect: Step | None = None
         """On whose account things break now; None: nobody can say."""
 
-    def step(self, begun: float, since_arrival: float, touched: Touched) -> None:
-        """One pass, which began when the clock said `begun`, so long after the last request came. The records that got
-        something new are added to `touched`."""
+    def step(self, started: float, since_arrival: float, touched: Touched) -> None:
+        """One pass, which began at `started`, so long after the last request came. The records that got something new
+        are added to `touched`."""
         try:
             self._suspect = self.executor.oldest
             self.executor.start()
@@ -42,10 +42,10 @@ class Loop:
             self._suspect = self.executor.oldest
             if self._suspect is None:
                 return
-            self._commit(self.executor.settle(), begun, schedule_s, touched)
+            self._commit(self.executor.settle(), started, schedule_s, touched)
             while self.executor.stale:
                 self._suspect = self.executor.oldest
-                self._commit(self.executor.settle(), begun, 0.0, touched)
+                self._commit(self.executor.settle(), started, 0.0, touched)
             self._suspect = self.executor.oldest
             self.executor.advance()
         except StepDropped as dropped:
@@ -57,11 +57,11 @@ class Loop:
         """All that there is room for; the seconds it took to plan that, drafting included."""
         seconds = 0.0
         while self.executor.has_room(self._scheduler.running):
-            self._suspect, begun = None, self._clock()
+            self._suspect, started = None, self._clock()
             self._drafting.propose(self._scheduler.running)
             step = self._scheduler.schedule(self.executor.repeats(self._scheduler, since_arrival))
             planned = self._clock()
-            seconds += planned - begun
+            seconds += planned - started
             if step is None:
                 break
             self._suspect = step
@@ -70,7 +70,7 @@ class Loop:
             self.executor.submit(step)
         return seconds
 
-    def _commit(self, settled: Settled, begun: float, schedule_s: float, touched: Touched) -> None:
+    def _commit(self, settled: Settled, started: float, schedule_s: float, touched: Touched) -> None:
         step, decisions = settled.step, settled.decisions
         if settled.stale:  # nobody is left to be told of it
             self._scheduler.commit(step, decisions)
@@ -84,7 +84,7 @@ class Loop:
                           draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
         self._drafting.account(step, decisions, times, settled.by_itself)
-        self._bookkeeping.stepped(step, decisions, tokens, begun, times)
+        self._bookkeeping.stepped(step, decisions, tokens, started, times)
 
     def _start_over(self, dropped: StepDropped, touched: Touched) -> None:
         """There was no memory for a step: those who ran are computed again, in smaller steps if that may help."""

@@ -151,9 +151,9 @@ class ModelDrafter:
             asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
             if not asked:
                 return [growth.tree(self.name) for growth in growths]
-            begun = self._clock()
+            started = self._clock()
             answers = self.model.sample([ask for _, ask in asked])
-            share = (self._clock() - begun) / len(asked)
+            share = (self._clock() - started) / len(asked)
             for (growth, _), samples in zip(asked, answers, strict=True):
                 # One level more costs a row of the target's step and as much time as this one: a node has to be
                 # that likely to be reached.

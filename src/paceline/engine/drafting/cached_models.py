@@ -161,7 +161,7 @@ class CachedModel(ABC):
             base += len(reading.tokens) - first
             # Whatever happens now, nothing beyond this is to be relied upon.
             reading.held.chain = reading.chain[:reading.begin]
-        out = self._runner.run(groups)
+        out = self._runner.run_rows(groups)
         for reading in readings:
             reading.held.chain = reading.chain
         places = [place for reading in readings for place in reading.places]
@@ -293,7 +293,7 @@ class OwnCacheModel(CachedModel):
             if held.final + rows < end:
                 late.add(seq)
         if groups:
-            self._runner.run(groups)
+            self._runner.run_rows(groups)
         for seq, held, rows in read:
             held.final += rows
             self._cache.commit(held.allocation, seq.tokens, held.final)

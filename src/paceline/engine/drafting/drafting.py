@@ -36,8 +36,8 @@ tokens than the tokenizer does."""
 class Drafting(Guard[Sequence]):
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
 
-    A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
-    it and to the statistics.
+    A controller decides how much is drafted for whom; what every step took, and who had which share of it, goes to it
+    and to the statistics.
     """
 
     def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,12 +107,12 @@ class Drafting(Guard[Sequence]):
         tried, accepted = self._forced.get(seq, (0, 0))
         if tried >= FAIR_TRIAL and 2 * accepted < tried:
             return None
-        begun = self._clock()
+        started = self._clock()
         try:
             tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
         except Exception:  # the target will meet it, and say so
             return None
-        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
+        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - started
         return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
 
     def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
@@ -153,7 +153,7 @@ class Drafting(Guard[Sequence]):
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
         stats = seq.record.speculation
-        assert stats is not None  # whoever is told of tokens has a drafter, or had one
+        assert stats is not None  # whoever observes tokens has a drafter, or had one
         draft, emitted = observation.draft, len(observation.tokens)
         for one in (stats, self._total(stats)):
             if draft is not None:

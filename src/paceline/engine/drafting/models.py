@@ -29,7 +29,7 @@ from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import PackingWeights
-from paceline.models.reduced import RoundedWeights, ShorterModel
+from paceline.models.reduced import LowBitWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.weight_source import WeightSource
@@ -153,7 +153,7 @@ class EngineDraftModels:
         native = self._device.type == "cpu" and native_library() is not None
         whole = unsupported(config) is None and target.kv_dtype in (torch.float32, torch.float16, torch.int8)
         with self.source.weights() as weights:
-            rounded = RoundedWeights(weights, bits)
+            rounded = LowBitWeights(weights, bits)
             if native and whole:
                 return self._reduced(
                     NativeDecoder(config, rounded, self._config.max_model_len, threads=self.source.threads,

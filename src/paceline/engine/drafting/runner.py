@@ -52,11 +52,11 @@ class DraftRunner:
             self._runner.storage.apply(moves, copies)
 
     @torch.inference_mode()
-    def run(self, groups: Seq[Rows]) -> DraftLogits:
+    def run_rows(self, groups: Seq[Rows]) -> DraftLogits:
         batch, graphs = self._builder.build(groups), self._graphs
         if graphs is not None and batch.adapters is None and graphs.takes(groups, batch.rows):
             ready = self._memory.attempt(Use.DRAFT, lambda: graphs.ready(batch))
             if ready is not None:
-                buffer = graphs.run(ready, batch)
+                buffer = graphs.launch(ready, batch)
                 return DraftLogits(buffer.logits[:len(batch.wanted)], buffer)
         return DraftLogits(self._runner.forward(batch).logits)

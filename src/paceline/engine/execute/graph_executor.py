@@ -19,7 +19,7 @@ from paceline.engine.execute.graphs.in_flight import (
     TokensInFlight,
     VerdictsInFlight,
 )
-from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer
 from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.execute.graphs.sample import WIDEST
 from paceline.engine.execute.graphs.seats import sampling
@@ -42,7 +42,7 @@ none has come for QUIET seconds."""
 QUIET = 1.0
 
 
-class Reading(Protocol):
+class InFlight(Protocol):
     def read(self) -> list[Sampled]:
         """What was sampled, per group. Waits for the device."""
 
@@ -66,7 +66,8 @@ class Flight:
         self.started = False
         self.buffer: LogitsBuffer | None = None
         """Where a captured forward leaves its logits, until they are sampled."""
-        self.reading: Reading | None = None
+        self.reading: InFlight | None = None
+        """Its tokens, on their way to the host."""
         self.logits: StepLogits | None = None
 
     @property
@@ -82,7 +83,7 @@ class Flight:
 
 class GraphExecutor:
     """Implements Executor. What is captured, repeated or launched kernel by kernel, what waits for the host's masks,
-    and what happens without memory, is told to nobody."""
+    and what happens without memory, nobody else knows."""
 
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
@@ -169,7 +170,7 @@ class GraphExecutor:
         step = flight.step
         self._finish(flight)
         self._flight.popleft()
-        begun = self._clock()
+        started = self._clock()
         if flight.reading is not None:
             sampled = self._read(flight.reading)
             ran = self._clock()
@@ -179,7 +180,7 @@ class GraphExecutor:
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
-        return Settled(step, decisions, flight.launch_s + ran - begun, self._clock() - ran, flight.alone)
+        return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -197,16 +198,16 @@ class GraphExecutor:
 
     def _go_on(self, flight: Flight, first: bool) -> None:
         """Launch as much of a step as can be. `first`: all steps before it are committed, so everything can."""
-        begun = self._clock()
+        started = self._clock()
         if not flight.started and (first or flight.ahead):
             self._start(flight, first)
         if flight.buffer is not None and (first or flight.free):
             self._sample(flight, first)
-        flight.launch_s += self._clock() - begun
+        flight.launch_s += self._clock() - started
 
     @torch.inference_mode()
     def _start(self, flight: Flight, first: bool) -> None:
-        """The forward. Before the steps in front of it are committed only a captured one can be launched."""
+        """The forward. Until the steps before it are committed only a captured one can be launched."""
         step, batch = flight.step, flight.batch
         assert batch is not None
         drafted = any(group.draft is not None for group in step.groups)
@@ -218,16 +219,16 @@ class GraphExecutor:
             ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
         if ready is None and not first:
             return
-        # Once its moves have begun a lack of memory drops the step: they must not be carried out twice.
+        # Once its moves have started a lack of memory drops the step: they must not be carried out twice.
         flight.started = True
         self._runner.storage.apply(batch.moves, batch.copies)
         if ready is None:
             flight.logits = self._runner.forward(batch)
         elif drafted:
             decided = self._decided(step)
-            flight.buffer = self.graphs.verify.run(ready, batch, step.groups if decided else ())
+            flight.buffer = self.graphs.verify.launch(ready, batch, step.groups if decided else ())
         else:
-            flight.buffer = self.graphs.prefill.run(ready, batch)
+            flight.buffer = self.graphs.prefill.launch(ready, batch)
 
     @staticmethod
     def _decided(step: Step) -> bool:
@@ -241,10 +242,10 @@ class GraphExecutor:
         memory. A step that is not the first may find memory later."""
         step, batch, buffer = flight.step, flight.batch, flight.buffer
         assert batch is not None and buffer is not None
-        drafted, follows = any(group.draft is not None for group in step.groups), Follows.NOTED
+        drafted, after = any(group.draft is not None for group in step.groups), AfterSampling.NOTED
         if drafted:
             trees = any(group.parents is not None for group in step.groups)
-            follows = Follows.TREES if trees else Follows.CHAINS
+            after = AfterSampling.TREES if trees else AfterSampling.CHAINS
         masks: Seq[Mask | None] | None = ()
         if not (flight.ahead and flight.free):
             masks = row_masks(step.groups) if self._decided(step) else None
@@ -253,7 +254,7 @@ class GraphExecutor:
             seats, samples = self.graphs.seats, self.graphs.samples
             graph = self._memory.attempt(
                 Use.VERIFY if drafted else Use.PREFILL,
-                lambda: samples.ready(buffer, seats.take(sampling(step.groups), masks), follows), final=first)
+                lambda: samples.ready(buffer, seats.seat_all(sampling(step.groups), masks), after), final=first)
         if graph is not None:
             graph.replay()
             if drafted:
@@ -266,7 +267,7 @@ class GraphExecutor:
             flight.logits = StepLogits(buffer.logits[:len(batch.wanted)], batch.first, {})
             flight.buffer = None
 
-    def _read(self, reading: Reading) -> list[Sampled]:
+    def _read(self, reading: InFlight) -> list[Sampled]:
         asked = time.perf_counter()
         if self._read_at is not None:
             self._host_seconds = min(asked - self._read_at, ROUND_TRIP)

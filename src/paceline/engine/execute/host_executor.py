@@ -63,11 +63,11 @@ class HostExecutor:
         return self._flight[0] if self._flight else None
 
     def settle(self) -> Settled:
-        step, out, begun = self._flight.popleft(), self._out, self._clock()
+        step, out, started = self._flight.popleft(), self._out, self._clock()
         assert out is not None
         self._out = None
         decisions = self._decider.decide(step, out)
-        return Settled(step, decisions, self._forward_s, self._clock() - begun)
+        return Settled(step, decisions, self._forward_s, self._clock() - started)
 
     def advance(self) -> None:
         pass
@@ -77,8 +77,8 @@ class HostExecutor:
         self._waiting = self._out = None
 
     def _run(self, step: Step, batch: Batch) -> None:
-        begun = self._clock()
+        started = self._clock()
         batch.fill_pending(step.groups)
         with dropped_without_memory(step):
-            self._out = self._runner.run(batch)
-        self._forward_s = self._clock() - begun
+            self._out = self._runner.run_batch(batch)
+        self._forward_s = self._clock() - started

@@ -19,7 +19,7 @@ class ModelRunner:
         self.storage = storage
         self.device = device
 
-    def run(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+    def run_batch(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
         """All of a batch, which has no pending tokens. `taps`: layers whose hidden states are wanted."""
         self.storage.apply(batch.moves, batch.copies)
         return self.forward(batch, taps)

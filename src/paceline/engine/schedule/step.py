@@ -74,9 +74,9 @@ class GroupResult:
     moved: bool = False
     """The cache entries of `path` are where those of a chain would be already."""
     waits: bool = False
-    """The sequence has done its part of a decision over several; it has nothing to run until the branches are told."""
+    """The sequence has done its part of a decision over several; it has nothing to run until the branches come."""
     branches: Seq[Branch] = ()
-    """Told with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
+    """Come with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
     branches from one source one is the source's own."""
 
 

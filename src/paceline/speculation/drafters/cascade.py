@@ -59,10 +59,10 @@ class CascadeDrafter(MadeOfParts):
             growing = [chain for chain in chains if chain.left]
             if not growing:
                 return [chain.tree(self.name) for chain in chains]
-            begun = self._clock()
+            started = self._clock()
             self._guess(growing)
             answers = self._model.sample([chain.ask() for chain in growing])
-            share = (self._clock() - begun) / len(growing)
+            share = (self._clock() - started) / len(growing)
             for chain, samples in zip(growing, answers, strict=True):
                 chain.take(samples, share)
 

@@ -34,7 +34,7 @@ class StepGraphs:
         buffers = LogitsBuffers(vocab_size, len(tables), device)
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
-                                self.seats.state.tables.last_tokens, drawn_rows_only=True)
+                                self.seats.state.tables.last_tokens, sampled_rows_only=True)
         self.prefill = PrefillGraphs(prompts, self.samples)
         self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
 
