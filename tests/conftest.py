@@ -27,11 +27,19 @@ def default_model_path() -> Path:
         pytest.skip(f"the default model cannot be fetched here: {error}")
 
 
-@pytest.fixture(scope="session", params=[pytest.param("cuda", marks=pytest.mark.gpu) if CARD else "cpu"])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+@pytest.fixture(scope="session")
+def device() -> Iterator[torch.device]:
     """Where Triton's kernels are tested: on the card where there is one, else in Triton's interpreter on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         if not CARD:
             from quick_interpreter import quicken
             quicken(patch)
-        yield torch.device(request.param)
+        yield torch.device("cuda" if CARD else "cpu")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is a card, what asks for the device runs on it."""
+    for item in items:
+        if CARD and "device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)
