@@ -186,9 +186,9 @@ def test_after_full_acceptance_two_tokens_are_read() -> None:
     runner, widths = watch.drafter.model._runner, []
     run = runner.run
 
-    def counted(step: Any) -> Any:
-        widths.append([len(group.tokens) for group in step.groups])
-        return run(step)
+    def counted(groups: Any) -> Any:
+        widths.append([len(group.tokens) for group in groups])
+        return run(groups)
 
     runner.run = counted
     llm.generate([PROMPT], params("greedy", max_tokens=16), speculation={"method": "draft", "model": "same"} | FIXED)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.packed import Weight
-from paceline.models.interface import WeightSource
+from paceline.models.weight_source import WeightSource
 
 BLOCK = 32
 

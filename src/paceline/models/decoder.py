@@ -15,11 +15,12 @@ from paceline.kernels.operands import Norm
 from paceline.kernels.packed import PackedWeight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
-from paceline.models.interface import ModelTraits, WeightSource
+from paceline.models.interface import ModelTraits
 from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
 from paceline.models.translate import module_of
+from paceline.models.weight_source import WeightSource
 
 
 class Block:

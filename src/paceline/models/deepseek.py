@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from paceline.models.decoder import Decoder
-from paceline.models.interface import WeightSource
 from paceline.models.layers import FeedForward, GatedMLP, MixtureOfExperts
 from paceline.models.mla import LatentAttention
 from paceline.models.routing import GroupedRouter
+from paceline.models.weight_source import WeightSource
 
 
 class DeepSeek(Decoder):

@@ -8,9 +8,9 @@ import torch
 
 from paceline.kernels.operands import Norm
 from paceline.models.decoder import Block, Decoder
-from paceline.models.interface import WeightSource
 from paceline.models.layers import Attention, GatedMLP
 from paceline.models.translate import translate
+from paceline.models.weight_source import WeightSource
 
 TEXT_PARTS = ("model.", "language_model.model.", "model.language_model.")
 """Where a checkpoint has its text model; the last two beside a vision model."""

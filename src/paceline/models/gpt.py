@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paceline.kernels.operands import Norm
 from paceline.models.decoder import Decoder
-from paceline.models.interface import WeightSource
 from paceline.models.layers import MLP, Attention
 from paceline.models.translate import TRANSPOSED, by_head, translate
+from paceline.models.weight_source import WeightSource
 
 
 class _GPT(Decoder):

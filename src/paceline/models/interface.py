@@ -1,4 +1,4 @@
-"""What the engine needs of a model, and what a model needs of its weights."""
+"""What the engine needs of a model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from paceline.models.forward import Forward
 
 if TYPE_CHECKING:
     from paceline.models.layers import Linear
-
-
-class WeightSource(Protocol):
-    """Tensors by their Hugging Face names, already in the engine's dtype and on its device."""
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor, contiguous, in `dtype` or the engine's; a ModelFormatError names it when it is missing or has
-        another shape. Shared with the file: not to be written to."""
-        ...
-
-    def has(self, name: str) -> bool: ...
 
 
 class CausalLM(Protocol):

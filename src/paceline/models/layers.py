@@ -13,9 +13,9 @@ from paceline.kernels.operands import Heads, Norm
 from paceline.kernels.packed import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
-from paceline.models.interface import WeightSource
 from paceline.models.packing import COLUMNS, PackingWeights
 from paceline.models.translate import Module, module_of
+from paceline.models.weight_source import WeightSource
 
 
 class Linear:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paceline.errors import ModelFormatError
 from paceline.models.decoder import Decoder
-from paceline.models.interface import WeightSource
 from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter
+from paceline.models.weight_source import WeightSource
 
 
 class Mixtral(Decoder):

@@ -24,8 +24,8 @@ from paceline.kernels.operands import Norm
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.deepseek_config import LatentConfig
 from paceline.models.forward import Forward
-from paceline.models.interface import WeightSource
 from paceline.models.layers import Linear, load_linear
+from paceline.models.weight_source import WeightSource
 
 NORM_EPS = 1e-6
 """Of the norms inside attention: DeepSeek's own, whatever rms_norm_eps says."""

@@ -18,10 +18,11 @@ from paceline.kernels.interface import Kernels
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import ROPE_FACTORS, cache_groups
 from paceline.models.forward import Forward
-from paceline.models.interface import ModelTraits, WeightSource
+from paceline.models.interface import ModelTraits
 from paceline.models.layers import Linear
 from paceline.models.packing import PackingWeights
 from paceline.models.rope import Rope
+from paceline.models.weight_source import WeightSource
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NOTHING = np.zeros(0, dtype=np.float32)

@@ -12,7 +12,7 @@ import torch
 
 from paceline.kernels import cpu
 from paceline.kernels.packed import OutlierWeight, PackedWeight
-from paceline.models.interface import WeightSource
+from paceline.models.weight_source import WeightSource
 
 KEEPS = {
     "q4": frozenset({"Q4_0", "Q4_1"}),

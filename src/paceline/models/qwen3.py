@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.models.decoder import Decoder
-from paceline.models.interface import WeightSource
 from paceline.models.layers import Attention, FeedForward, GatedMLP
+from paceline.models.weight_source import WeightSource
 
 
 class Qwen3(Decoder):

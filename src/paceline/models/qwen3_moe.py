@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paceline.errors import ModelFormatError
-from paceline.models.interface import WeightSource
 from paceline.models.layers import FeedForward, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter
 from paceline.models.qwen3 import Qwen3
+from paceline.models.weight_source import WeightSource
 
 
 class Qwen3Moe(Qwen3):

@@ -8,7 +8,8 @@ import torch
 
 from paceline.kernels.interface import Kernels
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, ModelTraits, WeightSource
+from paceline.models.interface import CausalLM, ModelTraits
+from paceline.models.weight_source import WeightSource
 
 BLOCK = 32
 """Weights that share a scale."""

@@ -11,7 +11,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.deepseek import DeepSeek
 from paceline.models.gemma import Gemma2, Gemma3
 from paceline.models.gpt import GPT2, GPTNeoX
-from paceline.models.interface import CausalLM, WeightSource
+from paceline.models.interface import CausalLM
 from paceline.models.llama import Llama
 from paceline.models.mistral import Mistral
 from paceline.models.mixtral import Mixtral
@@ -20,6 +20,7 @@ from paceline.models.phi3 import Phi3
 from paceline.models.qwen2 import Qwen2
 from paceline.models.qwen3 import Qwen3
 from paceline.models.qwen3_moe import Qwen3Moe
+from paceline.models.weight_source import WeightSource
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     "deepseek_v2": DeepSeek,

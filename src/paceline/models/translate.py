@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelFormatError
-from paceline.models.interface import WeightSource
 from paceline.models.load.quantised.codes import Outliers
 from paceline.models.packing import PackingWeights
+from paceline.models.weight_source import WeightSource
 
 Shape = tuple[int, ...]
 

@@ -25,12 +25,13 @@ from paceline.errors import RequestError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.interface import Kernels
-from paceline.models.interface import CausalLM, WeightSource
+from paceline.models.interface import CausalLM
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import PackingWeights
 from paceline.models.reduced import RoundedWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.weight_source import WeightSource
 from paceline.speculation.models import ATTENTION, MLP, DraftModel, Sublayer
 
 log = logging.getLogger("paceline.speculation")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from paceline.engine.decide.decision import Decision
 from paceline.engine.schedule.scheduler import Scheduler
@@ -38,6 +42,15 @@ class StepDropped(Exception):
         super().__init__(f"no memory for a step of {step.rows} rows")
         self.step = step
         self.too_large = too_large
+
+
+@contextmanager
+def dropped_without_memory(step: Step, too_large: bool = True) -> Iterator[None]:
+    """While nothing that a step yields has been decided: without memory for it, it is dropped."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise StepDropped(step, too_large) from problem
 
 
 class Executor(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
-from paceline.engine.execute.executor import Settled, StepDropped, nothing, over
+from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -128,18 +128,20 @@ class GraphExecutor:
         return max(1, min(most, int(wanted), longest))
 
     def submit(self, step: Step) -> None:
-        try:
-            if step.repeated:
-                flight = Flight(step)
-                flight.reading, flight.started = self.graphs.decode.launch(step), True
-            else:
-                flight = Flight(step, self._builder.of_step(step))
+        if step.repeated:
+            flight = self._repeat(step)
+        else:
+            flight = Flight(step, self._builder.of_step(step))
+            with dropped_without_memory(step):
                 self._go_on(flight, first=not self._flight)
-        except torch.OutOfMemoryError as problem:
-            if step.repeated:  # positions for its repeats are reserved: it can only be planned anew
-                self._memory.give_up(Use.DECODE)
-            raise StepDropped(step, too_large=not step.repeated) from problem
         self._flight.append(flight)
+
+    def _repeat(self, step: Step) -> Flight:
+        flight, launch = Flight(step), self.graphs.decode.launch
+        flight.started, flight.reading = True, self._memory.attempt(Use.DECODE, lambda: launch(step))
+        if flight.reading is None:  # positions for its repeats are reserved: it can only be planned anew
+            raise StepDropped(step, too_large=False)
+        return flight
 
     @property
     def oldest(self) -> Step | None:
@@ -179,10 +181,8 @@ class GraphExecutor:
     def _finish(self, flight: Flight) -> None:
         """All steps before it are committed."""
         if not flight.launched:
-            try:
+            with dropped_without_memory(flight.step):
                 self._go_on(flight, first=True)
-            except torch.OutOfMemoryError as problem:
-                raise StepDropped(flight.step, too_large=True) from problem
 
     def _go_on(self, flight: Flight, first: bool) -> None:
         """Launch as much of a step as can be. `first`: all steps before it are committed, so everything can."""

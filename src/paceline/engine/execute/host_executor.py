@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import torch
-
 from paceline.engine.decide.decider import Decider
-from paceline.engine.execute.executor import Settled, StepDropped
+from paceline.engine.execute.executor import Settled, dropped_without_memory
 from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.rows.batch import Batch, BatchBuilder
 from paceline.engine.schedule.scheduler import Scheduler
@@ -52,10 +50,8 @@ class HostExecutor:
         step, batch = self._flight.popleft()
         begun = self._clock()
         batch.fill_pending(step.groups)
-        try:
+        with dropped_without_memory(step):
             out = self._runner.run(batch)
-        except torch.OutOfMemoryError as problem:
-            raise StepDropped(step, too_large=True) from problem
         ran = self._clock()
         decisions = self._decider.decide(step, out)
         return Settled(step, decisions, ran - begun, self._clock() - ran)
