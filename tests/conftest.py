@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import suite_time
 from paceline.errors import PacelineError
 from paceline.models.load import resolve
 
@@ -16,6 +17,10 @@ CARD = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 if not CARD:
     # Triton reads it when it is imported, and that may be by any test's library (peft, for one).
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite_time.register(config)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +45,7 @@ def device() -> Iterator[torch.device]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where there is a card, what asks for the device runs on it."""
+    suite_time.shuffle(items)
     for item in items:
         if CARD and "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.gpu)
