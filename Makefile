@@ -18,7 +18,7 @@ PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=$${MKL_NUM_THREA
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-full lint clean
+.PHONY: help setup run test test-full sanitize lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -29,12 +29,15 @@ run: setup ## chat with the default model (fetched on first use)
 	@$(PY) -m paceline chat
 
 test: $(VENV)/.installed-dev lint ## what CI runs: ruff, mypy, import-linter, pytest with coverage
-	@$(PYTEST) -m "not full and not gpu" \
+	@$(PYTEST) -m "not full and not gpu and not sanitize" \
 		--cov=paceline --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE_FLOOR)
 
-test-full: $(VENV)/.installed-dev lint ## the same with the long matrices
+test-full: $(VENV)/.installed-dev lint ## the same with the long matrices and the sanitizers
 	@$(PYTEST) -m "not gpu" \
 		--cov=paceline --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE_FLOOR)
+
+sanitize: $(VENV)/.installed-dev ## the native code under AddressSanitizer and UBSan
+	@$(PYTEST) -m sanitize tests/native/test_sanitizers.py
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and import-linter alone
 	@$(PY) -m ruff check src tests tools

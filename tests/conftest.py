@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import suite_time
 from paceline.errors import PacelineError
 from paceline.models.load import resolve
 
@@ -16,6 +17,10 @@ CARD = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 if not CARD:
     # Triton reads it when it is imported, and that may be by any test's library (peft, for one).
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite_time.register(config)
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +32,20 @@ def default_model_path() -> Path:
         pytest.skip(f"the default model cannot be fetched here: {error}")
 
 
-@pytest.fixture(scope="session", params=[pytest.param("cuda", marks=pytest.mark.gpu) if CARD else "cpu"])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+@pytest.fixture(scope="session")
+def device() -> Iterator[torch.device]:
     """Where Triton's kernels are tested: on the card where there is one, else in Triton's interpreter on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         if not CARD:
             from quick_interpreter import quicken
             quicken(patch)
-        yield torch.device(request.param)
+        yield torch.device("cuda" if CARD else "cpu")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is a card, what asks for the device runs on it."""
+    suite_time.shuffle(items)
+    for item in items:
+        if CARD and "device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)

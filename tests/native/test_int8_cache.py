@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.kernels import cpu
 from paceline.models.config import ModelConfig
 from paceline.models.native import NativeDecoder
+from pairwise import pairwise
 
 pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
 ISAS = [] if cpu.load() is None else cpu.require().available_kernels()
@@ -27,9 +28,7 @@ def int8_model(name: str, threads: int = 1) -> NativeDecoder:
     return NativeDecoder(shape(name), RandomWeights(), 512, threads=threads, kv_dtype=torch.int8)
 
 
-@pytest.mark.parametrize("style", ["greedy", "controlled"])
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
+@pairwise(cell=fast_cells(), name=["llama", "mistral"], style=["greedy", "controlled"])
 def test_the_equality_matrix_holds(name: str, style: str, cell: Cell) -> None:
     """Batches, chunks, threads, preemption, a warm prefix cache, trees whose paths are moved, copied blocks."""
     cell = dataclasses.replace(cell, options=cell.options | {"kv_dtype": "int8"})

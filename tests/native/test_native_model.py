@@ -15,6 +15,7 @@ from paceline.kernels import cpu
 from paceline.models.config import ModelConfig
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.registry import build
+from pairwise import pairwise
 
 pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
 WIDE: dict[str, Any] = BASE | {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -30,9 +31,7 @@ def native_model(name: str, threads: int = 1, kernels: str = "") -> NativeDecode
     return NativeDecoder(shape(name), RandomWeights(), 512, threads=threads, kernels=kernels)
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.parametrize("cell", fast_cells(), ids=lambda cell: cell.name)
+@pairwise(cell=fast_cells(), name=NATIVE, style=list(STYLES))
 def test_the_equality_matrix_holds(name: str, style: str, cell: Cell) -> None:
     run_cell(native_model(name, cell.threads), style, cell, reference(native_model(name), style))
 

@@ -1,4 +1,5 @@
-"""The native code under AddressSanitizer and UBSan: random shapes, buffers of the exact size, 1 to 3 threads."""
+"""The native code under AddressSanitizer and UBSan: random shapes, buffers of the exact size, 1 to 3 threads.
+`make sanitize`; CI runs it when what it covers has changed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.sanitize
 
 NATIVE = Path(__file__).parents[2] / "native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

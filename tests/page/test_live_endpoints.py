@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from serving import ServerProcess, served, until, write_model
+from serving import ServerProcess, ServerThread, served, until, write_model
 from small_tokenizers import byte_level
 
 from engine.tiny import tiny_engine
@@ -65,7 +65,7 @@ def unpacked(group: dict[str, Any]) -> list[int]:
     return [packs[i // 4] >> i % 4 * 2 & 3 for i in range(group["blocks"])]
 
 
-def test_every_way_to_speculate_that_the_page_offers_is_taken(server: ServerProcess) -> None:
+def test_every_way_to_speculate_that_the_page_offers_is_taken(server: ServerThread) -> None:
     told = get(server.url, "about").json()
     assert told["model"] == "tiny" and told["chat"] is True and told["speculation"] == "auto"
     for wish in told["methods"].values():

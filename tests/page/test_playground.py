@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving import ServerProcess, served
+from serving import ServerThread, served
 
 from paceline.llm import LLM
 
@@ -45,7 +45,7 @@ def grew(page: Any) -> bool:
     return bool(page.evaluate("lengths.size") > 2)
 
 
-def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, server: ServerProcess) -> None:
+def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     # On a busy machine an answer may be whole before the page is drawn once: some of several long ones is not, unless
     # none ever streams.
@@ -60,7 +60,7 @@ def test_an_answer_streams_in_and_is_what_the_api_says(open_page: OpenPage, serv
     assert "tok/s" in facts and "seed 7" in facts and "tokens a step" in facts
 
 
-def test_tokens_have_the_colour_of_their_origin(open_page: OpenPage, server: ServerProcess) -> None:
+def test_tokens_have_the_colour_of_their_origin(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page)
     answer = say(page)
@@ -75,7 +75,7 @@ def test_tokens_have_the_colour_of_their_origin(open_page: OpenPage, server: Ser
     assert accepted.evaluate("node => getComputedStyle(node).backgroundColor") == shown["accepted"]
 
 
-def test_a_token_tells_its_probability_drafter_and_alternatives(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_token_tells_its_probability_drafter_and_alternatives(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page)
     answer = say(page)
@@ -90,7 +90,7 @@ def test_a_token_tells_its_probability_drafter_and_alternatives(open_page: OpenP
     card.wait_for(state="hidden")
 
 
-def test_the_keyboard_reaches_every_token(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_keyboard_reaches_every_token(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page)
     answer = say(page)
@@ -121,7 +121,7 @@ def stopped_early(page: Any) -> bool:
     return "stopped" in page.locator(".facts").last.text_content()
 
 
-def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page)
     say(page)
@@ -134,7 +134,7 @@ def test_a_conversation_goes_on_and_can_be_stopped_and_cleared(open_page: OpenPa
     assert page.locator(".welcome").is_visible()
 
 
-def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page, temperature=0.8, method="suffix", seed="")
     page.click("[data-mode=race]")
@@ -149,7 +149,7 @@ def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerProcess) -> 
     assert float(on.locator(".speed").text_content().replace(",", "")) > 0
 
 
-def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page)
 
@@ -180,7 +180,7 @@ def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: Serve
     assert page.locator(".tok.differs").count() == 2
 
 
-def test_a_refused_request_says_why(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_refused_request_says_why(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url, expect_errors=True)
     settle(page, max_tokens="0")
     answer = say(page)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import ServerProcess, until
+from serving import ServerThread, until
 
 from paceline.engine.replay import replay_on
 from paceline.llm import LLM
@@ -43,7 +43,7 @@ def crowd(url: str, name: str, count: int = 6, length: int = 70) -> Iterator[lis
     assert len(ids) == count
 
 
-def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(f"{server.url}/#/live")
     page.wait_for_selector("canvas[data-map]")
     page.evaluate("""() => {
@@ -69,7 +69,7 @@ def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, s
     assert page.locator("canvas").get_attribute("aria-label").startswith("40 blocks of 16 tokens: ")
 
 
-def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(f"{server.url}/#/live")
     page.wait_for_selector(".pulse[data-on]")
     page.evaluate("""() => {
@@ -88,7 +88,7 @@ def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: Open
     assert page.locator(".spark-line").first.get_attribute("d").count("L") > 50
 
 
-def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: ServerThread) -> None:
     name = ask(server.url, "opened", length=64, cache_salt="opened",
                speculation={"method": "suffix", "adaptive": False, "k": 4})
     page = open_page(f"{server.url}/#/requests/{name}")
@@ -113,7 +113,7 @@ def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: Se
     assert page.locator(".story .tokens").text_content() == pieces
 
 
-def test_every_sample_of_a_request_can_be_looked_at(open_page: OpenPage, server: ServerProcess) -> None:
+def test_every_sample_of_a_request_can_be_looked_at(open_page: OpenPage, server: ServerThread) -> None:
     name = ask(server.url, "samples", n=3, length=24, temperature=1.0, speculation="ngram", prompt="the quick brown")
     told = httpx.get(f"{server.url}/paceline/request", params={"id": name}, timeout=90).json()
     texts = ["".join(piece for event in told["events"] if event["sample"] == sample for piece in event["pieces"])
@@ -142,14 +142,14 @@ def test_every_sample_of_a_request_can_be_looked_at(open_page: OpenPage, server:
 
 
 @pytest.mark.parametrize("place", ["toString", "constructor", "__proto__", "nothing", "%E0%A4%A", "requests/%E0%A4%A"])
-def test_an_address_that_names_nothing_shows_a_view(open_page: OpenPage, server: ServerProcess, place: str) -> None:
+def test_an_address_that_names_nothing_shows_a_view(open_page: OpenPage, server: ServerThread, place: str) -> None:
     page = open_page(f"{server.url}/#/{place}")
     page.wait_for_selector("main[data-view]")
     assert page.locator("main").get_attribute("data-view") == ("requests" if "/" in place else "playground")
     assert page.locator("nav a[aria-current=page]").count() == 1
 
 
-def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerProcess) -> None:
+def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerThread) -> None:
     def preempted() -> list[str]:
         with crowd(server.url, "crowd", 8, 150):
             pass
@@ -162,7 +162,7 @@ def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerProcess) -> No
     assert page.locator(".t-wait").count() >= 2, "it waited again after it had lost its seat"
 
 
-def test_a_trace_is_downloaded_and_replays(open_page: OpenPage, server: ServerProcess, model_folder: Path,
+def test_a_trace_is_downloaded_and_replays(open_page: OpenPage, server: ServerThread, model_folder: Path,
                                            tmp_path: Path) -> None:
     name = ask(server.url, "traced", speculation="ngram", temperature=0.9, length=40, trace=True)
     page = open_page(f"{server.url}/#/requests/{name}")
@@ -175,7 +175,7 @@ def test_a_trace_is_downloaded_and_replays(open_page: OpenPage, server: ServerPr
     assert report.equal and report.same_model and len(report.tokens) == 40
 
 
-def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPage, server: ServerThread) -> None:
     ask(server.url, "listed", length=4)
     page = open_page(f"{server.url}/#/live")
     page.keyboard.press("Tab")
@@ -197,7 +197,7 @@ def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPag
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, server: ServerProcess, view: str) -> None:
+def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, server: ServerThread, view: str) -> None:
     name = ask(server.url, "phone", speculation="suffix", length=60, trace=True)
     page = open_page(f"{server.url}/{view.format(id=name)}", viewport={"width": 360, "height": 740}, has_touch=True)
     page.wait_for_selector({"": ".composer", "#/live": "canvas[data-map]", "#/requests": "tbody"}.get(view, "svg.tree"))
@@ -217,7 +217,7 @@ def brightness(page: Any) -> float:
     return float(red + green + blue) / 3
 
 
-def test_colours_follow_the_system_until_somebody_chooses(open_page: OpenPage, server: ServerProcess) -> None:
+def test_colours_follow_the_system_until_somebody_chooses(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url, color_scheme="dark")
     assert brightness(page) < 60
     page.click("#theme")
@@ -232,7 +232,7 @@ def test_colours_follow_the_system_until_somebody_chooses(open_page: OpenPage, s
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerProcess, scheme: str) -> None:
+def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerThread, scheme: str) -> None:
     """WCAG's contrast of 4.5 for text."""
     page = open_page(server.url, color_scheme=scheme)
     pairs = [("ink", ground) for ground in ("paper", "card", "sunk", "accepted-tint", "corrected-tint", "bonus-tint")]
@@ -250,7 +250,7 @@ def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerPro
         assert found >= 4.5, f"{text} on {ground} in {scheme}: {found:.2f}"
 
 
-def test_the_page_needs_nothing_from_elsewhere(open_page: OpenPage, server: ServerProcess) -> None:
+def test_the_page_needs_nothing_from_elsewhere(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     elsewhere: list[str] = []
     page.on("request", lambda sent: None if sent.url.startswith(server.url) else elsewhere.append(sent.url))

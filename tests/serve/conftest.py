@@ -1,4 +1,5 @@
-"""One tiny model on disk and one server process for all tests that need nothing special."""
+"""One tiny model on disk and one server around it for all tests that need nothing special; processes for signals and
+for the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import ServerProcess, write_model
+from serving import ServerProcess, ServerThread, write_model
 
 from paceline import LLM
 
@@ -24,16 +25,16 @@ def offline(tiny_folder: Path) -> LLM:
 
 
 @pytest.fixture(scope="session")
-def server(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    made = ServerProcess(tiny_folder, tmp_path_factory.mktemp("server") / "log", "--deterministic")
+def server(tiny_folder: Path) -> Iterator[ServerThread]:
+    made = ServerThread(tiny_folder, deterministic=True)
     yield made
-    assert made.stop() == 0
+    made.stop()
     assert "Traceback" not in made.log()
 
 
 @pytest.fixture
 def start(tiny_folder: Path, tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Servers with options of their own."""
+    """Processes with a command line of their own."""
     made: list[ServerProcess] = []
 
     def begin(*arguments: str, **more: Any) -> ServerProcess:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import re
 import signal
@@ -26,8 +28,9 @@ from paceline.async_llm import AsyncLLM
 from paceline.engine.core import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
+from paceline.serve.logs import TextLines
 from paceline.serve.options import ServeOptions
-from paceline.serve.server import Server, create_app
+from paceline.serve.server import Server, create_app, listen
 
 NAME = "tiny"
 CONTEXT = 4096
@@ -101,6 +104,44 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
+
+
+class ServerThread:
+    """The same server, as the command makes it, in threads of this process: for all that needs neither a signal nor a
+    command line."""
+
+    def __init__(self, model: Path | str, *, name: str = NAME, settings: dict[str, Any] | None = None,
+                 **options: Any) -> None:
+        """`settings`: the server's; `options`: the engine's."""
+        own = ServeOptions(model_name=name, port=0, **settings or {})
+        self._llm = AsyncLLM(str(model), **{"speculation": "auto", "max_queue": 256} | options)
+        self._server = Server(create_app(self._llm, own), own)
+        self._listening = listen(own)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=asyncio.run, args=(self._server.serve([self._listening]),))
+        self._thread.start()
+        self._lines = io.StringIO()
+        self._handler = logging.StreamHandler(self._lines)
+        self._handler.setFormatter(TextLines())
+        threads = {self._thread.ident, self._llm._thread.ident}
+        self._handler.addFilter(lambda record: record.thread in threads)
+        logging.getLogger().addHandler(self._handler)
+        until(lambda: self._server.started)
+
+    def log(self) -> str:
+        """Warnings and worse, of this server alone."""
+        return self._lines.getvalue()
+
+    def metrics(self) -> dict[str, float]:
+        return metrics_of(self.url)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+        self._llm.close()
+        self._listening.close()
+        logging.getLogger().removeHandler(self._handler)
 
 
 def metrics_of(url: str) -> dict[str, float]:

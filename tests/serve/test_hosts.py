@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import WAIT, ServerProcess, served
+from serving import WAIT, ServerProcess, ServerThread, served
 
 from engine.tiny import tiny_engine
 from paceline.serve.hosts import Hosts, is_loopback, name_of, trusted_hosts
@@ -18,7 +18,7 @@ from paceline.serve.options import ServeOptions
 PATHS = ("/v1/models", "/health", "/", "/page/app.js", "/paceline/requests", "/metrics", "/nothing")
 
 
-def test_a_server_without_keys_answers_to_this_machines_names_alone(server: ServerProcess) -> None:
+def test_a_server_without_keys_answers_to_this_machines_names_alone(server: ServerThread) -> None:
     port = server.url.rpartition(":")[2]
     with httpx.Client(base_url=server.url, timeout=WAIT) as http:
         for name in ("localhost", "LOCALHOST", f"localhost:{port}", "127.0.0.1", f"127.0.0.1:{port}", "[::1]",
@@ -78,7 +78,7 @@ def test_names_in_one_spelling() -> None:
     (b"GET /health HTTP/1.0\r\n\r\n", 200), (b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n", 200),
     (b"GET /health HTTP/1.0\r\nhost: evil.example\r\n\r\n", 403), (b"GET /health HTTP/1.0\r\nhost:\r\n\r\n", 403),
 ])
-def test_a_probe_may_leave_the_name_out(server: ServerProcess, sent: bytes, status: int) -> None:
+def test_a_probe_may_leave_the_name_out(server: ServerThread, sent: bytes, status: int) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), WAIT) as client:
         client.sendall(sent)

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import NAME, WAIT, ServerProcess, served
+from serving import NAME, WAIT, ServerProcess, ServerThread, served
 
 from paceline import LLM
 
@@ -18,7 +18,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "ma
 
 
 @pytest.fixture(scope="module")
-def http(server: ServerProcess) -> httpx.Client:
+def http(server: ServerThread) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=WAIT)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving import WAIT, ServerProcess, events, metrics_of, served, until
+from serving import WAIT, ServerProcess, ServerThread, events, metrics_of, served, until
 
 from paceline import LLM
 
@@ -19,16 +19,16 @@ CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "ignore_eos": True}
 
 
-def idle(server: ServerProcess) -> bool:
+def idle(server: ServerThread) -> bool:
     found = server.metrics()
     return found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 
-def used_blocks(server: ServerProcess) -> float:
+def used_blocks(server: ServerThread) -> float:
     return server.metrics()['paceline_cache_blocks{state="used"}']
 
 
-def test_a_client_that_leaves_a_stream_frees_its_blocks(server: ServerProcess) -> None:
+def test_a_client_that_leaves_a_stream_frees_its_blocks(server: ServerThread) -> None:
     before = server.metrics().get('paceline_sequences_finished_total{reason="cancelled"}', 0.0)
     with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True, "n": 2}, timeout=WAIT) as answer:
         chunks = events(answer)
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_is_counted_as_far_as_it_got(tiny_folder: Path) -> 
         assert found["vllm:request_generation_tokens_count"] == 0
 
 
-def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerProcess) -> None:
+def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerThread) -> None:
     before = server.metrics().get('paceline_sequences_finished_total{reason="cancelled"}', 0.0)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps(LONG).encode()
@@ -70,7 +70,7 @@ def test_a_client_that_leaves_without_streaming_frees_its_blocks(server: ServerP
     until(lambda: server.metrics()['paceline_sequences_finished_total{reason="cancelled"}'] == before + 1)
 
 
-def test_a_deadline_ends_a_request_and_keeps_its_text(server: ServerProcess) -> None:
+def test_a_deadline_ends_a_request_and_keeps_its_text(server: ServerThread) -> None:
     answer = httpx.post(server.url + CHAT, json=LONG | {"timeout_s": 0.5}, timeout=WAIT).json()
     assert answer["choices"][0]["finish_reason"] == "timeout"
     assert 0 < answer["usage"]["completion_tokens"] < 4000

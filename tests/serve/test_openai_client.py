@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import NAME, WAIT, ServerProcess
+from serving import NAME, WAIT, ServerThread
 
 from paceline import LLM, SamplingParams
 from paceline.engine.replay import replay_on
@@ -17,7 +17,7 @@ MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "c
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
+def client(server: ServerThread) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=WAIT, max_retries=0)
 
 
@@ -241,7 +241,7 @@ def test_a_trace_comes_back(client: openai.OpenAI, offline: LLM) -> None:
     assert report.equal and report.same_model
 
 
-def test_the_async_client_serves_many_at_once(server: ServerProcess, offline: LLM) -> None:
+def test_the_async_client_serves_many_at_once(server: ServerThread, offline: LLM) -> None:
     async def scene() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=WAIT) as client:
 

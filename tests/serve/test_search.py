@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import WAIT, ServerProcess
+from serving import WAIT, ServerThread
 
 from paceline import LLM, SamplingParams
 
@@ -14,7 +14,7 @@ PROMPT = "The river runs"
 
 
 @pytest.fixture(scope="module")
-def http(server: ServerProcess) -> httpx.Client:
+def http(server: ServerThread) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=WAIT)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import NAME, WAIT, ServerProcess
+from serving import NAME, WAIT, ServerThread
 
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"enum": [2, 4]}},
           "required": ["kind", "legs"], "additionalProperties": False}
@@ -16,7 +16,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": SCHE
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
+def client(server: ServerThread) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=WAIT, max_retries=0)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from adapters.adapter_files import ATTENTION, MLP, factors, shapes_of, tiny_model, write_adapter
-from engine.tiny import tiny_llm
-from paceline import LLM, SamplingParams
 from paceline.kernels.adapted import NOBODY, LowRank, RowAdapters, adapted
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Heads, KVCache, Norm
@@ -94,37 +90,3 @@ def test_what_is_fetched_ahead_is_whole_lines(columns: int) -> None:
     fetched = launch.fetched(torch.empty(4, columns, dtype=torch.bfloat16))
     assert fetched % launch.LINE == 0
     assert (fetched >= columns) == (64 < columns <= 2048)
-
-
-def llm_with(folder: Path) -> LLM:
-    model = tiny_model(num_hidden_layers=1, hidden_size=16, num_attention_heads=1, num_key_value_heads=1)
-    llm = tiny_llm(model, kernels="triton")
-    llm.load_adapter("own", str(write_adapter(folder, factors(shapes_of(model, ATTENTION + MLP), "triton"))))
-    return llm
-
-
-@pytest.mark.full
-def test_steps_with_an_adapter_are_launched_and_others_captured(device: torch.device, tmp_path: Path) -> None:
-    if device.type != "cpu":
-        pytest.skip("the tiny models lie on the CPU")
-    prompt, params = [5, 8, 2], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
-    llm = llm_with(tmp_path)
-    captured: list[bool] = []
-    prepare = llm.engine.runner.prepare
-
-    def noted(step: Any, on_device: bool = False) -> Any:
-        batch = prepare(step, on_device)
-        captured.append(batch.on_host)
-        assert batch.on_host == (batch.adapters is None)
-        return batch
-
-    llm.engine.runner.prepare = noted  # type: ignore[method-assign]
-    base = llm.generate([prompt], params)[0].outputs[0].token_ids
-    assert all(captured)
-    captured.clear()
-    outs = llm.generate([prompt, prompt], params, adapter=[None, "own"])
-    assert captured and not any(captured)
-    assert outs[0].outputs[0].token_ids == base
-    reference = tiny_llm(llm.engine.model, kernels="reference")
-    reference.engine.adapters = llm.engine.adapters
-    assert outs[1].outputs[0].token_ids == reference.generate([prompt], params, adapter="own")[0].outputs[0].token_ids

@@ -8,6 +8,7 @@ import torch
 from paged_steps import LATENT, TREE, Group, Step, latent_step, oracle
 
 from paceline.kernels.triton import latent
+from pairwise import pairwise
 
 STEPS = {
     "one token": [Group(0, 1)],
@@ -30,9 +31,8 @@ def attend(kernels, step: Step, softcap: float = 0.0) -> torch.Tensor:
     return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, softcap=softcap)
 
 
-@pytest.mark.parametrize("case", sorted(STEPS))
-@pytest.mark.parametrize("window", [None, 10])
-@pytest.mark.parametrize("heads", [6, 20])
+@pairwise(indirect=["kernels"], case=sorted(STEPS), kernels={"fast": False, "deterministic": True}, window=[None, 10],
+          heads=[6, 20])
 def test_attention_equals_the_oracle(kernels, device, case, window, heads):
     step = latent_step(STEPS[case], window=window, heads=heads)
     expected = oracle(STEPS[case], step, softcap=0.7 if window else 0.0)
@@ -52,9 +52,11 @@ def test_half_precision(kernels, device, dtype):
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-2 if dtype == torch.float16 else 5e-2, rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize(("processors", "room"), [(0, 0), (99, 0), (99, latent.MOST_RESULTS)],
-                         ids=["one after the other", "side by side, row by row", "side by side"])
+@pytest.mark.parametrize(("processors", "room", "window"), [
+    pytest.param(0, 0, None, id="one after the other"), pytest.param(99, 0, 300, id="side by side, row by row, window"),
+    pytest.param(99, latent.MOST_RESULTS, None, id="side by side"),
+    *(pytest.param(processors, room, window, marks=pytest.mark.full)
+      for processors, room, window in ((0, 0, 300), (99, 0, None), (99, latent.MOST_RESULTS, 300)))])
 def test_the_same_bits_in_any_company_and_way(exact, device, window, processors, room, monkeypatch):
     """Alone its spans run side by side; in company they run as there are programs, and room for what they find."""
     groups = STEPS["everything"]

@@ -9,10 +9,15 @@ from oracles import oracle, text
 
 from paceline.kernels import select
 
+ALWAYS = ("fast", "llama"), ("deterministic", "qwen3")
+"""The interpreter is slow: the others come with the long matrices."""
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", *(
-    pytest.param(name, marks=pytest.mark.full)
-    for name in ("deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe"))])
+
+@pytest.mark.parametrize(("kernels", "name"), [
+    pytest.param(kind == "deterministic", name, id=f"{kind}-{name}",
+                 marks=() if (kind, name) in ALWAYS else pytest.mark.full)
+    for name in ("llama", "qwen3", "deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "olmo2", "phi3", "qwen3_moe")
+    for kind in ("fast", "deterministic")], indirect=["kernels"])
 def test_logits_are_the_references(kernels, device, name):
     if device.type != "cpu":
         pytest.skip("the models of these tests live on the CPU")

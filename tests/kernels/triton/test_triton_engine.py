@@ -1,0 +1,67 @@
+"""Whole engines on the Triton kernels, a few tokens each: prompts and repeated steps, drafts in a tree that are
+verified there, penalties. What an engine promises on a device is tested in tests/engine/device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.device.on_device import HEAVY, SEEDED, alone_on_device, same
+from engine.tiny import BASE, SHAPES, RandomWeights
+from paceline import LLM, SamplingParams
+from paceline.config import EngineOptions
+from paceline.engine.build import engine_for
+from paceline.engine.execute.graph_executor import GraphExecutor
+from paceline.models.config import ModelConfig
+from paceline.models.registry import build
+from paceline.request import RequestOutput
+
+PROMPTS = [[3, 14, 15, 92, 65], [2, 71, 82]]
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+
+
+class OnDevice(RandomWeights):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        return super().take(name, shape, dtype).to(self._device)
+
+
+def made(device: torch.device, kernels: str) -> LLM:
+    """One layer of one head, which is enough: what kernels compute is tested elsewhere."""
+    small = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = build(ModelConfig.from_dict(BASE | SHAPES["llama"] | small), OnDevice(device), 64)
+    options = EngineOptions.of(deterministic=True, kv_blocks=16, block_size=8, max_num_seqs=2, kernels=kernels)
+    llm = LLM.from_engine(engine_for(model, None, options, device=device, revision="tiny"))
+    if kernels == "triton":
+        executor: Any = llm.engine.executor
+        assert isinstance(executor, GraphExecutor)
+        executor.how_often = lambda *_: 2  # the interpreter is so slow that it would always be one
+        alone_on_device(llm)
+    return llm
+
+
+def outs(llm: LLM, wishes: list[dict[str, Any]], speculation: Any = None) -> list[RequestOutput]:
+    params = [SamplingParams(max_tokens=4, ignore_eos=True, **wish) for wish in wishes]
+    found = llm.generate(PROMPTS, params, speculation=speculation)
+    assert llm.engine.cache.usage().used == 0
+    return found
+
+
+@pytest.mark.parametrize("wishes", [[GREEDY, SEEDED | {"top_k": 9}], [SEEDED | HEAVY, GREEDY | {"logprobs": 2}]],
+                         ids=["plain", "penalties and scores"])
+def test_prompts_and_repeated_steps(device: torch.device, wishes: list[dict[str, Any]]) -> None:
+    same(outs(made(device, "triton"), wishes), outs(made(device, "reference"), wishes))
+
+
+def test_a_drafted_tree_is_verified_there(device: torch.device) -> None:
+    wishes = [SEEDED, GREEDY]
+    expected = outs(made(device, "reference"), wishes)
+    wish = {"method": "oracle", "k": 2, "branches": 2, "adaptive": False, "tokens": expected[0].outputs[0].token_ids}
+    found = outs(made(device, "triton"), wishes, [wish, None])
+    same(found, expected)
+    assert found[0].speculation is not None and found[0].speculation.accepted >= 2
