@@ -1,6 +1,6 @@
 """What a step with drafts costs on a card: a scripted drafter that is always right, chain and tree, in steps that are
 captured and verified on the device, and in steps that are launched kernel by kernel and decided by the host; and the
-target's first layers as a draft model, whose draws are made on the device and on the host."""
+target's first layers as a draft model, which samples on the device and on the host."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def by_model(llm: LLM, prompts: list[list[int]], texts: list[list[int]], draft: 
     layers = max(1, llm.engine.model.config.num_layers // 4)
     wishes = [{"method": "exit", "layers": layers, "adaptive": False} | draft] * len(texts)
     model: Any = llm.engine.draft_models.exiting(layers)  # held, so that it is the one that drafts
-    drawn = measure(llm, prompts, texts, wishes, controls)
+    sampled = measure(llm, prompts, texts, wishes, controls)
     sampler, model.device_sampler = model.device_sampler, None
     on_host = measure(llm, prompts, texts, wishes, controls)
     model.device_sampler = sampler
-    return {"captured": drawn, "drawn by the host": on_host}
+    return {"captured": sampled, "sampled by the host": on_host}
 
 
 def run(shape: str, dtype: str, deterministic: bool, batches: tuple[int, ...], count: int,
