@@ -381,7 +381,7 @@ def test_the_folder_is_named_after_the_model_however_it_is_called(tmp_path: Path
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--to", "int3"], "int8, int4, awq"), (["--to", "awq"], "--text"), (["--outliers", "6"], "--text"),
     (["--to", "int4", "--outliers", "6", "--text", "TEXT"], "--to int8"),
-    (["--outliers", "-1", "--text", "TEXT"], "positive"), (["--group-size", "32"], "a scale a row"),
+    (["--outliers", "-1", "--text", "TEXT"], "positive"), (["--group-size", "32"], "one scale per row"),
     (["--to", "int4", "--group-size", "48"], "32, 64, 128"), (["--measured-tokens", "1"], "at least 2"),
     (["--text", "nowhere.txt"], "nowhere.txt"), (["--out", "MODEL"], "is there already"),
     (["--to", "awq", "--text", "EMPTY"], "fewer than two tokens"), (["--device", "abacus"], "abacus")])

@@ -15,7 +15,7 @@ from paceline.kernels.triton.sampling.edits import count
 
 @triton.jit
 def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, tiles, slots, rope_positions,
-                 draw_positions, seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+                 sample_positions, seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """One program. inputs [3, rows] int64: token, position (-1: padding) and seat of each row -> DeviceRows for a row
     a group, the rows' slots (-1), positions for the rotary tables, and seats and positions for the sampler."""
     row = tl.arange(0, BLOCK)
@@ -34,7 +34,7 @@ def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, t
     tl.store(tiles + rows + row, live.to(tl.int32), mask=there)
     tl.store(slots + row, tl.where(live, block * BLOCK_SIZE + known % BLOCK_SIZE, -1), mask=there)
     tl.store(rope_positions + row, known, mask=there)
-    tl.store(draw_positions + row, position + 1, mask=there)
+    tl.store(sample_positions + row, position + 1, mask=there)
     tl.store(seats + row, tl.where(live, seat, -1).to(tl.int32), mask=there)
 
 

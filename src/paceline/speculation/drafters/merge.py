@@ -113,7 +113,7 @@ class MergeDrafter(Ensemble):
             if -worth <= budget.price and len(pack.tree):
                 break
             for part, node in group:
-                pack.take(part, drafts[part], node)
+                pack.add_node(part, drafts[part], node)
             scores.append(chance)
             offer(group, -worth)
         return pack
