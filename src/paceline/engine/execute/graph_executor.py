@@ -50,15 +50,23 @@ class InFlight(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "alone", "batch", "buffer", "launch_s", "logits", "reading", "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "buffer", "decided", "drafted", "free", "launch_s", "logits", "reading",
+                 "started", "step")
 
     def __init__(self, step: Step, batch: Batch | None = None) -> None:
+        """Without a batch it is a repeated step, in which everybody is free."""
+        groups = step.groups
         self.step = step
         self.batch = batch
-        """None: a repeated step, which needs none."""
-        self.ahead = all(group.seq.placement >= Placement.AHEAD and group.draft is None and decided_on_device(group)
-                         for group in step.groups)
+        placement = Placement.FREE if batch is None else min(group.seq.placement for group in groups)
+        self.drafted = batch is not None and any(group.draft is not None for group in groups)
+        self.decided = batch is None or all(
+            decided_on_device(group) and (group.draft is None or len(group.tokens) <= WIDEST) for group in groups)
+        """Whether the device can decide all that it yields, once the host has said what it masks."""
+        self.ahead = placement >= Placement.AHEAD and not self.drafted and self.decided
         """Whether it can be launched before the tokens before it are known on the host."""
+        self.free = placement is Placement.FREE
+        """Whether the host has no word before it is sampled."""
         self.alone = not step.repeated
         """Nothing else has been in flight since it was submitted."""
         self.launch_s = 0.0
@@ -69,11 +77,6 @@ class Flight:
         self.reading: InFlight | None = None
         """Its tokens, on their way to the host."""
         self.logits: StepLogits | None = None
-
-    @property
-    def free(self) -> bool:
-        """Whether the host has no word before it is sampled."""
-        return all(group.seq.placement is Placement.FREE for group in self.step.groups)
 
     @property
     def launched(self) -> bool:
@@ -210,10 +213,9 @@ class GraphExecutor:
         """The forward. Until the steps before it are committed only a captured one can be launched."""
         step, batch = flight.step, flight.batch
         assert batch is not None
-        drafted = any(group.draft is not None for group in step.groups)
         if first:
             batch.fill_pending(step.groups)
-        graphs, use = (self.graphs.verify, Use.VERIFY) if drafted else (self.graphs.prefill, Use.PREFILL)
+        graphs, use = (self.graphs.verify, Use.VERIFY) if flight.drafted else (self.graphs.prefill, Use.PREFILL)
         ready = None
         if batch.adapters is None and graphs.takes(step.groups, batch.rows):
             ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
@@ -224,17 +226,10 @@ class GraphExecutor:
         self._runner.storage.apply(batch.moves, batch.copies)
         if ready is None:
             flight.logits = self._runner.forward(batch)
-        elif drafted:
-            decided = self._decided(step)
-            flight.buffer = self.graphs.verify.launch(ready, batch, step.groups if decided else ())
+        elif flight.drafted:
+            flight.buffer = self.graphs.verify.launch(ready, batch, step.groups if flight.decided else ())
         else:
             flight.buffer = self.graphs.prefill.launch(ready, batch)
-
-    @staticmethod
-    def _decided(step: Step) -> bool:
-        """Whether the device can decide all that a step yields, once the host has said what it masks."""
-        return all(decided_on_device(group) and (group.draft is None or len(group.tokens) <= WIDEST)
-                   for group in step.groups)
 
     @torch.inference_mode()
     def _sample(self, flight: Flight, first: bool) -> None:
@@ -242,22 +237,22 @@ class GraphExecutor:
         memory. A step that is not the first may find memory later."""
         step, batch, buffer = flight.step, flight.batch, flight.buffer
         assert batch is not None and buffer is not None
-        drafted, after = any(group.draft is not None for group in step.groups), AfterSampling.NOTED
-        if drafted:
+        after = AfterSampling.NOTED
+        if flight.drafted:
             trees = any(group.parents is not None for group in step.groups)
             after = AfterSampling.TREES if trees else AfterSampling.CHAINS
-        masks: Seq[Mask | None] | None = ()
-        if not (flight.ahead and flight.free):
-            masks = row_masks(step.groups) if self._decided(step) else None
+        masks: Seq[Mask | None] | None = None
+        if flight.decided:
+            masks = () if flight.free else row_masks(step.groups)
         graph = None
         if masks is not None:
             seats, samples = self.graphs.seats, self.graphs.samples
             graph = self._memory.attempt(
-                Use.VERIFY if drafted else Use.PREFILL,
+                Use.VERIFY if flight.drafted else Use.PREFILL,
                 lambda: samples.ready(buffer, seats.seat_all(sampling(step.groups), masks), after), final=first)
         if graph is not None:
             graph.replay()
-            if drafted:
+            if flight.drafted:
                 flight.reading = VerdictsInFlight(graph.out, step.groups, buffer.rows)
             else:
                 count = max(1, len(batch.wanted))
