@@ -1,4 +1,4 @@
-// The noise of a draw: Philox4x32-10 keyed by (seed, position, token), and standard Gumbel noise made of its bits.
+// The noise of sampling: Philox4x32-10 keyed by (seed, position, token), and standard Gumbel noise made of its bits.
 // Bits are the same in every implementation; the floats are too wherever this file runs: logarithms are written out
 // here in double precision, so no mathematics library has a say.
 #pragma once

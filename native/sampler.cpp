@@ -9,9 +9,9 @@
 namespace paceline {
 namespace {
 
-constexpr double kNear = 5.0;              // tokens this close to the best score are drawn first
+constexpr double kNear = 5.0;              // tokens this close to the best score are tried first
 constexpr uint32_t kTogether = 16;         // quads whose bits are made at once
-constexpr int64_t kFew = 512;              // supports of up to this size are drawn token by token
+constexpr int64_t kFew = 512;              // supports of up to this size are tried token by token
 constexpr size_t kManyKeys = 2048;         // more of them are sorted by digits
 // How far below the best score to look, in tries: however far it was, the support is the same.
 constexpr double kWindows[] = {8.0, 11.0, 15.0, 20.0, 27.0, std::numeric_limits<double>::infinity()};

@@ -33,7 +33,7 @@ class Sampler {
 
     int64_t width() const { return width_; }
 
-    // The token drawn from logits x [width] at an absolute position, and the row's best score (of a greedy row, its
+    // The token sampled from logits x [width] at an absolute position, and the row's best score (of a greedy row, its
     // best logit). -1 where the row has no distribution: `top` is then NaN (some logit is) or -inf (all are).
     int64_t sample(const float* x, const SampleParams& params, int64_t position, float& top);
 

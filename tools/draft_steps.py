@@ -1,6 +1,6 @@
 """What a step with drafts costs on a card: a scripted drafter that is always right, chain and tree, in steps that are
 captured and verified on the device, and in steps that are launched kernel by kernel and decided by the host; and the
-target's first layers as a draft model, whose draws are made on the device and on the host."""
+target's first layers as a draft model, which samples on the device and on the host."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from paceline.kernels.device.packing import device_rows
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.triton import load
-from paceline.kernels.triton.attention import Sharing, Tuning, attend, shape_of
+from paceline.kernels.triton.attention import KeySplit, Tuning, attend, shape_of
 from paceline.kernels.triton.choices import Product, Way, choose
 from paceline.kernels.triton.linear import product
 from paceline.measure.kernel_time import copies, decode_step, microseconds
@@ -209,7 +209,7 @@ def attention(bench: Bench, shape: Shape) -> None:
     for items, warps, stages, height in ((2, 2, 5, 64), (2, 4, 6, 64), (4, 2, 3, 64), (4, 2, 6, 64), (4, 4, 3, 64),
                                          (4, 4, 5, 64), (8, 2, 4, 64), (1, 4, 5, 64), (2, 4, 5, 64), (2, 4, 3, 32),
                                          (2, 4, 5, 32), (2, 4, 3, 16), (2, 4, 5, 16)):
-        ways = (Sharing(math.inf, items, warps, stages, height),)
+        ways = (KeySplit(math.inf, items, warps, stages, height),)
         grid[f"{items} items, {warps} warps, {stages} stages, {height} high"] = replace(fast, shared=ways, single=ways)
     tree = [-1, *(i // 2 for i in range(63))]
     for batch, context, count, parents in (

@@ -1,4 +1,4 @@
-// Exits 1 where a draw is not what the rules say.
+// Exits 1 where a sample is not what the rules say.
 #pragma once
 
 namespace paceline {

@@ -1,4 +1,4 @@
-"""AsyncLLM: the engine in a thread of its own, asked and told from any number of coroutines."""
+"""AsyncLLM: the engine in a thread of its own, used from any number of coroutines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AsyncLLM:
         self._wake = threading.Condition()
         self._closing = False
         self.on_end: Callable[[Record], None] = lambda record: None
-        """Told, in the engine's thread, of every request that has ended: served, failed, or left by its client."""
+        """Called, in the engine's thread, with every request that has ended: served, failed, or left by its client."""
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class AsyncLLM:
         return await asked.answer
 
     def cancel_all(self, reason: str = "cancelled") -> None:
-        """End every live request soon; each listener is told."""
+        """End every live request soon; each listener hears of it."""
 
         def cancel(engine: Engine) -> None:
             for name, listener in list(self._listeners.items()):
@@ -205,7 +205,7 @@ class AsyncLLM:
                 self._inbox = []
                 closing = self._closing
             while self._at_hand:
-                self._at_hand[0].run(self.engine)
+                self._at_hand[0].carry_out(self.engine)
                 self._at_hand.popleft()
             if closing:
                 for name, listener in list(self._listeners.items()):
@@ -247,7 +247,7 @@ class AsyncLLM:
 
 
 class Listener(Generic[News]):
-    """Who waits for a request: made in the coroutine that asks, told from the engine's thread. An async iterator."""
+    """Who waits for a request: made in the coroutine that asks, fed from the engine's thread. An async iterator."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.loop = asyncio.get_running_loop()
@@ -330,7 +330,7 @@ class _Errand:
     def __init__(self, action: Callable[[Engine], Any]) -> None:
         self._action = action
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         self._action(engine)
 
     def fail(self, problem: Exception) -> None:
@@ -353,7 +353,7 @@ class _Enquiry(_Errand, Generic[Answer]):
         super().__init__(question)
         self.answer: Future[Answer] = Future()
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         try:
             self.answer.set_result(self._action(engine))
         except BaseException as problem:
@@ -373,7 +373,7 @@ class _Question(_Errand, Generic[Answer]):
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Answer] = self._loop.create_future()
 
-    def run(self, engine: Engine) -> None:
+    def carry_out(self, engine: Engine) -> None:
         try:
             answer = self._action(engine)
         except BaseException as problem:

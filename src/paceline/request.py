@@ -18,11 +18,11 @@ STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 class SamplingParams:
     """How to choose tokens. Validated on construction; the order of application is in sampling/pipeline.py.
 
-    temperature 0 is greedy. top_k 0 means all tokens. seed None: the engine draws one and returns it.
+    temperature 0 is greedy. top_k 0 means all tokens. seed None: the engine chooses one and returns it.
     `logprobs=k` gives the chosen token and the k best, `prompt_logprobs=k` the same for the prompt.
     One of json_schema (an object, a boolean or their JSON text), regex (the whole text matches), grammar (Lark or GBNF)
     and choice (one of these texts) may say which texts are allowed; see docs/structured-output.md.
-    `best_of` draws so many samples and returns the n whose tokens are likeliest on average; `beam_width` above 1 is a
+    `best_of` makes so many samples and returns the n whose tokens are likeliest on average; `beam_width` above 1 is a
     beam search that returns the n best texts it found, by length_penalty and early_stopping as in transformers; see
     docs/search.md.
     """
@@ -265,7 +265,7 @@ def _validate_beams(p: SamplingParams) -> None:
     if p.max_tokens == 0:
         raise RequestError("max_tokens is 0 and a beam search needs at least one token.", "max_tokens")
     if p.temperature not in (0.0, 1.0):
-        raise RequestError(f"temperature ({p.temperature:g}) cannot be combined with beam_width: a beam search draws "
+        raise RequestError(f"temperature ({p.temperature:g}) cannot be combined with beam_width: a beam search samples "
                            "nothing; leave it out.", "temperature")
     for name, neutral in _NEUTRAL.items():
         if getattr(p, name) != neutral:

@@ -42,7 +42,7 @@ def test_quantiles() -> None:
 
 def test_what_went_wrong_is_noticed() -> None:
     made = object.__new__(Exchange)
-    made.begun, made.hung_up, made.pieces = 0.0, False, [(1.0, b"HTTP/1.1 429 Too Many\r\n\r\nfull")]
+    made.started, made.hung_up, made.pieces = 0.0, False, [(1.0, b"HTTP/1.1 429 Too Many\r\n\r\nfull")]
     assert read({}, made)["error"] == "full"
     made.pieces = [(1.0, b'HTTP/1.1 200 OK\r\n\r\n5\r\ndata: {"choices":[{"text":"a","finish_reason":null}]}\n\n')]
     assert read({}, made)["error"] == "the stream ended early"

@@ -114,13 +114,13 @@ def test_a_step_computes_the_logits_of_every_row(monkeypatch):
     engine = tiny_engine(enable_prefix_caching=False)
     ours = cpu.Paceline(LLM.from_engine(engine))
     seen = []
-    run = engine.runner.run
+    run = engine.runner.run_batch
 
     def spy(batch, taps=frozenset()):
         seen.append(run(batch, taps))
         return seen[-1]
 
-    monkeypatch.setattr(engine.runner, "run", spy)
+    monkeypatch.setattr(engine.runner, "run_batch", spy)
     prefix, tokens = [1, 2, 3, 4, 5], [6, 7, 8]
     ours.step(prefix, tokens)
     assert seen[-1].logits.shape == (3, ours.vocab_size)

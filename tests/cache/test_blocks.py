@@ -19,15 +19,15 @@ def pool(evicted: list[int]) -> BlockPool:
 
 
 def test_every_block_but_the_null_block_is_given_out_once(pool: BlockPool) -> None:
-    blocks = [pool.take() for _ in range(4)]
+    blocks = [pool.allocate() for _ in range(4)]
     assert sorted(blocks) == [1, 2, 3, 4] and NULL_BLOCK not in blocks
     assert pool.free == 0
     with pytest.raises(RuntimeError, match="empty pool"):
-        pool.take()
+        pool.allocate()
 
 
 def test_a_block_is_free_when_its_last_holder_lets_go(pool: BlockPool) -> None:
-    block = pool.take()
+    block = pool.allocate()
     pool.share(block)
     assert pool.shared == 1
     pool.release(block)
@@ -40,19 +40,19 @@ def test_a_block_is_free_when_its_last_holder_lets_go(pool: BlockPool) -> None:
 
 def test_plain_blocks_are_taken_before_cached_ones_and_cached_ones_least_recently_used_first(
         pool: BlockPool, evicted: list[int]) -> None:
-    first, second, third, fourth = (pool.take() for _ in range(4))
+    first, second, third, fourth = (pool.allocate() for _ in range(4))
     for block in (first, second, third):
         pool.register(block)
     for block in (second, first, fourth, third):
         pool.release(block)
     assert pool.free_list() == [fourth, second, first, third]
-    assert [pool.take() for _ in range(4)] == [fourth, second, first, third]
+    assert [pool.allocate() for _ in range(4)] == [fourth, second, first, third]
     assert evicted == [second, first, third] and pool.evictions == 3 and pool.registered == 0
 
 
 def test_sharing_revives_a_cached_block_and_makes_it_the_most_recently_used(
         pool: BlockPool, evicted: list[int]) -> None:
-    old, new = pool.take(), pool.take()
+    old, new = pool.allocate(), pool.allocate()
     for block in (old, new):
         pool.register(block)
         pool.release(block)
@@ -68,8 +68,8 @@ def test_a_free_block_without_content_cannot_be_shared(pool: BlockPool) -> None:
 
 
 def test_an_unregistered_free_block_is_the_next_to_be_taken(pool: BlockPool, evicted: list[int]) -> None:
-    block = pool.take()
+    block = pool.allocate()
     pool.register(block)
     pool.release(block)
     pool.unregister(block)
-    assert pool.take() == block and not evicted
+    assert pool.allocate() == block and not evicted

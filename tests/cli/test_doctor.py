@@ -27,7 +27,7 @@ def report(**changes):
         "models": {"folder": "/cache", "cached": [{"name": "m", "path": "/m", "bytes": 1, "ready": True}]},
         "self_check": {"passed": True, "detail": "fine"},
     }
-    return doctor.Report(**{**fields, **changes})
+    return doctor.DoctorReport(**{**fields, **changes})
 
 
 def advice(environment=None, **changes):

@@ -18,6 +18,7 @@ from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
 from paceline.engine.records.record import Record
 from paceline.engine.rows.placement import samples_on_device
+from paceline.engine.schedule.sequence import Placement
 from paceline.errors import RequestError
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
@@ -372,7 +373,7 @@ def test_a_device_never_runs_ahead_of_what_the_host_decides(wish: dict[str, Any]
     engine.add([1, 2], SamplingParams(**wish))
     engine.add([1, 2], SamplingParams())
     engine.step()
-    held = [(seq.free_running, samples_on_device(seq)) for seq in engine.scheduler.running]
+    held = [(seq.placement is Placement.FREE, samples_on_device(seq)) for seq in engine.scheduler.running]
     assert held == [(False, False)] * 2 + [(True, True)]
 
 

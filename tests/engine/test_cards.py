@@ -111,7 +111,7 @@ class _Small:
     def __init__(self, llm: Any, rows: int) -> None:
         self.rows = rows
         self.refused: list[int] = []
-        run = llm.engine.runner.run
+        run = llm.engine.runner.run_batch
 
         def limited(batch: Any, *rest: Any) -> Any:
             if batch.layout.rows > self.rows:
@@ -119,7 +119,7 @@ class _Small:
                 raise torch.OutOfMemoryError("no memory")
             return run(batch, *rest)
 
-        llm.engine.runner.run = limited
+        llm.engine.runner.run_batch = limited
 
 
 REQUESTS = ([list(range(1, 60)), list(range(2, 90)), [5, 6, 7]],

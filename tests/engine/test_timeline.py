@@ -35,9 +35,9 @@ def test_events_hold_every_token_once_and_in_order() -> None:
         assert [token for event in timeline.events for token in event.tokens] == out.outputs[0].token_ids
         origins = [origin for event in timeline.events for origin in event.origins]
         assert origins == out.speculation.provenance
-        begins = [event.begun for event in timeline.events]
+        begins = [event.started for event in timeline.events]
         assert begins == sorted(begins)
-        assert all(event.begun <= event.ended for event in timeline.events)
+        assert all(event.started <= event.ended for event in timeline.events)
 
 
 def test_prompt_chunks_are_told_from_steps() -> None:
@@ -147,4 +147,4 @@ def test_an_observer_that_raises_is_told_no_more_and_the_text_goes_on(caplog: py
     assert len(out.outputs[0].token_ids) == 24
     assert broken.calls == 1
     assert timelines.requests["request-0"].reason == "length"
-    assert "told no more" in caplog.text
+    assert "called no more" in caplog.text

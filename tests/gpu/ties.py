@@ -133,7 +133,7 @@ def deviate(engine: Engine, prompt: Sequence[int], answer: Sequence[int], follow
 
     def feed(begin: int, rows: Sequence[int], logits_from: int = 0) -> torch.Tensor:
         """Rows from `begin` on in one pass; the logits of those from `logits_from` on."""
-        return engine.runner.run(engine.batches.build(
+        return engine.runner.run_batch(engine.batches.build(
             [RowGroup(sequence, begin, list(rows), logits_from=logits_from)])).logits
 
     def chunks(begin: int, width: int) -> torch.Tensor:

@@ -102,4 +102,4 @@ def test_fewer_scales_than_slots_bound_what_a_step_may_touch() -> None:
         engine.add(PROMPT, SamplingParams(max_tokens=1))
         step = engine.scheduler.schedule()
         assert step is not None
-        engine.runner.run(engine.batches.of_step(step))
+        engine.runner.run_batch(engine.batches.of_step(step))

@@ -65,9 +65,9 @@ def test_taps_and_layer_ranges_equal_the_whole_run() -> None:
     engine.add(PROMPT, SamplingParams(max_tokens=1))
     step = engine.scheduler.schedule()
     assert step is not None
-    whole = engine.runner.run(engine.batches.of_step(step), frozenset({0, 1, 2, 3}))
+    whole = engine.runner.run_batch(engine.batches.of_step(step), frozenset({0, 1, 2, 3}))
     assert sorted(whole.hidden) == [0, 1, 2, 3]
-    plain = engine.runner.run(engine.batches.of_step(step))
+    plain = engine.runner.run_batch(engine.batches.of_step(step))
     assert torch.equal(whole.logits, plain.logits)
     assert not torch.equal(whole.hidden[1], whole.hidden[2])
 

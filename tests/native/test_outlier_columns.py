@@ -15,7 +15,7 @@ from paceline.kernels.packed import OutlierWeight, PackedWeight, plain
 from paceline.kernels.reference import ReferenceKernels
 from paceline.models.load import Weights, open_checkpoint
 from paceline.models.packing import PackingWeights
-from paceline.models.translate import TRANSPOSED, Layout, translate
+from paceline.models.translate import TRANSPOSED, StoredLayout, translate
 
 pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built")
 COLUMNS = torch.tensor([2, 33, 60])
@@ -59,7 +59,7 @@ def test_every_backend_multiplies_with_them_and_bits_do_not_depend_on_neighbours
             assert torch.equal(kernels.linear(LOUD[row:row + 1], weight, bias)[0], got[row])
 
 
-def under_another_name(folder: Path, layout: Layout | None = None) -> PackingWeights:
+def under_another_name(folder: Path, layout: StoredLayout | None = None) -> PackingWeights:
     """A file's `h.0.up` with outlier columns, taken as model.layers.0.up."""
     parts = {"weight": torch.ones(24, 64, dtype=torch.int8), "weight_scale": torch.ones(24, 1),
              "outlier_columns": COLUMNS, "outlier_weight": WEIGHT[:, COLUMNS].contiguous()}

@@ -22,7 +22,7 @@ from paceline.engine.observe.timeline import DECODE, Event
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
 from paceline.serve import live, stories
-from paceline.serve.snapshot import CACHED, FREE, SHARED, USED, block_states, packed, percentiles, runs, take
+from paceline.serve.snapshot import CACHED, FREE, SHARED, USED, block_states, engine_state, packed, percentiles, runs
 from paceline.serve.stories import story
 
 WAIT = 90.0
@@ -113,9 +113,9 @@ def test_many_viewers_cost_the_engine_no_more_than_one(url: str, monkeypatch: py
 
     def counted(engine: Engine, timelines: Any) -> Any:
         taken.append(engine.clock())
-        return take(engine, timelines)
+        return engine_state(engine, timelines)
 
-    monkeypatch.setattr(live, "take", counted)
+    monkeypatch.setattr(live, "engine_state", counted)
 
     def view() -> None:
         seen = frames(url)

@@ -26,7 +26,7 @@ from paceline.quantize.calibrate import layer_inputs
 from paceline.quantize.gptq import compensated_groups_of_int4
 from paceline.quantize.plan import Job, matrices
 from paceline.quantize.rounding import groups_of_int4, rows_of_int8, zeroed_groups_of_int4
-from paceline.quantize.run import Report, quantize
+from paceline.quantize.run import QuantizeReport, quantize
 from paceline.quantize.writer import FolderWriter
 
 TOKENS = [5, 9, 200, 31, 7, 7, 120, 64, 3, 18, 250, 90]
@@ -43,7 +43,7 @@ def quietly(*report: Any) -> None:
     pass
 
 
-def rounded(tmp_path: Path, model: Path, to: str, text: Path | None = None, **options: Any) -> Report:
+def rounded(tmp_path: Path, model: Path, to: str, text: Path | None = None, **options: Any) -> QuantizeReport:
     sizes = {"calibration_tokens": 120, "measured_tokens": 60}
     out = tmp_path / f"out-{len(list(tmp_path.glob('out-*')))}"
     return quantize(Job(model=str(model), to=to, out=out, text=text, **sizes | options), quietly)
@@ -381,7 +381,7 @@ def test_the_folder_is_named_after_the_model_however_it_is_called(tmp_path: Path
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--to", "int3"], "int8, int4, awq"), (["--to", "awq"], "--text"), (["--outliers", "6"], "--text"),
     (["--to", "int4", "--outliers", "6", "--text", "TEXT"], "--to int8"),
-    (["--outliers", "-1", "--text", "TEXT"], "positive"), (["--group-size", "32"], "a scale a row"),
+    (["--outliers", "-1", "--text", "TEXT"], "positive"), (["--group-size", "32"], "one scale per row"),
     (["--to", "int4", "--group-size", "48"], "32, 64, 128"), (["--measured-tokens", "1"], "at least 2"),
     (["--text", "nowhere.txt"], "nowhere.txt"), (["--out", "MODEL"], "is there already"),
     (["--to", "awq", "--text", "EMPTY"], "fewer than two tokens"), (["--device", "abacus"], "abacus")])

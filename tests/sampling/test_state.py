@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import RequestError
 from paceline.request import SamplingParams
 from paceline.sampling import SampleState, tokenise_bad_words
-from paceline.sampling.state import BadWords, NgramIndex, TokenCounts
+from paceline.sampling.state import BadWords, NgramFollowers, TokenCounts
 
 few = st.integers(0, 3)
 
@@ -58,13 +58,13 @@ def test_bad_words_must_come_tokenised():
 
 @given(st.integers(1, 4), st.lists(few, max_size=12), st.lists(few, max_size=5))
 def test_ngrams_ban_what_would_repeat(n, text, path):
-    index = NgramIndex(n, text)
+    index = NgramFollowers(n, text)
     whole = text + path
     seen = {tuple(whole[i:i + n]) for i in range(len(whole) - n + 1)}
     end = tuple(whole[len(whole) - n + 1:])
     wanted = {token for token in range(4) if (*end, token) in seen} if len(whole) >= n - 1 else set()
     assert index.banned(path) == wanted
-    assert NgramIndex(n, whole).banned() == wanted
+    assert NgramFollowers(n, whole).banned() == wanted
 
 
 @given(st.lists(st.lists(few, min_size=1, max_size=4), max_size=5), st.lists(few, max_size=8),

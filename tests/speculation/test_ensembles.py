@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.errors import NotYetError, RequestError
 from paceline.speculation import spec
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
-from paceline.speculation.drafters.merge import MergeDrafter, Record
+from paceline.speculation.drafters.merge import MergeDrafter, TrackRecord
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
 from paceline.speculation.ensemble import UNKNOWN, Ensemble
 from paceline.speculation.parts import Part
@@ -190,7 +190,7 @@ def test_merge_takes_nothing_that_is_not_worth_its_price() -> None:
 
 
 def test_estimates_start_at_the_prior_and_follow_what_happens() -> None:
-    record = Record()
+    record = TrackRecord()
     assert record.estimate(1, 0) == 0.5 and record.estimate(1, 1) == 0.25
     for _ in range(50):
         record.note(1, 0, True)

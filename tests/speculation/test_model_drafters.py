@@ -185,13 +185,13 @@ def test_after_full_acceptance_two_tokens_are_read() -> None:
     llm = drafting_llm()
     watch = Watch(llm, {"method": "draft", "model": "same"} | FIXED)
     runner, widths = watch.drafter.model._runner, []
-    run = runner.run
+    run = runner.run_rows
 
     def counted(groups: Any) -> Any:
         widths.append([len(group.tokens) for group in groups])
         return run(groups)
 
-    runner.run = counted
+    runner.run_rows = counted
     llm.generate([PROMPT], params("greedy", max_tokens=16), speculation={"method": "draft", "model": "same"} | FIXED)
     assert widths[0] == [len(PROMPT)], "first the prompt is caught up with"
     assert widths[1:9] == [[1], [1], [1], [1], [2], [1], [1], [1]]

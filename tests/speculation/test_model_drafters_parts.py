@@ -20,7 +20,7 @@ from paceline.kernels import cpu
 from paceline.kernels.reference import ReferenceKernels
 from paceline.models.load.dequant import dequantize
 from paceline.models.native import NativeDecoder
-from paceline.models.reduced import RoundedWeights, ShorterModel, four_bit_blocks
+from paceline.models.reduced import LowBitWeights, ShorterModel, four_bit_blocks
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.drafters.skip import default_skip, read_skip
@@ -65,7 +65,7 @@ def test_four_bit_blocks_are_what_a_gguf_reader_reads() -> None:
     read = dequantize(four_bit_blocks(matrix), "Q4_1", matrix.shape).numpy()
     span = matrix.reshape(16, 3, 32).max(2) - matrix.reshape(16, 3, 32).min(2)
     assert (np.abs(read - matrix).reshape(16, 3, 32).max(2) <= span / 15 * 0.51 + 4e-3).all()
-    rounded = RoundedWeights(Fixed(matrix), 4).take("x.weight", matrix.shape).numpy()
+    rounded = LowBitWeights(Fixed(matrix), 4).take("x.weight", matrix.shape).numpy()
     assert np.abs(rounded - read).max() < 1e-6
 
 
@@ -82,7 +82,7 @@ class Fixed:
 
 @pytest.mark.parametrize("bits, most", [(8, 0.01), (4, 0.12)])
 def test_rounded_weights_are_close_and_vectors_untouched(bits: int, most: float) -> None:
-    rounded, exact = RoundedWeights(RandomWeights(), bits), RandomWeights()
+    rounded, exact = LowBitWeights(RandomWeights(), bits), RandomWeights()
     name = "model.layers.0.mlp.down_proj.weight"
     a, b = rounded.take(name, (64, 96)), exact.take(name, (64, 96))
     assert 0.0 < float((a - b).norm() / b.norm()) < most
@@ -93,7 +93,7 @@ def test_rounded_weights_are_close_and_vectors_untouched(bits: int, most: float)
 @needs_native
 def test_a_native_decoder_knows_its_bits() -> None:
     assert NativeDecoder(shape("llama"), RandomWeights(), 64, threads=1).bits == 8
-    rounded = RoundedWeights(RandomWeights(), 4)
+    rounded = LowBitWeights(RandomWeights(), 4)
     assert NativeDecoder(shape("llama"), rounded, 64, threads=1, keep_blocks=True).bits == 4
     assert NativeDecoder(shape("llama"), rounded, 64, threads=1).bits == 8
 

@@ -19,7 +19,7 @@ from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.reference import ReferenceKernels
 from paceline.models.config import ModelConfig
 from paceline.models.native import NativeDecoder
-from paceline.models.reduced import RoundedWeights
+from paceline.models.reduced import LowBitWeights
 from paceline.models.registry import build
 from pairwise import each
 from speculation.model_drafting import PROMPT, WIDE, OtherWeights, Watch, drafting_llm
@@ -70,7 +70,7 @@ def alone(method: str, kind: str) -> tuple[Any, Any]:
     """The target, or a drafting model made anew from weights, as if there were no other; and its kernels."""
     weights: Any = {"draft": OtherWeights(), "skip": Silenced(1), "cascade": OtherWeights(),
                     "cascade on one cache": Silenced(1),
-                    "precision": RoundedWeights(RandomWeights(), 4)}.get(method) or RandomWeights()
+                    "precision": LowBitWeights(RandomWeights(), 4)}.get(method) or RandomWeights()
     layers = {"num_hidden_layers": 2} if method == "exit" else {}
     shape = ModelConfig.from_dict(BASE | WIDE | SHAPES["llama"] | layers)
     if kind == "native":

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.bench.cpu_peers import Contender, available, median_ms
+from paceline.bench.cpu_peers import MeasuredEngine, available, median_ms
 from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.schedule.sequence import Sequence as EngineSequence
@@ -33,7 +33,7 @@ REST_S = 0.1
 
 class Paceline:
     """Whole requests go through the whole engine: scheduling, sampling and detokenising are counted. A step is
-    Runner.run: laying out the rows, the forward and the logits of every row."""
+    ModelRunner.run_batch: laying out the rows, the forward and the logits of every row."""
 
     name = "paceline"
 
@@ -78,9 +78,10 @@ class Paceline:
             engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
             for begin in range(0, len(prefix), 512):
                 part = prefix[begin:begin + 512]
-                engine.runner.run(engine.batches.build([RowGroup(sequence, begin, part, logits_from=len(part) - 1)]))
+                chunk = RowGroup(sequence, begin, part, logits_from=len(part) - 1)
+                engine.runner.run_batch(engine.batches.build([chunk]))
             rows = [RowGroup(sequence, len(prefix), tokens)]
-            return median_ms(lambda: None, lambda: _ignore(engine.runner.run(engine.batches.build(rows))))
+            return median_ms(lambda: None, lambda: _ignore(engine.runner.run_batch(engine.batches.build(rows))))
         finally:
             engine.cache.close(sequence.allocation)
 
@@ -124,26 +125,26 @@ class Case:
 
     name: str
     unit: str
-    measure: Callable[[Contender, int], float]
+    measure: Callable[[MeasuredEngine, int], float]
     """(contender, vocabulary size) -> figure"""
     higher_is_better: bool = True
     most_turns: int = 99
     note: str = ""
 
 
-def _decode(prompt: int, new_tokens: int) -> Callable[[Contender, int], float]:
+def _decode(prompt: int, new_tokens: int) -> Callable[[MeasuredEngine, int], float]:
     return lambda who, vocab: who.decode(prompt_of(prompt, vocab), new_tokens)
 
 
-def _prefill(length: int) -> Callable[[Contender, int], float]:
+def _prefill(length: int) -> Callable[[MeasuredEngine, int], float]:
     return lambda who, vocab: who.prefill(prompt_of(length, vocab))
 
 
-def _batch(count: int, new_tokens: int) -> Callable[[Contender, int], float]:
+def _batch(count: int, new_tokens: int) -> Callable[[MeasuredEngine, int], float]:
     return lambda who, vocab: who.batch([prompt_of(SHORT, vocab, salt) for salt in range(count)], new_tokens)
 
 
-def _step(rows: int) -> Callable[[Contender, int], float]:
+def _step(rows: int) -> Callable[[MeasuredEngine, int], float]:
     return lambda who, vocab: who.step(prompt_of(SHORT, vocab), prompt_of(rows, vocab, 1))
 
 
@@ -171,7 +172,7 @@ def choose(text: str | None) -> list[Case]:
     return [case for name, case in CASES.items() if name in wanted]
 
 
-def measure(cases: Sequence[Case], contenders: Sequence[Contender], vocab_size: int, repeats: int
+def measure(cases: Sequence[Case], contenders: Sequence[MeasuredEngine], vocab_size: int, repeats: int
             ) -> dict[str, dict[str, float]]:
     """case -> contender -> its best figure, everybody in turn within every turn."""
     best: dict[str, dict[str, float]] = {case.name: {} for case in cases}

@@ -34,7 +34,7 @@ class PeerUnavailable(Exception):
     """Says in a sentence why a peer cannot be measured here."""
 
 
-class Contender(Protocol):
+class MeasuredEngine(Protocol):
     """One engine under measurement. Every figure is of the engine alone, warm, with the threads it was given."""
 
     name: str
@@ -219,7 +219,7 @@ class OnnxRuntime:
         return self._api.Generator(model, params)
 
 
-def peers(path: Path, threads: int) -> Iterator[Callable[[], Contender]]:
+def peers(path: Path, threads: int) -> Iterator[Callable[[], MeasuredEngine]]:
     """One maker for each peer of the model at `path`; making one converts what it needs and may raise
     PeerUnavailable. Converted files are kept beside the fetched models and used again."""
     yield lambda: LlamaCpp(_gguf(path), "llama.cpp as shipped", threads)
@@ -228,9 +228,9 @@ def peers(path: Path, threads: int) -> Iterator[Callable[[], Contender]]:
     yield lambda: OnnxRuntime(_onnx(path, last_only=True), _onnx(path, last_only=False), threads)
 
 
-def available(path: Path, threads: int) -> tuple[list[Contender], list[str]]:
+def available(path: Path, threads: int) -> tuple[list[MeasuredEngine], list[str]]:
     """The peers that can run here, and a line for each that cannot."""
-    found: list[Contender] = []
+    found: list[MeasuredEngine] = []
     missing: list[str] = []
     for make in peers(path, threads):
         try:

@@ -69,9 +69,9 @@ def seconds(llm: LLM, prompts: list[list[int]], counts: list[int],
     params = [SamplingParams(max_tokens=count, ignore_eos=True, **{"temperature": 0.0, "seed": 1} | own)
               for count, own in zip(counts, itertools.cycle(controls))]
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm.generate(list(prompts), params)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def tpot(llm: LLM, vocab: int, batch: int, repeats: int, controls: Sequence[dict[str, Any]] = ({},)) -> float:
@@ -124,10 +124,11 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         others = beside.get(case, {}) | ({"vLLM 0.26": peer[case]} if case in peer else {})
         rows.append(Row(case, unit, value, others, higher, text))
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm = engine(shape, number, deterministic, kv_dtype)
     seconds(llm, prompts_of([8], config.vocab_size, 0), [4])
-    note("start", "s", time.perf_counter() - begun, text="random weights on the device, kernels compiled, one captured")
+    note("start", "s", time.perf_counter() - started,
+         text="random weights on the device, kernels compiled, one captured")
     if "tpot" in cases:
         for batch in batches:
             moved = floor + cache_bytes(config, number, batch * (PROMPT + 72))  # 72: half way through the output

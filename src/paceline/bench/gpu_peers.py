@@ -38,9 +38,9 @@ class Peer(ABC):
         """So many tokens for each prompt, all at once; back when the last one is there."""
 
     def seconds(self, prompts: list[list[int]], count: int) -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self.generate(prompts, count)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
 
 class Transformers(Peer):

@@ -77,9 +77,9 @@ def compile_seconds(structures: Structures, schemas: dict[str, Schema]) -> tuple
     compiler.compile(Structure("regex", "warm")).future.result()
     seconds, grammars = [], []
     for schema in schemas.values():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         grammars.append(compiler.compile(Structure("json_schema", json.dumps(schema))).future.result())
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return seconds, grammars
 
 
@@ -88,9 +88,9 @@ def mask_seconds(grammar: CompiledGrammar, tokens: list[int], vocab_size: int, e
     sequence = SequenceGrammar(grammar, vocab_size, ends)
     seconds = []
     for token in tokens:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         sequence.mask(())
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         sequence.append([token])
     return seconds
 

@@ -38,22 +38,22 @@ class XGrammar:
         masking: list[float] = []
         bits = self._library.allocate_token_bitmask(1, self._vocab_size)
         for schema, tokens in zip(schemas.values(), texts):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 compiled = self._compiler.compile_json_schema(json.dumps(schema), any_whitespace=True)
             except Exception:
                 self.refused += 1
                 continue
-            compiling.append(time.perf_counter() - begun)
+            compiling.append(time.perf_counter() - started)
             masking += self._walk(self._library.GrammarMatcher(compiled), tokens, bits)
         return compiling, masking
 
     def _walk(self, matcher: Any, tokens: list[int], bits: torch.Tensor) -> list[float]:
         seconds = []
         for token in tokens:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             matcher.fill_next_token_bitmask(bits)
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
             if token in self._eos:
                 break
             if not matcher.accept_token(token):

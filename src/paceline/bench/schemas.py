@@ -149,6 +149,6 @@ _CALLS: dict[str, Schema] = {
 }
 
 OPEN_ENDED = ("number", "number_signed", "number_exclusive", "geo", "ref_recursive")
-"""Those that allow texts of any length: there is no bound on the digits behind a point, nor on recursion."""
+"""Those that allow texts of any length: there is no bound on the digits after a point, nor on recursion."""
 
 SCHEMAS: dict[str, Schema] = _BASIC | _STRINGS | _OBJECTS | _ARRAYS | _CHOICES | _REFERENCES | _CALLS

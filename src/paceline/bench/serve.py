@@ -94,9 +94,9 @@ def cost(llm: LLM, host: str, port: int, process: subprocess.Popen[str], streams
     cores = os.cpu_count() or 1
     for turn in range(repeats + 1):
         say(f"serve: {streams} streams, run {turn} of {repeats}")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         llm.generate(prompts, params)
-        alone = tokens / (time.perf_counter() - begun)
+        alone = tokens / (time.perf_counter() - started)
         before = cpu_seconds(process)
         seen = load(host, port, **plan)
         problems = [one["error"] for one in seen["exchanges"] if one["error"]]

@@ -24,7 +24,7 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes, hang_up_after: int | None) -> None:
         self.pieces: list[tuple[float, bytes]] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.begun = 0.0
+        self.started = 0.0
         self.hung_up = False
         self._request = request
         self._hang_up_after = hang_up_after
@@ -32,7 +32,7 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self.begun = time.perf_counter()
+        self.started = time.perf_counter()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -86,29 +86,29 @@ async def soak(plan: dict[str, Any]) -> list[tuple[dict[str, Any], Exchange]]:
 
 def read(body: dict[str, Any], made: Exchange) -> dict[str, Any]:
     """What an exchange was: its text, and when its tokens came."""
-    told: dict[str, Any] = {"body": body, "hung_up": made.hung_up, "text": "", "finish_reason": None, "tokens": None,
-                            "error": None, "status": 0, "times": []}
+    result: dict[str, Any] = {"body": body, "hung_up": made.hung_up, "text": "", "finish_reason": None, "tokens": None,
+                              "error": None, "status": 0, "times": []}
     whole = b"".join(data for _, data in made.pieces)
     head, _, rest = whole.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 "):
-        told["error"] = None if made.hung_up else "no answer"
-        return told
-    told["status"] = int(head.split(b" ", 2)[1])
-    if told["status"] != 200:
-        told["error"] = rest.decode("utf-8", "replace")[:300]
-        return told
+        result["error"] = None if made.hung_up else "no answer"
+        return result
+    result["status"] = int(head.split(b" ", 2)[1])
+    if result["status"] != 200:
+        result["error"] = rest.decode("utf-8", "replace")[:300]
+        return result
     for chunk in _events(rest):
         if "error" in chunk:
-            told["error"] = chunk["error"]["message"]
+            result["error"] = chunk["error"]["message"]
         for choice in chunk.get("choices", ()):
-            told["text"] += choice["text"]
-            told["finish_reason"] = choice["finish_reason"] or told["finish_reason"]
+            result["text"] += choice["text"]
+            result["finish_reason"] = choice["finish_reason"] or result["finish_reason"]
         if "paceline" in chunk:
-            told["tokens"] = chunk["paceline"]["metrics"]["output_tokens"]
-    told["times"] = [when - made.begun for when, data in made.pieces if b'"choices":[{' in data]
-    if not made.hung_up and told["finish_reason"] is None and told["error"] is None:
-        told["error"] = "the stream ended early"
-    return told
+            result["tokens"] = chunk["paceline"]["metrics"]["output_tokens"]
+    result["times"] = [when - made.started for when, data in made.pieces if b'"choices":[{' in data]
+    if not made.hung_up and result["finish_reason"] is None and result["error"] is None:
+        result["error"] = "the stream ended early"
+    return result
 
 
 def _events(rest: bytes) -> Iterator[dict[str, Any]]:
@@ -123,9 +123,9 @@ def _events(rest: bytes) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     plan = json.load(sys.stdin)
-    begun, before = time.perf_counter(), _cpu()
+    started, before = time.perf_counter(), _cpu()
     found = asyncio.run({"burst": burst, "soak": soak}[plan["kind"]](plan))
-    elapsed, cpu = time.perf_counter() - begun, _cpu() - before
+    elapsed, cpu = time.perf_counter() - started, _cpu() - before
     json.dump({"elapsed_s": elapsed, "cpu_s": cpu, "exchanges": [read(*pair) for pair in found]}, sys.stdout)
 
 

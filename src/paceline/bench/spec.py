@@ -46,7 +46,7 @@ class Tally:
     """What one contender did on one category (or on all)."""
 
     rates: list[float] = field(default_factory=list)
-    """Decode tokens a second, one figure a question."""
+    """Decode tokens a second, one figure per question."""
     tokens: int = 0
     stats: SpeculationStats = field(default_factory=lambda: SpeculationStats("all of them"))
 

@@ -1,4 +1,4 @@
-"""The picture of `bench spec`: speed-up by category, a group of bars each, a bar a method."""
+"""The picture of `bench spec`: speed-up by category, a group of bars each, one bar per method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of `bench spec`: a column a method; speed-up by category, then what explains it."""
+"""The table of `bench spec`: one column per method; speed-up by category, then what explains it."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ def preempted(engine: Engine, prompt: list[int], mode: str) -> float:
     name = engine.add(prompt, params, speculation=None)
     until_token(engine, name, DECODED)
     seq = engine.scheduler.running[0]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     engine.scheduler.preempt(seq)
     while seq.in_flight:
         engine.step()
     known = len(seq.tokens)
     while len(seq.tokens) == known:
         engine.step()
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     engine.cancel(name)
     engine.take(name)
     return taken
@@ -55,9 +55,9 @@ def preempted(engine: Engine, prompt: list[int], mode: str) -> float:
 def first_token(engine: Engine, prompt: list[int]) -> float:
     """Seconds to the first token of a prompt that was seen before."""
     name = engine.add(prompt, SamplingParams(max_tokens=1, temperature=0.0), speculation=None)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     until_token(engine, name, 1)
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     engine.cancel(name)
     engine.take(name)
     return taken

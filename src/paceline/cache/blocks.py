@@ -36,7 +36,7 @@ class BlockPool:
         self._next: list[int] = [*range(1, num_blocks), NULL_BLOCK]
         self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A block for new content, held once. The caller has checked `free`."""
         block = self._next[NULL_BLOCK]
         if block == NULL_BLOCK:

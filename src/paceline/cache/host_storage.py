@@ -71,11 +71,11 @@ class HostStorage:
         for _ in range(2):  # the first round touches the memory for the first time
             for route in seconds:
                 self._wait()
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 for group in range(len(self._memory)):
                     self.copy(group, [(block, block) for block in blocks], route)
                 self._wait()
-                seconds[route] = min(seconds[route], time.perf_counter() - begun)
+                seconds[route] = min(seconds[route], time.perf_counter() - started)
         return CopyRates(*(copied / max(taken, 1e-9) for taken in seconds.values()))
 
     def _copy_here(self, group: int, sources: list[int], targets: list[int], route: Route) -> None:

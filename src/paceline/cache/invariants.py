@@ -20,7 +20,7 @@ class CacheInvariantError(AssertionError):
     """The bookkeeping contradicts itself: a bug in Paceline, never a user's mistake."""
 
 
-class Bookkeeping(Protocol):
+class CheckedCache(Protocol):
     """What the checks read of a CacheManager, and never change."""
 
     groups: tuple[CacheGroup, ...]
@@ -42,7 +42,7 @@ def _require(condition: bool, sentence: str) -> None:
         raise CacheInvariantError(sentence)
 
 
-def check_cache(cache: Bookkeeping, live: list[Allocation], swapped: list[Swapped]) -> None:
+def check_cache(cache: CheckedCache, live: list[Allocation], swapped: list[Swapped]) -> None:
     """`live` must be all open allocations, `swapped` all that were swapped out and not back."""
     _check_seats(cache, live)
     for group in range(len(cache.groups)):
@@ -54,12 +54,12 @@ def check_cache(cache: Bookkeeping, live: list[Allocation], swapped: list[Swappe
     _check_cold(cache)
 
 
-def _check_seats(cache: Bookkeeping, live: list[Allocation]) -> None:
+def _check_seats(cache: CheckedCache, live: list[Allocation]) -> None:
     seats = sorted([allocation.seat for allocation in live] + cache.free_seats)
     _require(seats == list(range(cache.max_seats)), f"seats held and free are {seats}: one is lost or held twice")
 
 
-def _check_holders(cache: Bookkeeping, live: list[Allocation], group: int) -> None:
+def _check_holders(cache: CheckedCache, live: list[Allocation], group: int) -> None:
     pool, name = cache.pools[group], cache.groups[group].name
     holders: Counter[int] = Counter()
     for allocation in live:
@@ -89,7 +89,7 @@ def _check_free_list(pool: BlockPool, holders: Counter[int], name: str) -> None:
     _require(flags == sorted(flags), f"{name} would evict cached blocks before using plain ones")
 
 
-def _check_tables(cache: Bookkeeping, live: list[Allocation], group: int) -> None:
+def _check_tables(cache: CheckedCache, live: list[Allocation], group: int) -> None:
     table, name = cache.tables[group], cache.groups[group].name
     rows = {allocation.seat: allocation.blocks[group] for allocation in live}
     for seat in range(cache.max_seats):
@@ -98,7 +98,7 @@ def _check_tables(cache: Bookkeeping, live: list[Allocation], group: int) -> Non
         _require(table[seat].tolist() == padded, f"the table of group {name!r} at seat {seat} is not what is held")
 
 
-def _check_entries(cache: Bookkeeping, group: int) -> None:
+def _check_entries(cache: CheckedCache, group: int) -> None:
     pool, name = cache.pools[group], cache.groups[group].name
     entries = cache.prefix.node_of[group]
     flagged = {block for block in range(pool.num_blocks) if pool.cached[block]}
@@ -110,7 +110,7 @@ def _check_entries(cache: Bookkeeping, group: int) -> None:
                  f"the prefix entry of block {block} of group {name!r} lacks the tokens that it depends on")
 
 
-def _check_nodes(cache: Bookkeeping, live: list[Allocation]) -> None:
+def _check_nodes(cache: CheckedCache, live: list[Allocation]) -> None:
     nodes = cache.prefix.nodes()
     known = set(nodes)
     _require(len(nodes) == len(known), "a prefix node is in the table twice")
@@ -128,7 +128,7 @@ def _check_nodes(cache: Bookkeeping, live: list[Allocation]) -> None:
         _require(set(allocation.chain) <= known, "a sequence's chain holds a node that was dropped")
 
 
-def _check_swap(cache: Bookkeeping, swapped: list[Swapped]) -> None:
+def _check_swap(cache: CheckedCache, swapped: list[Swapped]) -> None:
     swap = cache.swap
     _require(swap.sequences == len(swapped), f"{swap.sequences} sequences are counted as swapped, not {len(swapped)}")
     _require(bool(swap.pools) or not swapped, "a sequence is swapped and there is no memory for it")
@@ -146,7 +146,7 @@ def _check_swap(cache: Bookkeeping, swapped: list[Swapped]) -> None:
                      f"a swapped sequence of {own.length} tokens has {len(own.blocks[group])} blocks in {name}")
 
 
-def _check_cold(cache: Bookkeeping) -> None:
+def _check_cold(cache: CheckedCache) -> None:
     for group, pool in enumerate(cache.cold.pools):
         name = f"the cold blocks of group {cache.groups[group].name!r}"
         _require(pool.num_blocks == cache.cold.most_blocks + 1, f"{name} are not as many as there may be")

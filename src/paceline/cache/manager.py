@@ -132,7 +132,7 @@ class CacheManager:
         # makes room when the sequence comes back. The last token may be computed again.
         first = [passed if reach is None else max(passed, max(0, length - 1 - reach) // self.block_size)
                  for passed, reach in zip(allocation.passed, self._reach)]
-        swapped = self.swap.take(allocation, length, first, self.block_size, self._copies)
+        swapped = self.swap.swap_out(allocation, length, first, self.block_size, self._copies)
         return None if swapped is None else (swapped, self._taken())
 
     def swap_in(self, allocation: Allocation, swapped: Swapped) -> tuple[int, list[BlockCopy]]:
@@ -141,7 +141,7 @@ class CacheManager:
         if allocation.cached >= swapped.length:
             self.swap.drop(swapped)
             return allocation.cached, []
-        self.swap.give(swapped, allocation, self.pools, self._copies)
+        self.swap.swap_in(swapped, allocation, self.pools, self._copies)
         for g, blocks in enumerate(allocation.blocks):
             self.tables[g][allocation.seat, :len(blocks)] = blocks
         self._plan(allocation)
@@ -176,7 +176,7 @@ class CacheManager:
                 if block == NULL_BLOCK:
                     raise ValueError(f"position {start} lies in a block that group {self.groups[g].name!r} has freed")
                 if pool.refs[block] > 1:
-                    target = pool.take()
+                    target = pool.allocate()
                     self._copies.append(BlockCopy(g, block, target))
                     pool.release(block)
                     blocks[index] = target
@@ -185,7 +185,7 @@ class CacheManager:
                     self.prefix.detach(g, block)
                     pool.unregister(block)
             while len(blocks) < stop:
-                block = pool.take()
+                block = pool.allocate()
                 row[len(blocks)] = block
                 blocks.append(block)
         allocation.writable_from = start

@@ -48,7 +48,7 @@ class ColdBlocks:
             return
         if cold is not None or not pool.free:
             return  # the entry for other tokens that follow is as good, and may be on its way back
-        target = pool.take()
+        target = pool.allocate()
         self._prefix.attach_cold(node, group, target, ahead)
         pool.register(target)
         pool.release(target)

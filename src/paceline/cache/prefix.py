@@ -77,7 +77,7 @@ class PrefixCache:
 
     def __init__(self, lookaheads: Sequence[int], block_size: int, hash_function: HashFunction = default_hash,
                  remember: int = 65536) -> None:
-        """`lookaheads` has one entry a group; `remember` bounds the memory of evicted digests."""
+        """`lookaheads` has one entry per group; `remember` bounds the memory of evicted digests."""
         self.lookaheads = tuple(lookaheads)
         self.block_size = block_size
         self._hash = hash_function

@@ -54,7 +54,8 @@ class Sharing:
     def fetch(self, allocation: Allocation, copies: list[BlockCopy]) -> None:
         """Bring what the host keeps of the beginning, with copies added to the list. The caller knows that the blocks
         are to be had."""
-        taken = [self._pools[absent.group].take() for absent in allocation.absent]  # may add copies of what they held
+        # May add copies of what they held.
+        taken = [self._pools[absent.group].allocate() for absent in allocation.absent]
         for absent, block in zip(allocation.absent, taken):
             group, pool = absent.group, self._pools[absent.group]
             copies.append(BlockCopy(group, absent.cold, block, Route.FETCH))

@@ -1,4 +1,4 @@
-"""The tensors behind the block tables, and the copies and moves the bookkeeping asks for."""
+"""The tensors that block tables point into, and the copies and moves the bookkeeping asks for."""
 
 from __future__ import annotations
 

@@ -56,23 +56,23 @@ class SwapSpace:
         """Blocks that hold something, all groups together."""
         return sum(pool.num_blocks - 1 - pool.free for pool in self.pools)
 
-    def take(self, allocation: Allocation, length: int, first: Sequence[int], block_size: int,
-             copies: list[BlockCopy]) -> Swapped | None:
+    def swap_out(self, allocation: Allocation, length: int, first: Sequence[int], block_size: int,
+                 copies: list[BlockCopy]) -> Swapped | None:
         """Keep the first `length` tokens of a sequence, of each group the blocks from `first` on, with copies added to
         the list; None: there is no room."""
         end = -(-length // block_size)
         sources = [blocks[begin:end] for blocks, begin in zip(allocation.blocks, first)]
         if not self.ready or any(len(blocks) > pool.free for blocks, pool in zip(sources, self.pools)):
             return None
-        kept = [[pool.take() for _ in blocks] for blocks, pool in zip(sources, self.pools)]
+        kept = [[pool.allocate() for _ in blocks] for blocks, pool in zip(sources, self.pools)]
         for g, (blocks, targets) in enumerate(zip(sources, kept)):
             copies += [BlockCopy(g, source, target, Route.SWAP_OUT) for source, target in zip(blocks, targets)]
             self.blocks_out += len(blocks)
         self.sequences += 1
         return Swapped(length, [min(begin, end) for begin in first], kept)
 
-    def give(self, swapped: Swapped, allocation: Allocation, pools: Sequence[BlockPool],
-             copies: list[BlockCopy]) -> None:
+    def swap_in(self, swapped: Swapped, allocation: Allocation, pools: Sequence[BlockPool],
+                copies: list[BlockCopy]) -> None:
         """Bring a sequence's blocks back after those that its new allocation already holds, with copies added to the
         list; `swapped` is void then. Blocks that its window had left behind are let go."""
         for g, pool in enumerate(pools):
@@ -82,7 +82,7 @@ class SwapSpace:
                 blocks[index] = NULL_BLOCK
             blocks += [NULL_BLOCK] * (first - len(blocks))
             sources = swapped.blocks[g][len(blocks) - first:]
-            targets = [pool.take() for _ in sources]  # which may add copies of what they held
+            targets = [pool.allocate() for _ in sources]  # which may add copies of what they held
             blocks += targets
             copies += [BlockCopy(g, source, target, Route.SWAP_IN) for source, target in zip(sources, targets)]
             self.blocks_in += len(sources)

@@ -197,7 +197,7 @@ def quality(
 
 @app.command("spec")
 def spec(
-    dataset: Annotated[str, typer.Option(help="Questions: a JSON object a line with question_id, category, turns.")],
+    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
     json_file: options.JsonFile = None,
     model: options.Model = None,
     methods: Annotated[str, typer.Option(help="all, names separated by commas, or JSON objects.")] = "all",

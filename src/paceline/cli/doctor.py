@@ -33,7 +33,7 @@ _OPTIONAL = {
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """Everything doctor found; `as_dict` through `plain` is what --json prints."""
 
     paceline: str
@@ -63,14 +63,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the repor
         raise typer.Exit(CHECK_FAILED)
 
 
-def examine() -> Report:
+def examine() -> DoctorReport:
     import torch
 
     from paceline.cli.selfcheck import check_batch_invariance
 
     machine = inspect_machine()
     cuda = _cuda_devices(torch)
-    report = Report(
+    report = DoctorReport(
         paceline=__version__,
         python=platform.python_version(),
         machine=machine,
@@ -114,7 +114,7 @@ def _triton(cuda: list[dict[str, Any]]) -> str:
     return "available: the default on CUDA devices, steps captured as graphs"
 
 
-def advise(report: Report, environment: Any) -> list[str]:
+def advise(report: DoctorReport, environment: Any) -> list[str]:
     """What would be slow or missing on this machine, a sentence each."""
     machine, advice = report.machine, []
     if not machine.has_bf16:
@@ -201,7 +201,7 @@ def _hub_models() -> list[dict[str, Any]]:
     ]
 
 
-def show(report: Report) -> None:
+def show(report: DoctorReport) -> None:
     """The report for a person."""
     from rich.table import Table
 

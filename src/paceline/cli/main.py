@@ -1,4 +1,4 @@
-"""The `paceline` command: one module a sub-command, one place where errors become sentences."""
+"""The `paceline` command: one module per sub-command, one place where errors become sentences."""
 
 from __future__ import annotations
 

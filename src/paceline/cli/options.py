@@ -64,7 +64,7 @@ BadWords = Annotated[list[str] | None, _sampling("Never write this; repeatable."
 Stop = Annotated[list[str] | None, _sampling("End before this text; repeatable.")]
 StopTokenIds = Annotated[list[int] | None, _sampling("End at this token; repeatable.", "--stop-token-id")]
 IgnoreEos = Annotated[bool, _sampling("Go on past the model's own end.", "--ignore-eos")]
-Seed = Annotated[int | None, _sampling("Same seed, same text. Default: drawn and reported.")]
+Seed = Annotated[int | None, _sampling("Same seed, same text. Default: a random one, reported.")]
 Samples = Annotated[int, _sampling("Samples per prompt.", "--n", "-n")]
 Timeout = Annotated[float | None, _sampling("Seconds a prompt may take.")]
 

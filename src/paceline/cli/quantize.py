@@ -14,9 +14,9 @@ from paceline.cli.plain import plain
 from paceline.cli.terminal import loading_bars
 
 if TYPE_CHECKING:
-    from paceline.quantize.run import Report
+    from paceline.quantize.run import QuantizeReport
 
-_TO = "int8 (a scale a row), int4 (symmetric groups, GPTQ's layout) or awq (4 bits, scales searched on a text)."
+_TO = "int8 (one scale per row), int4 (symmetric groups, GPTQ's layout) or awq (4 bits, scales searched on a text)."
 
 
 def quantize(
@@ -58,7 +58,7 @@ def _name(model: str) -> str:
     return Path(os.path.abspath(Path(model).expanduser())).name.removesuffix(".gguf")
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: QuantizeReport) -> list[str]:
     groups = "" if report.group_size is None else f", groups of {report.group_size}"
     lines = [f"{report.out}: {report.matrices} matrices as {report.to}{groups}, {report.bytes / 1e6:.1f} MB."]
     if report.in_floats:

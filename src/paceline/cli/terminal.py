@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 
 
 class LoadingBars:
-    """Turns (stage, done, total) reports into one rich bar a stage."""
+    """Turns (stage, done, total) reports into one rich bar per stage."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -72,7 +72,7 @@ def _amount(done: int, total: int | None) -> str:
 
 @contextmanager
 def loading_bars() -> Iterator[ProgressCallback]:
-    """Progress bars on stderr that vanish when loading is done; without a terminal, one line a stage."""
+    """Progress bars on stderr that vanish when loading is done; without a terminal, one line per stage."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield _one_line_a_stage()

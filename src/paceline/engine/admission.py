@@ -16,7 +16,7 @@ def check_params(params: object) -> None:
 
 
 def check_streamed(params: SamplingParams) -> None:
-    """What is told while it grows must be part of what is returned in the end."""
+    """What is streamed while it grows must be part of what is returned in the end."""
     check_params(params)
     if params.chosen_at_end:
         name = "beam_width" if params.searches else "best_of"

@@ -64,10 +64,10 @@ class Bookkeeping:
             touched[group.seq.record.request.id] = group.seq.record
         return count
 
-    def stepped(self, step: Step, decisions: Seq[Decision], tokens: int, begun: float, times: StepTimes) -> None:
-        """A step has ended that began at `begun` and yielded so many tokens."""
+    def stepped(self, step: Step, decisions: Seq[Decision], tokens: int, started: float, times: StepTimes) -> None:
+        """A step has ended that began at `started` and yielded so many tokens."""
         self._metrics.account(step.rows, step.prompt_rows, tokens, times)
-        self._observers.stepped(step, decisions, begun, times)
+        self._observers.stepped(step, decisions, started, times)
 
     def _settle(self, seq: Sequence, decision: Decision, now: float) -> int:
         """A decided sequence: counts, times, the drafter's lesson, the end. Returns the tokens it got."""

@@ -213,15 +213,15 @@ class Engine:
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
-        begun = self.clock()
+        started = self.clock()
         touched: Touched = {}
-        for seq in self.scheduler.expire(begun):
+        for seq in self.scheduler.expire(started):
             self._bookkeeping.close(seq, "timeout")
             touched[seq.record.request.id] = seq.record
         for request_id in self.structures.release(self._records, self.scheduler):
             self.cancel(request_id, "error")
             touched[request_id] = self._records[request_id]
-        self.loop.step(begun, begun - self._last_arrival, touched)
+        self.loop.step(started, started - self._last_arrival, touched)
         return list(touched.values())
 
     def _end_requests(self, step: Step | None, problem: BaseException, touched: Touched) -> None:

@@ -32,20 +32,20 @@ class Loop:
         self._suspect: Step | None = None
         """On whose account things break now; None: nobody can say."""
 
-    def step(self, begun: float, since_arrival: float, touched: Touched) -> None:
-        """One pass, which began when the clock said `begun`, so long after the last request came. The records that got
-        something new are added to `touched`."""
+    def step(self, started: float, since_arrival: float, touched: Touched) -> None:
+        """One pass, which began at `started`, so long after the last request came. The records that got something new
+        are added to `touched`."""
         try:
-            self._submit(since_arrival)
+            self._suspect = self.executor.oldest
+            self.executor.start()
+            schedule_s = self._submit(since_arrival)
             self._suspect = self.executor.oldest
             if self._suspect is None:
                 return
-            planned = self._clock()
-            self._commit(self.executor.settle(), begun, planned, touched)
+            self._commit(self.executor.settle(), started, schedule_s, touched)
             while self.executor.stale:
                 self._suspect = self.executor.oldest
-                settled = self.executor.settle()
-                self._scheduler.commit(settled.step, settled.decisions)
+                self._commit(self.executor.settle(), started, 0.0, touched)
             self._suspect = self.executor.oldest
             self.executor.advance()
         except StepDropped as dropped:
@@ -53,30 +53,38 @@ class Loop:
         except BaseException as problem:
             self._fail(self._suspect, problem, touched)
 
-    def _submit(self, since_arrival: float) -> None:
+    def _submit(self, since_arrival: float) -> float:
+        """All that there is room for; the seconds it took to plan that, drafting included."""
+        seconds = 0.0
         while self.executor.has_room(self._scheduler.running):
-            self._suspect = None
+            self._suspect, started = None, self._clock()
             self._drafting.propose(self._scheduler.running)
             step = self._scheduler.schedule(self.executor.repeats(self._scheduler, since_arrival))
+            planned = self._clock()
+            seconds += planned - started
             if step is None:
-                return
+                break
             self._suspect = step
             self._bookkeeping.preempted(step)
+            self._bookkeeping.scheduled(step, planned)
             self.executor.submit(step)
-            self._bookkeeping.scheduled(step, self._clock())
+        return seconds
 
-    def _commit(self, settled: Settled, begun: float, planned: float, touched: Touched) -> None:
+    def _commit(self, settled: Settled, started: float, schedule_s: float, touched: Touched) -> None:
         step, decisions = settled.step, settled.decisions
+        if settled.stale:  # nobody is left to be told of it
+            self._scheduler.commit(step, decisions)
+            return
         decided = self._clock()
         alive = [group.seq.status is not Status.FINISHED for group in step.groups]
         self._scheduler.commit(step, decisions)
         tokens = self._bookkeeping.decided(step, decisions, alive, decided, touched)
         draft = self._drafting.seconds
-        times = StepTimes(planned - begun - draft, settled.forward_s, settled.sample_s, self._clock() - decided, draft)
+        times = StepTimes(max(0.0, schedule_s - draft), settled.forward_s, settled.sample_s, self._clock() - decided,
+                          draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
-        if settled.by_itself:
-            self._drafting.account(step, decisions, times)
-        self._bookkeeping.stepped(step, decisions, tokens, begun, times)
+        self._drafting.account(step, decisions, times, settled.by_itself)
+        self._bookkeeping.stepped(step, decisions, tokens, started, times)
 
     def _start_over(self, dropped: StepDropped, touched: Touched) -> None:
         """There was no memory for a step: those who ran are computed again, in smaller steps if that may help."""
@@ -84,8 +92,8 @@ class Loop:
             if not self._scheduler.shrink():
                 self._fail(dropped.step, dropped.__cause__ or dropped, touched)
                 return
-            log.warning("no memory for a step of %d rows: those who ran are computed again, in steps of at most %d; "
-                        "give the cache fewer kv_blocks", dropped.step.rows, self._scheduler.config.max_batch_tokens)
+            log.warning("%s: those who ran are computed again, in steps of at most %d; give the cache fewer kv_blocks",
+                        dropped, self._scheduler.config.max_batch_tokens)
         self._forget()
 
     def _fail(self, step: Step | None, problem: BaseException, touched: Touched) -> None:

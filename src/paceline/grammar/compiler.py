@@ -39,7 +39,7 @@ class Compilation:
         self._begun: float | None = None
 
     def begin(self) -> None:
-        """The clock runs from when a thread takes it up: who waits behind others is not too complex."""
+        """The clock runs from when a thread takes it up: who waits for others is not too complex."""
         self._begun = self._clock()
 
     def join(self) -> None:

@@ -44,7 +44,7 @@ WEIGHTS = ("file", "int8_channel", "int8_block", "int4_block")
 
 
 class RoundedWeights:
-    """A WeightSource whose matrices are rounded: "file" leaves them, "int8_channel" has a scale an output row,
+    """A WeightSource whose matrices are rounded: "file" leaves them, "int8_channel" has one scale per output row,
     "int8_block" and "int4_block" one for 32 values. Vectors stay as they are. Offers no blocks, so that a model that
     could keep the file's has to take the rounded floats."""
 

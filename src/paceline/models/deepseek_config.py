@@ -34,7 +34,7 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
-    """Which layers are mixtures, and of what: routed experts behind a rule, and experts that every row goes through."""
+    """Which layers are mixtures, and of what: experts routed by a rule, and experts that every row goes through."""
 
     count: int
     shared: int

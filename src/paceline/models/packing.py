@@ -43,7 +43,7 @@ def bits_in_blocks(kind: str) -> float:
 
 class PackingWeights:
     """WeightSource around another one, for models that run with NativeKernels. The layers' matrices are rounded to 8
-    bits with a scale a row; embedding and head to 8 bits with a scale per 32 values, because nothing after them evens
+    bits with one scale per row; embedding and head to 8 bits with one per 32 values, because nothing after them evens
     out an error. With `keep_blocks` what the checkpoint holds in blocks keeps its values, in the smallest form that
     can hold them, and the rest gets a scale per 32 values. Tensors come in float32."""
 
@@ -119,7 +119,7 @@ class PackingWeights:
         return PackedWeight(matrix, rows, 8)
 
     def _split(self, parts: Sequence[tuple[str, int]], cols: int) -> OutlierWeight | None:
-        """Where the source keeps columns in floats: those beside the rest, which gets a scale a row."""
+        """Where the source keeps columns in floats: those beside the rest, which gets one scale per row."""
         source = getattr(self._weights, "outliers", None)
         found = [outliers for name, _ in parts if source is not None and (outliers := source(name)) is not None]
         if not found:

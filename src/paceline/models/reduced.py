@@ -47,7 +47,7 @@ class ShorterModel(ModelTraits):
         return self.layers(self.embed(token_ids), context)
 
 
-class RoundedWeights:
+class LowBitWeights:
     """WeightSource: another one's tensors, its matrices rounded to 8 or 4 bits with a scale (and, of 4 bits, an
     offset) per 32 values. `blocks` hands out the 4-bit ones packed, for the native code."""
 

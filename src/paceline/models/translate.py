@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StoredLayout:
     """A tensor that is stored otherwise: the shape it then has, and the way back."""
 
     stored: Callable[[Shape], Shape]
@@ -36,32 +36,32 @@ class Module:
     size: int
     """Outputs."""
     reorder: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """As in Layout."""
+    """As in StoredLayout."""
 
     @property
     def name(self) -> str:
         return self.names[0]
 
 
-TRANSPOSED = Layout(lambda shape: shape[::-1], lambda tensor: tensor.t().contiguous())
+TRANSPOSED = StoredLayout(lambda shape: shape[::-1], lambda tensor: tensor.t().contiguous())
 """[inputs, outputs], as GPT-2's Conv1D has its weights."""
 
 
-def by_head(heads: int) -> Layout:
+def by_head(heads: int) -> StoredLayout:
     """Query, key and value of a head together, head after head; restored to all queries, all keys, all values."""
 
     def restore(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
 
-    return Layout(lambda shape: shape, restore, restore)
+    return StoredLayout(lambda shape: shape, restore, restore)
 
 
 class Translated:
     """WeightSource around another one. A name is translated word by word; what the source has under Llama's own name
     (a GGUF file, whose tensors are renamed when it is opened) is taken as it is."""
 
-    def __init__(self, weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,
-                 prefixes: tuple[str, ...] = ("",)) -> None:
+    def __init__(self, weights: WeightSource, words: Mapping[str, str],
+                 layouts: Mapping[str, StoredLayout] | None = None, prefixes: tuple[str, ...] = ("",)) -> None:
         """words: parts of Llama's names -> theirs, replaced in order. layouts: ends of their names -> how those tensors
         are stored. prefixes: what all their names may begin with; the first that fits counts."""
         self._weights = weights
@@ -107,13 +107,13 @@ class Translated:
                       for prefix in self._prefixes)
         return Module(names, size, None if layout is None else layout.reorder)
 
-    def _theirs(self, name: str) -> tuple[str, Layout | None]:
+    def _theirs(self, name: str) -> tuple[str, StoredLayout | None]:
         theirs = name
         for ours, word in self._words.items():
             theirs = theirs.replace(ours, word)
         return theirs, next((layout for end, layout in self._layouts.items() if theirs.endswith(end)), None)
 
-    def _find(self, name: str) -> tuple[str, Layout | None]:
+    def _find(self, name: str) -> tuple[str, StoredLayout | None]:
         """What the source has it under, and in which layout."""
         if self._weights.has(name):
             return name, None
@@ -129,12 +129,12 @@ def _beside(prefix: str) -> str:
 
 
 def module_of(weights: WeightSource, name: str, size: int) -> Module:
-    """The module behind a weight that is taken under Llama's name."""
+    """The module of a weight that is taken under Llama's name."""
     source = weights.source if isinstance(weights, PackingWeights) else weights
     return source.module(name, size) if isinstance(source, Translated) else Module((name,), size)
 
 
-def translate(weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, Layout] | None = None,
+def translate(weights: WeightSource, words: Mapping[str, str], layouts: Mapping[str, StoredLayout] | None = None,
               prefixes: tuple[str, ...] = ("",)) -> WeightSource:
     """Translated, with what packs matrices still outermost."""
     if isinstance(weights, PackingWeights):

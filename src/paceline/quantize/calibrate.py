@@ -49,7 +49,7 @@ class Inputs:
         return self.x.T @ self.x
 
 
-class Listener(EagerKernels):
+class RecordingKernels(EagerKernels):
     """Keeps the operands of every linear layer since `calls` was last emptied."""
 
     name = "listener"
@@ -67,8 +67,8 @@ class Listener(EagerKernels):
 def layer_inputs(model: CausalLM, tokens: list[int], device: str = "cpu") -> Iterator[list[tuple[Site, Inputs]]]:
     """Layer after layer, the inputs of its sites on `tokens`, in windows that know nothing of one another. Only one
     layer's are in memory at a time."""
-    listener = Listener()
-    scorer = Scorer(model, listener, min(WINDOW, len(tokens)), device=device)
+    recording = RecordingKernels()
+    scorer = Scorer(model, recording, min(WINDOW, len(tokens)), device=device)
     parts = list(windows(tokens, WINDOW))
     if not parts:
         raise ConfigError("The text for calibration has fewer than two tokens: give a longer one.")
@@ -76,10 +76,10 @@ def layer_inputs(model: CausalLM, tokens: list[int], device: str = "cpu") -> Ite
     for layer in range(model.config.num_layers):
         heard: list[list[tuple[torch.Tensor, Weight]]] = []
         for index, part in enumerate(parts):
-            listener.calls = []
+            recording.calls = []
             # A window's rows all come in one call, so its own keys and values are all that the cache has to hold.
             hidden[index] = model.layers(hidden[index], scorer.context(0, len(part)), layer, layer + 1)
-            heard.append(listener.calls)
+            heard.append(recording.calls)
         found = sites(model.config, layer)
         if any(len(calls) != len(found) for calls in heard):
             raise ConfigError(f"A layer of {model.config.model_type} has other projections than calibration knows.")

@@ -16,38 +16,38 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """parts: Codes -> tensors by part. config: what config.json says of it."""
 
     parts: Callable[[Codes], Tensors]
     config: dict[str, Any]
 
 
-def int8(in_floats: list[str]) -> Layout:
+def int8(in_floats: list[str]) -> FileLayout:
     """`in_floats`, here and below: the modules that are stored as they were. Others than Paceline make a model's layers
     before they look at its tensors, so the config has to name them."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
-    return Layout(_rows, {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": in_floats,
-                          "quantization_status": "compressed", "config_groups": groups})
+    return FileLayout(_rows, {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": in_floats,
+                              "quantization_status": "compressed", "config_groups": groups})
 
 
-def int8_outliers(threshold: float) -> Layout:
-    return Layout(_rows, {"quant_method": "int8-outliers", "bits": 8, "threshold": threshold})
+def int8_outliers(threshold: float) -> FileLayout:
+    return FileLayout(_rows, {"quant_method": "int8-outliers", "bits": 8, "threshold": threshold})
 
 
-def int4(group_size: int, in_floats: list[str]) -> Layout:
+def int4(group_size: int, in_floats: list[str]) -> FileLayout:
     # Some readers know the list and some the patterns, of which "-:" takes out what matches.
     patterns: dict[str, Any] = {f"-:^{re.escape(module)}$": {} for module in in_floats}
-    return Layout(_gptq, {"quant_method": "gptq", "bits": 4, "group_size": group_size, "desc_act": False, "sym": True,
-                          "checkpoint_format": "gptq", "lm_head": False, "modules_to_not_convert": in_floats,
-                          "dynamic": patterns})
+    return FileLayout(_gptq, {"quant_method": "gptq", "bits": 4, "group_size": group_size, "desc_act": False,
+                              "sym": True, "checkpoint_format": "gptq", "lm_head": False,
+                              "modules_to_not_convert": in_floats, "dynamic": patterns})
 
 
-def int4_awq(group_size: int, in_floats: list[str]) -> Layout:
-    return Layout(_awq, {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True,
-                         "version": "gemm", "modules_to_not_convert": in_floats})
+def int4_awq(group_size: int, in_floats: list[str]) -> FileLayout:
+    return FileLayout(_awq, {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True,
+                             "version": "gemm", "modules_to_not_convert": in_floats})
 
 
 def _rows(codes: Codes) -> Tensors:

@@ -49,7 +49,7 @@ class Job:
             raise ConfigError("--outliers is a positive threshold that goes with --to int8.")
         if self.group_size is not None and (self.to == "int8" or self.group_size not in GROUP_SIZES):
             raise ConfigError(f"--group-size is one of {', '.join(map(str, GROUP_SIZES))} and goes with --to int4 or "
-                              "awq; int8 has a scale a row.")
+                              "awq; int8 has one scale per row.")
         for name in ("calibration_tokens", "measured_tokens"):
             if getattr(self, name) < 2:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 2, got {getattr(self, name)}.")

@@ -34,7 +34,7 @@ _FLOATS = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizeReport:
     """What was written, and the perplexities (None: no text to measure on)."""
 
     to: str
@@ -66,7 +66,7 @@ class Calibration:
     codes: dict[str, Codes] = field(default_factory=dict)
     outliers: dict[str, torch.Tensor] = field(default_factory=dict)
     errors: list[tuple[float, float]] = field(default_factory=list)
-    """Of each site, as in Report.output_error."""
+    """Of each site, as in QuantizeReport.output_error."""
 
     @property
     def output_error(self) -> tuple[float, float] | None:
@@ -75,7 +75,7 @@ class Calibration:
         return sum(plain for plain, _ in self.errors), sum(written for _, written in self.errors)
 
 
-def quantize(job: Job, progress: Progress) -> Report:
+def quantize(job: Job, progress: Progress) -> QuantizeReport:
     """Everything is checked before the first tensor is rounded; a run that fails before all is written leaves nothing
     behind."""
     job.check()
@@ -97,9 +97,9 @@ def quantize(job: Job, progress: Progress) -> Report:
     with open_checkpoint(folder) as rounded:
         after = _perplexity("perplexity after", rounded, measured_ids, device, progress)
     columns = sum(len(columns) for columns in calibration.outliers.values())
-    return Report(job.to, folder, len(chosen), len(shapes) - len(chosen), None if job.to == "int8" else size, written,
-                  len(measured_ids), before, after, calibration.output_error,
-                  None if job.outliers is None else columns)
+    return QuantizeReport(job.to, folder, len(chosen), len(shapes) - len(chosen), None if job.to == "int8" else size,
+                          written, len(measured_ids), before, after, calibration.output_error,
+                          None if job.outliers is None else columns)
 
 
 def _tokens(job: Job, texts: dict[Path, str], checkpoint: Checkpoint, used: int) -> tuple[list[int], list[int]]:
@@ -187,7 +187,7 @@ def _rounded(job: Job, weight: torch.Tensor, size: int, columns: torch.Tensor | 
     return rounding.groups_of_int4(weight, size) if job.to == "int4" else rounding.zeroed_groups_of_int4(weight, size)
 
 
-def _layout(job: Job, size: int, others: list[str]) -> layouts.Layout:
+def _layout(job: Job, size: int, others: list[str]) -> layouts.FileLayout:
     if job.outliers is not None:
         return layouts.int8_outliers(job.outliers)
     if job.to == "int8":
@@ -195,7 +195,7 @@ def _layout(job: Job, size: int, others: list[str]) -> layouts.Layout:
     return layouts.int4(size, others) if job.to == "int4" else layouts.int4_awq(size, others)
 
 
-def _config(checkpoint: Checkpoint, layout: layouts.Layout) -> dict[str, Any]:
+def _config(checkpoint: Checkpoint, layout: layouts.FileLayout) -> dict[str, Any]:
     kept = {key: value for key, value in checkpoint.config.items()
             if key not in ("quantization_config", "compression_config")}
     return kept | {"quantization_config": layout.config}

@@ -32,7 +32,7 @@ class Candidates(NamedTuple):
     scores: Floats
 
 
-def take(x: Tensor, rows: Ints) -> Tensor:
+def select_rows(x: Tensor, rows: Ints) -> Tensor:
     """x[rows] for ascending distinct rows: x itself when that is all of them, else a copy."""
     if len(rows) == x.shape[0]:
         return x

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.errors import StepError
 from paceline.request import TokenLogprob
-from paceline.sampling.dense import Doubles, Floats, Ints, exp_sums, row_max, take
+from paceline.sampling.dense import Doubles, Floats, Ints, exp_sums, row_max, select_rows
 from paceline.sampling.processed import Processed
 from paceline.sampling.truncation import Limits, truncate
 
@@ -107,7 +107,7 @@ def _alternatives(x: Tensor, best: Floats, norm: Doubles, tops: Ints) -> list[di
     if not len(rows):
         return found
     ones = np.ones(len(rows))
-    kept = truncate(take(x, rows), ones.astype(np.float32), best[rows],
+    kept = truncate(select_rows(x, rows), ones.astype(np.float32), best[rows],
                     Limits(tops[rows], ones, -np.inf * ones, x.shape[1]))
     ends = np.cumsum(kept.counts)
     values = kept.scores.astype(np.float64) - np.repeat(norm[rows], kept.counts)

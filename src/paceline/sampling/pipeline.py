@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.errors import EmptySupportError, RequestError, StepError
 from paceline.sampling.choice import choose
-from paceline.sampling.dense import Ints, row_argmax, row_max, scaled_flat, take
+from paceline.sampling.dense import Ints, row_argmax, row_max, scaled_flat, select_rows
 from paceline.sampling.native import NativeRows
 from paceline.sampling.processed import NO_TOKEN, OpenRows, Processed
 from paceline.sampling.processors import Edits, SampleRow
@@ -116,7 +116,7 @@ class Pipeline:
             _sample(processed, processed.native, table.kind, rows, x, at)
             return
         for kind, members in table.whole if rows is table.every else table.groups(rows):
-            self._reduce(processed, table, kind, members, take(x, at[np.searchsorted(rows, members)]))
+            self._reduce(processed, table, kind, members, select_rows(x, at[np.searchsorted(rows, members)]))
 
     def _table(self, states: list[SampleState]) -> _Table:
         for table in self._tables:
@@ -174,7 +174,7 @@ class Pipeline:
             kept = np.flatnonzero(good)
             if not len(kept):
                 return
-            rows, best, top, x = rows[kept], best[kept], top[kept], take(x, kept)
+            rows, best, top, x = rows[kept], best[kept], top[kept], select_rows(x, kept)
             temperature, limits = temperature[kept], limits.at(kept)
         if kind == _GREEDY:
             processed.best[rows], processed.top[rows] = best, top

@@ -71,7 +71,7 @@ class TokenCounts:
         return ids, counts
 
 
-class NgramIndex:
+class NgramFollowers:
     """Every n-gram of a text: which tokens have followed each run of n - 1 tokens."""
 
     __slots__ = ("_followers", "_tail", "n")
@@ -146,7 +146,7 @@ class Grammar(Protocol):
 class SampleState:
     """One sequence's sampling parameters, seed and running counts. The pipeline reads it; `append` on commit.
 
-    Nothing is tracked that the parameters do not use, so a plain request costs an addition a token.
+    Nothing is tracked that the parameters do not use, so a plain request costs one addition per token.
     """
 
     __slots__ = ("allowed", "bad_words", "bias_ids", "bias_values", "counts", "early_stops", "frequency",
@@ -186,7 +186,7 @@ class SampleState:
             self.bias_values = np.minimum(np.array(list(bias.values()), dtype=np.float64), FLOAT_MAX).astype(np.float32)
         self.bad_words = BadWords(bad_words, prompt) if bad_words else None
         size = params.no_repeat_ngram_size
-        self.ngrams = NgramIndex(size, prompt) if size else None
+        self.ngrams = NgramFollowers(size, prompt) if size else None
         self.allowed = None if params.allowed_token_ids is None else np.unique(
             np.array(params.allowed_token_ids, dtype=np.int64))
         self.early_stops = sorted({*(() if params.ignore_eos else eos_ids), *params.stop_token_ids})

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, exp_sums, gather, take
+from paceline.sampling.dense import Candidates, Doubles, Floats, Ints, exp_sums, gather, select_rows
 
 _WINDOWS = (8.0, 11.0, 15.0, np.inf)
 """How far below the best score to look, in tries. 8 settles top_p .95 for nearly every row of a language model."""
@@ -58,7 +58,7 @@ def truncate(x: Tensor, temperature: Floats, top: Floats, limits: Limits) -> Can
         if len(whole) == rows:
             total = exp_sums(x, temperature, top)
         elif len(whole):
-            total[whole] = exp_sums(take(x, whole), temperature[whole], top[whole])
+            total[whole] = exp_sums(select_rows(x, whole), temperature[whole], top[whole])
     deepest = limits.deepest
     best = top.astype(np.float64)
     depth = np.minimum(_WINDOWS[0], deepest)
@@ -69,7 +69,7 @@ def truncate(x: Tensor, temperature: Floats, top: Floats, limits: Limits) -> Can
     left = (~sure).nonzero()[0]
     for window in _WINDOWS[1:]:
         depth = np.minimum(window, deepest[left])
-        gathered = gather(take(x, left), temperature[left], best[left] - depth)
+        gathered = gather(select_rows(x, left), temperature[left], best[left] - depth)
         sure, kept = _cut(gathered, top[left], total[left], limits.at(left), depth >= deepest[left])
         found.append((left[sure], kept))
         left = left[~sure]
@@ -130,7 +130,7 @@ def _sorted(gathered: Candidates) -> tuple[Ints, Floats]:
     """Tokens and scores as [P, longest] tables, best first, ties to the lowest id, padded with scores of -inf."""
     counts, tokens, scores = gathered
     keys = np.full((len(counts), int(counts.max())), _PADDING, dtype=np.uint64)
-    # One integer a token: the score's bits, mapped so that better sorts first, above the token id.
+    # One integer per token: the score's bits, mapped so that better sorts first, above the token id.
     keys[np.arange(keys.shape[1]) < counts[:, None]] = _flipped(scores.view(np.uint32)).astype(np.uint64) << 32 | \
         tokens.astype(np.uint64)
     keys.sort(axis=1)

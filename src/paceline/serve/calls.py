@@ -161,8 +161,8 @@ class Call:
 
     def explanation(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Where the seed, the draft's luck and the times are; of further prompts under "others"."""
-        told = [_explain(output) for output in outputs]
-        return told[0] | ({"others": told[1:]} if len(told) > 1 else {})
+        each = [_explain(output) for output in outputs]
+        return each[0] | ({"others": each[1:]} if len(each) > 1 else {})
 
 
 def fingerprint(service: Service) -> str:
@@ -172,9 +172,9 @@ def fingerprint(service: Service) -> str:
 def _explain(output: RequestOutput) -> dict[str, Any]:
     metrics = output.metrics.as_dict()
     del metrics["inter_token_s"]
-    told = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
-            "speculation": None if output.speculation is None else output.speculation.as_dict()}
-    return told if output.trace is None else told | {"trace": output.trace.as_dict()}
+    fields = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
+              "speculation": None if output.speculation is None else output.speculation.as_dict()}
+    return fields if output.trace is None else fields | {"trace": output.trace.as_dict()}
 
 
 async def _all(work: list[Coroutine[Any, Any, Done]], undo: Any = None) -> list[Done]:

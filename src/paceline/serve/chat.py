@@ -48,7 +48,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
                 provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         call.kind = "chat.completion.chunk"
-        return EventStream(call, await call.open(), _Streamed(call, body))
+        return EventStream(call, await call.open(), _ChatStream(call, body))
     output = (await unless_gone(request, call))[0]
     return JSONResponse(call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
@@ -107,17 +107,17 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
                                "refusal": None}
     if calls:
         message["tool_calls"] = calls
-    told: dict[str, Any] = {
+    choice: dict[str, Any] = {
         "index": completion.index, "message": message,
         "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
         "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
     if completion.score is not None:
-        told["score"] = completion.score
+        choice["score"] = completion.score
     if call.provenance:
         stats = output.speculation if completion.index == 0 else None
         teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
-        told["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
-    return told
+        choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
+    return choice
 
 
 def _gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
@@ -137,7 +137,7 @@ def _reason(reason: str | None, called: bool) -> str | None:
     return "tool_calls" if called and reason == "stop" else reason
 
 
-class _Streamed:
+class _ChatStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
     def __init__(self, call: Call, body: ChatBody) -> None:

@@ -35,7 +35,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         if body.echo and body.logprobs is not None:
             raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
                                "stream out.", "stream")
-        return EventStream(call, await call.open(), _Streamed(call, body, texts))
+        return EventStream(call, await call.open(), _CompletionStream(call, body, texts))
     outputs = await unless_gone(request, call)
     return JSONResponse(_whole(call, body, texts, outputs))
 
@@ -69,19 +69,19 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
     choices = []
     for place, output in enumerate(outputs):
         for completion in output.outputs:
-            told = _choice(call, place, completion.index)
-            told["text"] = (texts[place] if body.echo else "") + completion.text
-            told["logprobs"] = _logprobs(call, body, output, completion)
-            told["finish_reason"] = completion.finish_reason
-            told["stop_reason"] = completion.stop_reason
+            choice = _choice(call, place, completion.index)
+            choice["text"] = (texts[place] if body.echo else "") + completion.text
+            choice["logprobs"] = _logprobs(call, body, output, completion)
+            choice["finish_reason"] = completion.finish_reason
+            choice["stop_reason"] = completion.stop_reason
             if completion.score is not None:
-                told["score"] = completion.score
+                choice["score"] = completion.score
             if call.provenance:
                 stats = output.speculation if completion.index == 0 else None
                 teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
-                told["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
-                                                      call.drafted)
-            choices.append(told)
+                choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
+                                                        call.drafted)
+            choices.append(choice)
     return call.envelope() | {"choices": choices, "usage": call.usage(outputs),
                               "paceline": call.explanation(outputs)}
 
@@ -101,7 +101,7 @@ def _logprobs(call: Call, body: CompletionBody, output: RequestOutput, completio
     return CompletionLogprobs(call.service.names).format(scores, tokens)
 
 
-class _Streamed:
+class _CompletionStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
     def __init__(self, call: Call, body: CompletionBody, texts: list[str]) -> None:

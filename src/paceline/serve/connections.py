@@ -94,7 +94,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 async def crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """What one connection too many is told."""
+    """The answer to one connection too many."""
     refusal = ApiError(503, "There are too many connections: close some, or try again later.",
                        code="too_many_connections", headers={"retry-after": "5", "connection": "close"})
     await refusal.response()(scope, receive, send)

@@ -26,17 +26,17 @@ def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _message(message: Message, place: int) -> dict[str, Any]:
-    told: dict[str, Any] = {name: value for name, value in message.model_dump().items() if value is not None}
-    told["role"] = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    fields: dict[str, Any] = {name: value for name, value in message.model_dump().items() if value is not None}
+    fields["role"] = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     if isinstance(message.content, list):
-        told["content"] = _text(message.content, place)
+        fields["content"] = _text(message.content, place)
     elif message.content is None:
         if message.role != "assistant" or not message.tool_calls:
             raise RequestError(f"messages[{place}] has no 'content': give it a text.", "messages")
-        told["content"] = ""
+        fields["content"] = ""
     if message.tool_calls:
-        told["tool_calls"] = [_call(call, place) for call in message.tool_calls]
-    return told
+        fields["tool_calls"] = [_call(call, place) for call in message.tool_calls]
+    return fields
 
 
 def _text(parts: list[dict[str, Any]], place: int) -> str:
@@ -64,7 +64,7 @@ def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str, Any]:
-    """What Engine.render takes for this body. Tools a template has no place for are told in a system message."""
+    """What Engine.render takes for this body. Tools a template has no place for go into a system message."""
     messages = prepare(body.messages)
     tools = [tool.model_dump(exclude_none=True) for tool in used_tools(body)]
     extra = dict(body.chat_template_kwargs or {})
@@ -101,13 +101,13 @@ def _knows_tools(template: ChatTemplate) -> bool:
 
 def spell_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools, calls and their results as plain messages, in the manner of Hermes."""
-    told = [_spelled(message) for message in messages]
+    spelled = [_spelled(message) for message in messages]
     if not tools:
-        return told
+        return spelled
     prompt = TOOL_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if told[0]["role"] == "system":
-        return [told[0] | {"content": f"{told[0]['content']}\n\n{prompt}"}, *told[1:]]
-    return [{"role": "system", "content": prompt}, *told]
+    if spelled[0]["role"] == "system":
+        return [spelled[0] | {"content": f"{spelled[0]['content']}\n\n{prompt}"}, *spelled[1:]]
+    return [{"role": "system", "content": prompt}, *spelled]
 
 
 def _spelled(message: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.engine.observe.timeline import Timelines
 from paceline.serve.options import ServeOptions
-from paceline.serve.snapshot import frame, take
+from paceline.serve.snapshot import engine_state, frame
 from paceline.serve.stories import copied, glimpses, line, lines, story
 
 FRAMES_A_SECOND = 4
@@ -47,7 +47,7 @@ class Feed:
         """The latest frame; a new dict each time it changed."""
         async with self._turn:
             if time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
-                state = await self._llm.ask(lambda engine: take(engine, self.timelines))
+                state = await self._llm.ask(lambda engine: engine_state(engine, self.timelines))
                 self._frame = await asyncio.to_thread(frame, state)
                 self._taken = time.monotonic()
             return self._frame

@@ -12,16 +12,16 @@ _KNOWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"mess
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, and whatever was given as `extra`."""
+    """One object per line: time, level, logger, message, and whatever was given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}",
-                                "level": record.levelname.lower(), "logger": record.name,
-                                "message": record.getMessage()}
-        told |= {name: value for name, value in vars(record).items() if name not in _KNOWN}
+        fields: dict[str, Any] = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03}",
+                                  "level": record.levelname.lower(), "logger": record.name,
+                                  "message": record.getMessage()}
+        fields |= {name: value for name, value in vars(record).items() if name not in _KNOWN}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
 
 
 class TextLines(logging.Formatter):

@@ -34,7 +34,7 @@ def engine_state(engine: Engine) -> dict[str, Any]:
 
 
 class Gaps:
-    """A histogram that takes all gaps of a request at once: there is one a token."""
+    """A histogram that takes all gaps of a request at once: there is one per token."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(GAPS) + 1, dtype=np.int64)

@@ -43,7 +43,7 @@ class RequestIds:
         name = request_id if request_id not in self._in_use else f"{request_id}-{secrets.token_hex(8)}"
         self._in_use.add(name)
         scope.setdefault("state", {}).update(request_id=request_id, name=name)
-        begun, status = time.perf_counter(), 0
+        started, status = time.perf_counter(), 0
 
         async def respond(message: Message) -> None:
             nonlocal status
@@ -61,7 +61,7 @@ class RequestIds:
             path = quote(scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
             log.info("%s %s %d", scope["method"], path, status, extra={
                 "request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status,
-                "seconds": round(time.perf_counter() - begun, 6)})
+                "seconds": round(time.perf_counter() - started, 6)})
 
 
 class Failures:
@@ -77,17 +77,17 @@ class Failures:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def respond(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self._app(scope, receive, respond)
         except Exception as problem:
-            if begun:
+            if started:
                 raise  # half an answer is out: all that is left is to cut the connection
             await api_error(problem, scope["state"]["request_id"]).response()(scope, receive, send)
 

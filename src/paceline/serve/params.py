@@ -15,7 +15,7 @@ MOST_LOGPROBS = 20
 OPENAI_LENGTH = 16
 """What a text completion gets that does not say."""
 SEED_BITS = 53
-"""Seeds drawn here are whole in every client's numbers: many read JSON's as doubles."""
+"""Seeds chosen here are whole in every client's numbers: many read JSON's as doubles."""
 
 MOST_TEXTS = {"stop": 64, "bad_words": 1024}
 MOST_CHARACTERS = 1 << 16

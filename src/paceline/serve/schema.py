@@ -135,7 +135,7 @@ class CompletionBody(Sampling):
     logprobs: int | None = number(minimum=0, maximum=20)
     best_of: int | None = Field(
         default=None, json_schema_extra={"minimum": 1, "maximum": 1024},
-        description="Draw so many samples and return the n whose tokens are likeliest on average; with "
+        description="Make so many samples and return the n whose tokens are likeliest on average; with "
                     "use_beam_search, the number of beams.")
     suffix: str | None = None
     add_special_tokens: bool | None = None

@@ -37,7 +37,7 @@ class EngineState:
     latencies: list[tuple[float | None, float | None]]
 
 
-def take(engine: Engine, timelines: Timelines) -> EngineState:
+def engine_state(engine: Engine, timelines: Timelines) -> EngineState:
     """Between two steps, on the engine's thread."""
     cache, scheduler, now = engine.cache, engine.scheduler, engine.clock()
     return EngineState(

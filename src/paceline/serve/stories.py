@@ -83,7 +83,7 @@ def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: in
 
 
 def _told(event: Event, arrival: float, stream: Detokenizer | None) -> dict[str, Any]:
-    return {"kind": event.kind, "sample": event.sample, "begun": round(event.begun - arrival, 6),
+    return {"kind": event.kind, "sample": event.sample, "begun": round(event.started - arrival, 6),
             "ended": round(event.ended - arrival, 6), "start": event.start, "rows": event.rows,
             "company": event.company, "tokens": list(event.tokens),
             "pieces": [f" {token}" if stream is None else stream.push(token) for token in event.tokens],

@@ -1,4 +1,4 @@
-"""Server-sent events: what is new after each step, as one write a client."""
+"""Server-sent events: what is new after each step, as one write per client."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class EventStream(Response):
                     chunks[-1] += f',"paceline":{encode(call.explanation(whole))}'
             if chunks:
                 yield ("}\n\n".join(chunks) + "}\n\n").encode()
-        if fault is not None:  # told last: what all of them said until then is the client's
+        if fault is not None:  # sent last: what all of them said until then is the client's
             raise fault
 
 

@@ -74,11 +74,11 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
 
 def _tokenized(service: Service, body: TokenizeBody) -> Response:
     tokens = _tokens(service, body)
-    told: dict[str, Any] = {"count": len(tokens), "max_model_len": service.llm.engine.config.max_model_len,
-                            "tokens": tokens}
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": service.llm.engine.config.max_model_len,
+                              "tokens": tokens}
     if body.return_token_strs:
-        told["token_strs"] = [service.names.text(token) for token in tokens]
-    return JSONResponse(told)
+        answer["token_strs"] = [service.names.text(token) for token in tokens]
+    return JSONResponse(answer)
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:

@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: found as they are written, told as OpenAI's deltas."""
+"""Tool calls in a model's text: found as they are written, sent as OpenAI's deltas."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class CallScanner:
             self._keep(char)
 
     def arguments(self) -> str:
-        """What can be told now; nothing before the name is known."""
+        """What can be sent now; nothing before the name is known."""
         if self.name is None or not self._ready:
             return ""
-        told, self._ready = "".join(self._ready), []
-        return told
+        ready, self._ready = "".join(self._ready), []
+        return ready
 
     def _inside_string(self, char: str) -> None:
         self._keep(char)
@@ -110,7 +110,7 @@ class CallScanner:
     def _keep(self, char: str) -> None:
         if self._value_of in ARGUMENTS:
             if self._quoted or (not self._text and char == '"'):
-                self._quoted = True  # arguments as a string that holds JSON: told when it is whole
+                self._quoted = True  # arguments as a string that holds JSON: sent when it is whole
             else:
                 self._ready.append(char)
         self._text.append(char)
@@ -192,8 +192,8 @@ class _Calls:
 
     def show(self, text: str) -> Iterator[Event]:
         """`text` is no call, and what was held before it is the reader's too."""
-        told, self._held, self.after_call = self._held + text, "", False
-        yield from _content(told)
+        shown, self._held, self.after_call = self._held + text, "", False
+        yield from _content(shown)
 
     def _close(self, scanner: CallScanner) -> Iterator[Event]:
         self._scanner = None
@@ -241,12 +241,12 @@ class HermesParser:
         at = self._unread.find(self.OPEN)
         self._inside = at >= 0
         end = at if self._inside else len(self._unread) - _overlap(self._unread, self.OPEN)
-        told = self._unread[:end].rstrip(SPACE)
-        self._called = self._called and not told
-        yield from _content(told)
-        read = at + len(self.OPEN) if self._inside else len(told)
+        shown = self._unread[:end].rstrip(SPACE)
+        self._called = self._called and not shown
+        yield from _content(shown)
+        read = at + len(self.OPEN) if self._inside else len(shown)
         if self._inside:
-            self._calls.open(self._unread[len(told):read])
+            self._calls.open(self._unread[len(shown):read])
         self._unread = self._unread[read:]
 
     def _read_calls(self) -> Iterator[Event]:

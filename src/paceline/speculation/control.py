@@ -72,7 +72,7 @@ class Controller(Protocol):
         """The sequence is gone."""
 
 
-class _State:
+class _ControlState:
     """One sequence."""
 
     __slots__ = ("asked", "branching", "history", "needs", "nodes", "opened", "opening", "pause", "plain", "saved",
@@ -115,10 +115,10 @@ class AdaptiveController:
     def __init__(self) -> None:
         self.step_cost = CostCurve(step_prior)
         self._methods = Histories()
-        self._states: dict[Hashable, _State] = {}
+        self._states: dict[Hashable, _ControlState] = {}
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
-        self._states[sequence] = _State(wish, drafter.needs, self._methods.of(drafter.name), tokens)
+        self._states[sequence] = _ControlState(wish, drafter.needs, self._methods.of(drafter.name), tokens)
 
     def release(self, sequence: Hashable) -> None:
         self._states.pop(sequence, None)
@@ -216,11 +216,11 @@ class AdaptiveController:
     def plain_cost(self, rows: int) -> float:
         return self.step_cost(rows) / rows if self.step_cost.measured else 0.0
 
-    def _pace(self, state: _State, running: int, rows: int) -> float:
+    def _pace(self, state: _ControlState, running: int, rows: int) -> float:
         """Tokens a second, of all sequences together, at the speed reached so far."""
         return state.speed * running / self.step_cost(rows)
 
-    def _best_size(self, state: _State, running: int, rows: int) -> tuple[int, bool]:
+    def _best_size(self, state: _ControlState, running: int, rows: int) -> tuple[int, bool]:
         """The size (depth of a chain, nodes of a tree) with the best goodput of all, and whether that beats none."""
         wish, cost = state.wish, self.step_cost
         most = wish.k
@@ -246,17 +246,17 @@ class AdaptiveController:
                 break
         return size, best > (1.0 + LEAST_WIN) * none
 
-    def _too_dear(self, state: _State, rows: int) -> bool:
+    def _too_dear(self, state: _ControlState, rows: int) -> bool:
         """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
         step, seconds = self.step_cost(rows), state.history.cost(state.wish.k)
         return seconds > CHEAP * step and state.tested > PATIENCE * step and seconds > state.saved / state.asked
 
-    def _dear_to_open(self, state: _State, rows: int) -> bool:
+    def _dear_to_open(self, state: _ControlState, rows: int) -> bool:
         """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
         prompt, as other requests have shown."""
         return not state.opened and state.history.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
 
-    def _step_back(self, state: _State) -> None:
+    def _step_back(self, state: _ControlState) -> None:
         """Leave the drafter alone for a while, longer each time, and give it one more try then."""
         state.pause.begin()
         state.tries = 1

@@ -34,7 +34,7 @@ class Pack:
     places: dict[int, list[int | None]] = field(default_factory=dict)
     scores: list[float] | None = None
 
-    def take(self, part: int, draft: DraftTree, node: int) -> int:
+    def add_node(self, part: int, draft: DraftTree, node: int) -> int:
         """Put a part's node, whose parent was taken, into the tree."""
         places = self.places.setdefault(part, [None] * len(draft))
         above = draft.parents[node]

@@ -69,7 +69,7 @@ class Guard(ABC, Generic[S]):
     def proposals(self, drafter: Drafter, sequences: Sequence[S], budgets: Sequence[Budget]) -> list[Proposal[S]]:
         """What a drafter says to those who share it, less those it raises on. Where it raises on several together, each
         of them is asked alone: one sequence must not cost the others their drafter."""
-        begun = self._guard_clock()
+        started = self._guard_clock()
         try:
             answers = list(zip(sequences, budgets, drafter.propose(sequences, budgets), strict=True))
         except Exception as problem:
@@ -82,7 +82,7 @@ class Guard(ABC, Generic[S]):
                 self.say_once(drafter.name, "drafter %s failed on %d requests together, and on none of them alone: %s",
                               drafter.name, len(sequences), reason(problem))
             return found
-        share = (self._guard_clock() - begun) / len(sequences)
+        share = (self._guard_clock() - started) / len(sequences)
         return [Proposal(sequence, budget, draft, share) for sequence, budget, draft in answers]
 
     def say_once(self, key: Hashable, sentence: str, *given: object) -> None:

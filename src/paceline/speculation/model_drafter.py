@@ -97,7 +97,7 @@ class Growth:
                    [self._read[self._parents[node]] for node in nodes],
                    [self._read[node] for node in self._frontier], [count for _, count in asked])
 
-    def take(self, samples: Sequence[Samples], least: float) -> None:
+    def grow(self, samples: Sequence[Samples], least: float) -> None:
         """The answer, the Samples after each node of the last question. A node goes on if its chance is at least
         `least`, where the rule allows to look."""
         grown: list[int] = []
@@ -151,13 +151,13 @@ class ModelDrafter:
             asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
             if not asked:
                 return [growth.tree(self.name) for growth in growths]
-            begun = self._clock()
+            started = self._clock()
             answers = self.model.sample([ask for _, ask in asked])
-            share = (self._clock() - begun) / len(asked)
+            share = (self._clock() - started) / len(asked)
             for (growth, _), samples in zip(asked, answers, strict=True):
                 # One level more costs a row of the target's step and as much time as this one: a node has to be
                 # that likely to be reached.
-                growth.take(samples, growth.budget.price + share * growth.budget.pace)
+                growth.grow(samples, growth.budget.price + share * growth.budget.pace)
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         pass

@@ -14,7 +14,7 @@ from paceline.speculation.tree import DraftTree
 
 MOST_PARTS = 8
 
-Report = Callable[[DraftedSequence, str, Exception], None]
+PartFailed = Callable[[DraftedSequence, str, Exception], None]
 """(the sequence, the part's name, what it raised)"""
 
 
@@ -35,13 +35,13 @@ class Part:
 class MadeOfParts:
     """A drafter made of others. A part that fails is left out while the others go on; whoever listens hears of it."""
 
-    _report: Report | None = None
+    _report: PartFailed | None = None
 
     def drafters(self) -> Sequence[Drafter]:
         """Of its parts."""
         raise NotImplementedError
 
-    def listen(self, report: Report) -> None:
+    def listen(self, report: PartFailed) -> None:
         """Tell `report` of every part that is dropped from now on, those of parts included."""
         self._report = report
         for drafter in self.drafters():

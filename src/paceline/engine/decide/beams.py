@@ -40,7 +40,7 @@ class Beam:
     """The best that can follow; None until its logits have come."""
 
 
-class Continuation(NamedTuple):
+class BeamExtension(NamedTuple):
     """A beam and what may follow it."""
 
     total: float
@@ -98,9 +98,9 @@ class BeamSearch:
         length = self._beams[0].seq.output_len + 1
         most = self._beams[0].seq.limit - self._beams[0].seq.prompt_len
         # Sorting is stable: equals stay in the order of beams, and those of one beam in the order of token ids.
-        ranked = sorted((Continuation(beam.total + option.raw, beam, option)
+        ranked = sorted((BeamExtension(beam.total + option.raw, beam, option)
                          for beam in self._beams for option in beam.options or ()),
-                        key=lambda continuation: -continuation.total)
+                        key=lambda extension: -extension.total)
         for place in ranked[:self._width]:
             if length >= most or place.last.token in self._stops:
                 self._keep(Hypothesis(place.total / float(length) ** self._penalty, place.total,
@@ -124,7 +124,7 @@ class BeamSearch:
         longest = most if self._early == "never" and self._penalty > 0.0 else length
         return bool(best / float(longest) ** self._penalty <= self._hypotheses[-1].score)
 
-    def _branch(self, going: list[Continuation]) -> list[Branch]:
+    def _branch(self, going: list[BeamExtension]) -> list[Branch]:
         """Hand out the sequences: a beam's best continuation stays in its own, the others take those left over. Where
         the vocabulary is too small to fill all beams some rest."""
         owners = {place.beam.seq for place in going}

@@ -23,5 +23,5 @@ class Decision(GroupResult):
     origins: Seq[Provenance] = (PLAIN,)
     """Where each token came from."""
     chosen: list[int] = field(default_factory=list)
-    """Of a group drafted under the coupled rule: what the target draws after each of its rows. Under the others it
-    stays unsaid: a drafter that knew these draws could bend the text by what it does or does not propose."""
+    """Of a group drafted under the coupled rule: what the target samples after each of its rows. Under the others it
+    stays empty: a drafter that knew these tokens could bend the text by what it does or does not propose."""

@@ -49,7 +49,7 @@ class Held:
 class ReadRows:
     """schedule.step.Rows that a model reads of a sequence."""
 
-    owner: Held
+    seq: Held
     start: int
     tokens: list[int]
     parents: list[int] | None
@@ -140,7 +140,7 @@ class CachedModel(ABC):
         copies = self._reserve(held, held.final + begin, end, busy)
         if copies is None:
             return None
-        self._runner.storage.apply((), copies)
+        self._runner.apply((), copies)
         offset = len(known) - begin
         """Row of the ask's node 0; below it lie the sequence's own tokens."""
         parents = None
@@ -161,14 +161,14 @@ class CachedModel(ABC):
             base += len(reading.tokens) - first
             # Whatever happens now, nothing beyond this is to be relied upon.
             reading.held.chain = reading.chain[:reading.begin]
-        out = self._runner.run(groups)
+        out = self._runner.run_rows(groups)
         for reading in readings:
             reading.held.chain = reading.chain
         places = [place for reading in readings for place in reading.places]
         sampler = self.device_sampler
         buffer = out.buffer
         if sampler is not None and buffer is not None and sampler.takes(buffer, places):
-            found = sampler.memory.attempt(Use.DRAFT, lambda: sampler.sample(buffer, places, wanted))
+            found = sampler.memory.attempt(Use.DRAFT_SAMPLES, lambda: sampler.sample(buffer, places, wanted))
             if found is not None:
                 return found
         logits = self._padded(out.logits)
@@ -197,7 +197,7 @@ class TargetCacheModel(CachedModel):
     def open(self, sequences: Seq[DraftedSequence]) -> list[int]:
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
-        self._runner.storage.apply(*self._scheduler.take_transfers())
+        self._runner.apply(*self._scheduler.take_transfers())
         depths: list[int] = []
         for sequence in sequences:
             seq, path = base_of(sequence)
@@ -284,7 +284,7 @@ class OwnCacheModel(CachedModel):
             if copies is None:
                 late.add(seq)
                 continue
-            self._runner.storage.apply((), copies)
+            self._runner.apply((), copies)
             tokens = seq.tokens[held.final:held.final + rows]
             groups.append(ReadRows(held, held.final, tokens, None, rows))
             read.append((seq, held, rows))
@@ -293,7 +293,7 @@ class OwnCacheModel(CachedModel):
             if held.final + rows < end:
                 late.add(seq)
         if groups:
-            self._runner.run(groups)
+            self._runner.run_rows(groups)
         for seq, held, rows in read:
             held.final += rows
             self._cache.commit(held.allocation, seq.tokens, held.final)

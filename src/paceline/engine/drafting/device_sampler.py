@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.drafting.sampler import Place
-from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer
 from paceline.engine.execute.graphs.seats import MOST_ROWS
 from paceline.engine.execute.graphs.step_graphs import StepGraphs
 from paceline.engine.rows.sample_rows import masked_by_host
@@ -44,14 +44,14 @@ class DeviceDraftSampler:
     def sample(self, logits: LogitsBuffer, places: Seq[Place], rows: Seq[int]) -> list[Samples]:
         """The Samples of each place; rows[i]: where the logits of the i-th lie. Waits for the device."""
         seats = self._graphs.seats
-        controls = seats.take(list(dict.fromkeys(place.seq for place in places)))
+        controls = seats.seat_all(list(dict.fromkeys(place.seq for place in places)))
         most = max(place.count for place in places)
         controls = replace(controls, logprobs=1, further=next(size for size in SIBLINGS if size >= most - 1))
-        graph = self._graphs.ready(logits, controls, Follows.NOTHING)
+        graph = self._graphs.ready(logits, controls, AfterSampling.NOTHING)
         wanted = np.full((2, logits.rows), -1, dtype=np.int64)
         wanted[0, rows] = [place.seq.allocation.seat for place in places]
         wanted[1, rows] = [place.position for place in places]
-        logits.let_draw(wanted)
+        logits.set_sampled(wanted)
         graph.replay()
         tokens, scores = (part.cpu().numpy() for part in graph.out)
         return [_samples(tokens[:, row], scores[:, row], place) for row, place in zip(rows, places)]

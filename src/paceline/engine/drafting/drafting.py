@@ -36,8 +36,8 @@ tokens than the tokenizer does."""
 class Drafting(Guard[Sequence]):
     """The drafters of the running sequences. One that raises is switched off for its sequence; the text goes on.
 
-    A controller decides how much is drafted for whom; what every step took, and who had which share of it, is told to
-    it and to the statistics.
+    A controller decides how much is drafted for whom; what every step took, and who had which share of it, goes to it
+    and to the statistics.
     """
 
     def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,9 +59,12 @@ class Drafting(Guard[Sequence]):
         self._drafters[seq] = (drafter, stats)
         self.controller.begin(seq, drafter, wish, len(seq.tokens))
         seq.wait_for_commit = drafter.needs.host
+        self.guarded(drafter, seq, self._open, drafter, seq)
+
+    def _open(self, drafter: Drafter, seq: Sequence) -> None:
         if isinstance(drafter, MadeOfParts):
             drafter.listen(self._part_failed)
-        self.guarded(drafter, seq, drafter.begin, seq)
+        drafter.begin(seq)
 
     def propose(self, running: SequenceOf[Sequence]) -> None:
         """Give every caught-up sequence with a drafter its draft for the next step."""
@@ -104,12 +107,12 @@ class Drafting(Guard[Sequence]):
         tried, accepted = self._forced.get(seq, (0, 0))
         if tried >= FAIR_TRIAL and 2 * accepted < tried:
             return None
-        begun = self._clock()
+        started = self._clock()
         try:
             tokens = seq.state.grammar.forced()[:max(0, min(MOST_FORCED, seq.limit - len(seq.tokens) - 1))]
         except Exception:  # the target will meet it, and say so
             return None
-        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - begun
+        self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - started
         return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
 
     def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
@@ -150,7 +153,7 @@ class Drafting(Guard[Sequence]):
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
         stats = seq.record.speculation
-        assert stats is not None  # whoever is told of tokens has a drafter, or had one
+        assert stats is not None  # whoever observes tokens has a drafter, or had one
         draft, emitted = observation.draft, len(observation.tokens)
         for one in (stats, self._total(stats)):
             if draft is not None:
@@ -164,10 +167,11 @@ class Drafting(Guard[Sequence]):
             total = self.totals[stats.method] = SpeculationStats(stats.method)
         return total
 
-    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes) -> None:
-        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows)."""
+    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes, by_itself: bool) -> None:
+        """A step is over: what it took, and the share of each sequence that has a drafter (by its rows). Only one that
+        ran `by_itself` tells what steps take."""
         seconds, self._seconds = self._seconds, {}
-        if step.prompt_rows:
+        if step.prompt_rows or not by_itself:
             return
         rows = step.rows
         whole = sum(times) - times.draft

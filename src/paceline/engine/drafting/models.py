@@ -17,7 +17,8 @@ from paceline.config import EngineConfig, available_memory
 from paceline.engine.drafting.cached_models import OwnCacheModel, TargetCacheModel
 from paceline.engine.drafting.device_sampler import DeviceDraftSampler
 from paceline.engine.drafting.runner import DraftRunner
-from paceline.engine.execute.graphs.step_graphs import StepGraphs
+from paceline.engine.execute.graphs.memory import GraphMemory
+from paceline.engine.execute.graphs.step_graphs import StepGraphs, draft_graphs
 from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.schedule.scheduler import Scheduler
@@ -28,7 +29,7 @@ from paceline.kernels.interface import Kernels
 from paceline.models.interface import CausalLM
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import PackingWeights
-from paceline.models.reduced import RoundedWeights, ShorterModel
+from paceline.models.reduced import LowBitWeights, ShorterModel
 from paceline.models.registry import build
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.weight_source import WeightSource
@@ -69,7 +70,7 @@ class EngineDraftModels:
         """`graphs`: what is captured for the target's steps, where something is."""
         self._target = target
         self._storage = storage
-        self._graphs = graphs
+        self._memory = GraphMemory() if graphs is None else graphs.memory
         self._sampler = None if graphs is None else DeviceDraftSampler(graphs)
         self._cache = cache
         self._scheduler = scheduler
@@ -141,10 +142,8 @@ class EngineDraftModels:
     def _runner(self, model: CausalLM, kernels: Kernels, storage: KVStorage, cache: CacheManager) -> DraftRunner:
         runner = ModelRunner(model, kernels, storage, self._device)
         builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
-        if self._graphs is None:
-            return DraftRunner(runner, builder)
-        return DraftRunner(runner, builder, self._graphs.of_draft_model(model, kernels, storage, cache.tables),
-                           self._graphs.memory)
+        graphs = draft_graphs(model, kernels, storage, cache.tables, self._device) if self._config.captures else None
+        return DraftRunner(runner, builder, graphs, self._memory)
 
     def _in_bits(self, bits: int) -> DraftModel:
         target, config = self._target, self._target.model.config
@@ -154,7 +153,7 @@ class EngineDraftModels:
         native = self._device.type == "cpu" and native_library() is not None
         whole = unsupported(config) is None and target.kv_dtype in (torch.float32, torch.float16, torch.int8)
         with self.source.weights() as weights:
-            rounded = RoundedWeights(weights, bits)
+            rounded = LowBitWeights(weights, bits)
             if native and whole:
                 return self._reduced(
                     NativeDecoder(config, rounded, self._config.max_model_len, threads=self.source.threads,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.engine.execute.executor import dropped_without_memory
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer
 from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.execute.graphs.verify import VerifyGraphs
@@ -29,7 +31,7 @@ class DraftLogits:
 class DraftRunner:
     def __init__(self, runner: ModelRunner, builder: BatchBuilder, graphs: VerifyGraphs | None = None,
                  memory: GraphMemory | None = None) -> None:
-        """`graphs`, with their `memory`: what is captured of this model."""
+        """`graphs`: what is captured of this model, if anything is; there may not be `memory` for it."""
         self._runner = runner
         self._builder = builder
         self._graphs = graphs
@@ -43,12 +45,18 @@ class DraftRunner:
     def storage(self) -> KVStorage:
         return self._runner.storage
 
+    def apply(self, moves: Seq[SlotMove], copies: Seq[BlockCopy]) -> None:
+        """Carry out what the cache needs before the model reads it. Without memory for that everybody's cache is lost:
+        half of it may be done."""
+        with dropped_without_memory(None):
+            self._runner.storage.apply(moves, copies)
+
     @torch.inference_mode()
-    def run(self, groups: Seq[Rows]) -> DraftLogits:
+    def run_rows(self, groups: Seq[Rows]) -> DraftLogits:
         batch, graphs = self._builder.build(groups), self._graphs
         if graphs is not None and batch.adapters is None and graphs.takes(groups, batch.rows):
             ready = self._memory.attempt(Use.DRAFT, lambda: graphs.ready(batch))
             if ready is not None:
-                buffer = graphs.run(ready, batch)
+                buffer = graphs.launch(ready, batch)
                 return DraftLogits(buffer.logits[:len(batch.wanted)], buffer)
         return DraftLogits(self._runner.forward(batch).logits)

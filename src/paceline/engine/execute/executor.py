@@ -28,29 +28,29 @@ class Settled:
     sample_s: float = 0.0
     """Seconds in which the host decided."""
     by_itself: bool = True
-    """Nothing else ran meanwhile: the times are what such a step takes."""
+    """Nothing else was in flight meanwhile: the times are what such a step takes."""
     stale: bool = False
     """Everybody in it had ended: nobody looked at what it yielded."""
 
 
-class StepDropped(Exception):
-    """A step was not carried out, nor will those submitted after it be: plan anew. Raised from the lack of memory that
-    is to blame."""
+class StepDropped(BaseException):
+    """There was no memory for a step, or for what the cache needs before one: it was not carried out, nor will those
+    submitted after it be. Plan anew. Not an Exception: who guards against drafters that fail must not swallow it."""
 
-    def __init__(self, step: Step, too_large: bool) -> None:
+    def __init__(self, step: Step | None, too_large: bool) -> None:
         """`too_large`: smaller ones may find memory. Else the same rows will be run in another way."""
-        super().__init__(f"no memory for a step of {step.rows} rows")
+        super().__init__("no memory for a step" if step is None else f"no memory for a step of {step.rows} rows")
         self.step = step
         self.too_large = too_large
 
 
 @contextmanager
-def dropped_without_memory(step: Step, too_large: bool = True) -> Iterator[None]:
+def dropped_without_memory(step: Step | None) -> Iterator[None]:
     """While nothing that a step yields has been decided: without memory for it, it is dropped."""
     try:
         yield
     except torch.OutOfMemoryError as problem:
-        raise StepDropped(step, too_large) from problem
+        raise StepDropped(step, too_large=True) from problem
 
 
 class Executor(Protocol):
@@ -58,6 +58,10 @@ class Executor(Protocol):
 
     def make_room(self, seq: Sequence) -> bool:
         """Before a sequence queues: allocate what sampling its tokens takes. False: its tokens are the host's."""
+
+    def start(self) -> None:
+        """A pass begins, and all that was settled is committed: before another step is planned, which may use the
+        cache, the oldest one runs. Raises StepDropped."""
 
     def has_room(self, running: Seq[Sequence]) -> bool:
         """Whether another step, of those who run, may be submitted now."""
@@ -81,7 +85,8 @@ class Executor(Protocol):
         """What came of the oldest step. Waits for it. Raises StepDropped."""
 
     def advance(self) -> None:
-        """All that was settled is committed: what waited for that goes on. Raises StepDropped."""
+        """A pass ends, and all that was settled is committed: what a device can do by itself meanwhile goes on. Raises
+        StepDropped."""
 
     def forget(self) -> None:
         """No step in flight is to be settled any more."""
@@ -94,4 +99,4 @@ def over(step: Step) -> bool:
 
 def nothing(step: Step) -> Settled:
     """What comes of a step that is over."""
-    return Settled(step, [Decision([]) for _ in step.groups], stale=True)
+    return Settled(step, [Decision([]) for _ in step.groups], by_itself=False, stale=True)

@@ -19,7 +19,7 @@ from paceline.engine.execute.graphs.in_flight import (
     TokensInFlight,
     VerdictsInFlight,
 )
-from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer
 from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.execute.graphs.sample import WIDEST
 from paceline.engine.execute.graphs.seats import sampling
@@ -32,6 +32,7 @@ from paceline.engine.rows.sample_rows import row_masks
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence
 from paceline.engine.schedule.step import Step
+from paceline.sampling.masks import Mask
 
 AHEAD = 2
 """Steps in flight, at most."""
@@ -41,7 +42,7 @@ none has come for QUIET seconds."""
 QUIET = 1.0
 
 
-class Reading(Protocol):
+class InFlight(Protocol):
     def read(self) -> list[Sampled]:
         """What was sampled, per group. Waits for the device."""
 
@@ -49,7 +50,7 @@ class Reading(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "batch", "buffer", "logits", "reading", "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "buffer", "launch_s", "logits", "reading", "started", "step")
 
     def __init__(self, step: Step, batch: Batch | None = None) -> None:
         self.step = step
@@ -58,10 +59,15 @@ class Flight:
         self.ahead = all(group.seq.placement >= Placement.AHEAD and group.draft is None and decided_on_device(group)
                          for group in step.groups)
         """Whether it can be launched before the tokens before it are known on the host."""
+        self.alone = not step.repeated
+        """Nothing else has been in flight since it was submitted."""
+        self.launch_s = 0.0
+        """Seconds in which the host launched it, its masks included."""
         self.started = False
         self.buffer: LogitsBuffer | None = None
         """Where a captured forward leaves its logits, until they are sampled."""
-        self.reading: Reading | None = None
+        self.reading: InFlight | None = None
+        """Its tokens, on their way to the host."""
         self.logits: StepLogits | None = None
 
     @property
@@ -77,7 +83,7 @@ class Flight:
 
 class GraphExecutor:
     """Implements Executor. What is captured, repeated or launched kernel by kernel, what waits for the host's masks,
-    and what happens without memory, is told to nobody."""
+    and what happens without memory, nobody else knows."""
 
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
@@ -101,6 +107,9 @@ class GraphExecutor:
 
     def make_room(self, seq: Sequence) -> bool:
         return self.graphs.seats.make_room(seq, self._memory)
+
+    def start(self) -> None:
+        pass  # advance() has done it
 
     def has_room(self, running: Seq[Sequence]) -> bool:
         if not self._flight:
@@ -134,6 +143,8 @@ class GraphExecutor:
             flight = Flight(step, self._builder.of_step(step))
             with dropped_without_memory(step):
                 self._go_on(flight, first=not self._flight)
+        if self._flight:
+            flight.alone = self._flight[-1].alone = False
         self._flight.append(flight)
 
     def _repeat(self, step: Step) -> Flight:
@@ -155,10 +166,11 @@ class GraphExecutor:
     def settle(self) -> Settled:
         if self.stale:
             return nothing(self._flight.popleft().step)
-        flight, begun = self._flight[0], self._clock()
+        flight = self._flight[0]
         step = flight.step
         self._finish(flight)
         self._flight.popleft()
+        started = self._clock()
         if flight.reading is not None:
             sampled = self._read(flight.reading)
             ran = self._clock()
@@ -168,7 +180,7 @@ class GraphExecutor:
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
-        return Settled(step, decisions, ran - begun, self._clock() - ran, by_itself=not flight.ahead)
+        return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -186,14 +198,16 @@ class GraphExecutor:
 
     def _go_on(self, flight: Flight, first: bool) -> None:
         """Launch as much of a step as can be. `first`: all steps before it are committed, so everything can."""
+        started = self._clock()
         if not flight.started and (first or flight.ahead):
             self._start(flight, first)
         if flight.buffer is not None and (first or flight.free):
             self._sample(flight, first)
+        flight.launch_s += self._clock() - started
 
     @torch.inference_mode()
     def _start(self, flight: Flight, first: bool) -> None:
-        """The forward. Before the steps in front of it are committed only a captured one can be launched."""
+        """The forward. Until the steps before it are committed only a captured one can be launched."""
         step, batch = flight.step, flight.batch
         assert batch is not None
         drafted = any(group.draft is not None for group in step.groups)
@@ -202,19 +216,19 @@ class GraphExecutor:
         graphs, use = (self.graphs.verify, Use.VERIFY) if drafted else (self.graphs.prefill, Use.PREFILL)
         ready = None
         if batch.adapters is None and graphs.takes(step.groups, batch.rows):
-            ready = self._memory.attempt(use, lambda: graphs.ready(batch))
+            ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
         if ready is None and not first:
             return
-        # Once its moves have begun a lack of memory drops the step: they must not be carried out twice.
+        # Once its moves have started a lack of memory drops the step: they must not be carried out twice.
         flight.started = True
         self._runner.storage.apply(batch.moves, batch.copies)
         if ready is None:
             flight.logits = self._runner.forward(batch)
         elif drafted:
             decided = self._decided(step)
-            flight.buffer = self.graphs.verify.run(ready, batch, step.groups if decided else ())
+            flight.buffer = self.graphs.verify.launch(ready, batch, step.groups if decided else ())
         else:
-            flight.buffer = self.graphs.prefill.run(ready, batch)
+            flight.buffer = self.graphs.prefill.launch(ready, batch)
 
     @staticmethod
     def _decided(step: Step) -> bool:
@@ -228,17 +242,19 @@ class GraphExecutor:
         memory. A step that is not the first may find memory later."""
         step, batch, buffer = flight.step, flight.batch, flight.buffer
         assert batch is not None and buffer is not None
-        drafted, follows = any(group.draft is not None for group in step.groups), Follows.NOTED
+        drafted, after = any(group.draft is not None for group in step.groups), AfterSampling.NOTED
         if drafted:
             trees = any(group.parents is not None for group in step.groups)
-            follows = Follows.TREES if trees else Follows.CHAINS
-        masks = row_masks(step.groups) if self._decided(step) else None
+            after = AfterSampling.TREES if trees else AfterSampling.CHAINS
+        masks: Seq[Mask | None] | None = ()
+        if not (flight.ahead and flight.free):
+            masks = row_masks(step.groups) if self._decided(step) else None
         graph = None
         if masks is not None:
             seats, samples = self.graphs.seats, self.graphs.samples
             graph = self._memory.attempt(
                 Use.VERIFY if drafted else Use.PREFILL,
-                lambda: samples.ready(buffer, seats.take(sampling(step.groups), masks), follows), final=first)
+                lambda: samples.ready(buffer, seats.seat_all(sampling(step.groups), masks), after), final=first)
         if graph is not None:
             graph.replay()
             if drafted:
@@ -251,7 +267,7 @@ class GraphExecutor:
             flight.logits = StepLogits(buffer.logits[:len(batch.wanted)], batch.first, {})
             flight.buffer = None
 
-    def _read(self, reading: Reading) -> list[Sampled]:
+    def _read(self, reading: InFlight) -> list[Sampled]:
         asked = time.perf_counter()
         if self._read_at is not None:
             self._host_seconds = min(asked - self._read_at, ROUND_TRIP)

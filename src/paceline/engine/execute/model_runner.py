@@ -19,7 +19,7 @@ class ModelRunner:
         self.storage = storage
         self.device = device
 
-    def run(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
+    def run_batch(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
         """All of a batch, which has no pending tokens. `taps`: layers whose hidden states are wanted."""
         self.storage.apply(batch.moves, batch.copies)
         return self.forward(batch, taps)
@@ -31,8 +31,8 @@ class ModelRunner:
         kernels = adapted(self.kernels, batch.adapters, self.device)
         context = Forward(kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
-        tokens = torch.from_numpy(batch.tokens)
-        hidden = self.model.forward(tokens if self.device.type == "cpu" else tokens.to(self.device), context)
+        tokens = torch.from_numpy(batch.tokens).to(self.device, non_blocking=True)
+        hidden = self.model.forward(tokens, context)
         if len(wanted) < layout.rows:
             hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self.device)]
             kernels = of_rows(kernels, wanted)
@@ -42,7 +42,8 @@ class ModelRunner:
         """The same batch, its layout's tensors moved to where the model runs."""
         if self.device.type != "cpu":
             layout = batch.layout
-            layout.positions = layout.positions.to(self.device)
+            layout.positions = layout.positions.to(self.device, non_blocking=True)
             for view in layout.views:
-                view.tables, view.slots = view.tables.to(self.device), view.slots.to(self.device)
+                view.tables = view.tables.to(self.device, non_blocking=True)
+                view.slots = view.slots.to(self.device, non_blocking=True)
         return batch

@@ -15,20 +15,20 @@ log = logging.getLogger("paceline.engine")
 
 
 class Observer(Protocol):
-    """Told on the engine's thread, between steps: no request makes progress meanwhile. It changes nothing."""
+    """Called on the engine's thread, between steps: no request makes progress meanwhile. It changes nothing."""
 
     def admitted(self, record: Record) -> None:
         """A request entered the queue."""
 
-    def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
-        """A step is committed, one decision a group. `begun`: seconds on the engine's clock."""
+    def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
+        """A step is committed, one decision per group. `started`: seconds on the engine's clock."""
 
     def closed(self, record: Record) -> None:
-        """The last sample of a request ended. The step that ended it, if one did, is told after this."""
+        """The last sample of a request ended. The step that ended it, if one did, is reported after this."""
 
 
 class Observers:
-    """All observers of an engine; none, most of the time. One that raises is told no more, and the engine goes on."""
+    """All observers of an engine; none, most of the time. One that raises is called no more, and the engine goes on."""
 
     __slots__ = ("_all",)
 
@@ -49,10 +49,10 @@ class Observers:
             except Exception as problem:
                 self._drop(observer, problem)
 
-    def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
+    def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
         for observer in tuple(self._all):
             try:
-                observer.stepped(step, decisions, begun, times)
+                observer.stepped(step, decisions, started, times)
             except Exception as problem:
                 self._drop(observer, problem)
 
@@ -64,5 +64,5 @@ class Observers:
                 self._drop(observer, problem)
 
     def _drop(self, observer: Observer, problem: Exception) -> None:
-        log.error("an observer failed and is told no more", exc_info=problem)
+        log.error("an observer failed and is called no more", exc_info=problem)
         self._all.remove(observer)

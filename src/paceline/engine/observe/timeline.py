@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
     kind: str
     sample: int
-    begun: float
+    started: float
     ended: float
     start: int
     """Tokens of the sequence in the cache before."""
@@ -141,24 +141,25 @@ class Timelines:
         self.requests[record.request.id] = RequestTimeline(record)
         self._shrink()
 
-    def stepped(self, step: Step, decisions: Sequence[Decision], begun: float, times: StepTimes) -> None:
-        ended, company = begun + sum(times), len(step.groups)
+    def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
+        ended, company = started + sum(times), len(step.groups)
         for seq in step.preempted:
-            self._note(seq.request.id, Event(PREEMPTED, seq.sample, begun, begun, 0, 0, company))
+            self._note(seq.request.id, Event(PREEMPTED, seq.sample, started, started, 0, 0, company))
         tokens = prompt_rows = 0
         for group, decision in zip(step.groups, decisions):
-            event = _event(step, group, decision, begun, ended)
+            event = _event(step, group, decision, started, ended)
             self._note(group.seq.request.id, event)
             tokens += len(event.tokens)
             if event.kind is PREFILL:
                 prompt_rows += event.rows
             if group.siblings:
                 for sibling, own in zip(group.siblings, decision.siblings):
-                    self._note(sibling.request.id, Event(DECODE, sibling.sample, begun, ended, event.start + event.rows,
-                                                         0, company, own.tokens, own.origins))
+                    self._note(sibling.request.id, Event(DECODE, sibling.sample, started, ended,
+                                                         event.start + event.rows, 0, company, own.tokens,
+                                                         own.origins))
                     tokens += len(own.tokens)
             for branch in decision.branches:
-                self._note(branch.seq.request.id, Event(DECODE, branch.seq.sample, begun, ended,
+                self._note(branch.seq.request.id, Event(DECODE, branch.seq.sample, started, ended,
                                                         event.start + event.rows, 0, company, branch.tokens))
                 tokens += len(branch.tokens)
         self._count(int(ended), tokens, prompt_rows, max(step.repeat, 1))
@@ -198,16 +199,16 @@ class Timelines:
             self.weight -= gone.weight + gone.trace_weight
 
 
-def _event(step: Step, group: RowGroup, decision: Decision, begun: float, ended: float) -> Event:
+def _event(step: Step, group: RowGroup, decision: Decision, started: float, ended: float) -> Event:
     """Once a sequence and step, so kept lean: what the decision holds is kept, not copied; nobody changes it."""
     seq, start, rows, tokens, draft = group.seq, group.start, len(group.tokens), decision.tokens, decision.draft
     if draft is not None:
-        return Event(DECODE, seq.sample, begun, ended, start, rows, len(step.groups), tokens, decision.origins,
+        return Event(DECODE, seq.sample, started, ended, start, rows, len(step.groups), tokens, decision.origins,
                      _kept(draft, decision.path), 2 + (len(tokens) + 2 * rows) // 8)
     kind = DECODE if rows == 1 and start >= seq.prompt_len else PREFILL
     if step.repeat:
         rows *= step.repeat
-    return Event(kind, seq.sample, begun, ended, start, rows, len(step.groups), tokens,
+    return Event(kind, seq.sample, started, ended, start, rows, len(step.groups), tokens,
                  decision.origins if tokens else (), None, 1 + len(tokens) // 8)
 
 

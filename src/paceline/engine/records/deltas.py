@@ -33,7 +33,7 @@ class Delta:
 
 
 class DeltaCursor:
-    """How much of a record has been told. Belongs to the thread that drives the engine."""
+    """How much of a record has been handed out. Belongs to the thread that drives the engine."""
 
     __slots__ = ("_closed", "_record", "_texts", "_tokens")
 

@@ -63,7 +63,7 @@ class RequestMetrics:
         return 1.0 / self.tpot if self.tpot else None
 
     def figures(self) -> dict[str, Any]:
-        """All but the list that has an entry a token."""
+        """All but the list that has one entry per token."""
         return {"queue_time_s": self.queue_time, "ttft_s": self.ttft, "tpot_s": self.tpot,
                 "prefill_tokens_per_s": self.prefill_rate, "decode_tokens_per_s": self.decode_rate,
                 "prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens,

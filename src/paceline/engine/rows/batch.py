@@ -79,7 +79,7 @@ class BatchBuilder:
         parents = [group.parents for group in groups]
         known = [token for group in groups for token in group.tokens]
         tokens = np.array(known, dtype=np.int64)
-        seats = np.array([group.owner.allocation.seat for group in groups], dtype=np.int64)
+        seats = np.array([group.seq.allocation.seat for group in groups], dtype=np.int64)
         physical = np.array(starts, dtype=np.int64)
         row_seats = seats
         if len(tokens) == len(groups):
@@ -111,11 +111,11 @@ class BatchBuilder:
 
 def _row_adapters(groups: Seq[Rows], offsets: Seq[int]) -> RowAdapters | None:
     """Which rows have which adapter; None: none has any."""
-    named: dict[Any, None] = {group.owner.adapter: None for group in groups if group.owner.adapter is not None}
+    named: dict[Any, None] = {group.seq.adapter: None for group in groups if group.seq.adapter is not None}
     if not named:
         return None
     places = {adapter: index for index, adapter in enumerate(named)}
-    owners = np.repeat([places.get(group.owner.adapter, NOBODY) for group in groups], np.diff(offsets))
+    owners = np.repeat([places.get(group.seq.adapter, NOBODY) for group in groups], np.diff(offsets))
     return RowAdapters([adapter.additions for adapter in named], owners)
 
 

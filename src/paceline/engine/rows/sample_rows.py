@@ -1,4 +1,4 @@
-"""The rows of a step that are drawn from, plain and drafted alike, each with what its grammar says there."""
+"""The rows of a step that are sampled from, plain and drafted alike, each with what its grammar says there."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def masked_by_host(seq: Sequence) -> bool:
 
 
 def row_masks(groups: Seq[RowGroup]) -> list[Mask | None] | None:
-    """What the host bars at each row that the groups draw from, in their order; no mask where it bars nothing. None: a
+    """The host's mask of each row that the groups sample from, in their order; no mask where all may come. None: a
     grammar failed, which is the host's to tell."""
     masks: list[Mask | None] = []
     for group in groups:
-        draws = len(group.tokens) - group.logits_from
-        if not draws or group.seq.status is Status.FINISHED or not masked_by_host(group.seq):
-            masks += [None] * draws
+        count = group.sampled_rows
+        if not count or group.seq.status is Status.FINISHED or not masked_by_host(group.seq):
+            masks += [None] * count
             continue
         rows = SampleRows()
         if group.draft is None:

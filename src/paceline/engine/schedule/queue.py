@@ -63,9 +63,9 @@ class WaitingQueue:
         latest departures, if there were many); None: nobody waits."""
         if not self._members:
             return None
-        begun = self._departures[0][0]
+        started = self._departures[0][0]
         freed = sum(places for _, places in self._departures) - self._departures[0][1]
-        return places * (self._clock() - begun) / max(freed, 1)
+        return places * (self._clock() - started) / max(freed, 1)
 
     def snapshot(self) -> list[Sequence]:
         """Those waiting, in the order in which they will be served. O(n log n): for reports and tests."""

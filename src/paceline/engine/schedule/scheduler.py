@@ -206,7 +206,7 @@ class Scheduler:
         return moves, self._filler.take_copies()
 
     def commit(self, step: Step, results: Results[GroupResult]) -> None:
-        """Take back what the oldest uncommitted step yielded, one result a group.
+        """Take back what the oldest uncommitted step yielded, one result per group.
 
         A group whose sequence has ended meanwhile is ignored; one whose sequence was preempted keeps its tokens but
         leaves the cache alone.

@@ -28,7 +28,8 @@ class Rows(Protocol):
     A RowGroup, or what a model that drafts reads."""
 
     @property
-    def owner(self) -> RowOwner: ...
+    def seq(self) -> RowOwner:
+        """Whose they are: a sequence, or what a model that drafts holds of one."""
 
     start: int
     tokens: list[int]
@@ -56,10 +57,6 @@ class RowGroup:
     """Further samples whose first token is sampled from this group's last row."""
 
     @property
-    def owner(self) -> Sequence:
-        return self.seq
-
-    @property
     def sampled_rows(self) -> int:
         """How many of its rows are sampled from."""
         return len(self.tokens) - self.logits_from
@@ -77,9 +74,9 @@ class GroupResult:
     moved: bool = False
     """The cache entries of `path` are where those of a chain would be already."""
     waits: bool = False
-    """The sequence has done its part of a decision over several; it has nothing to run until the branches are told."""
+    """The sequence has done its part of a decision over several; it has nothing to run until the branches come."""
     branches: Seq[Branch] = ()
-    """Told with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
+    """Come with the group that completes a decision over several sequences; it has no tokens of its own then. Of all
     branches from one source one is the source's own."""
 
 

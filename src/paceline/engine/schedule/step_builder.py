@@ -22,7 +22,7 @@ RUNNING, WAITING = Status.RUNNING, Status.WAITING
 
 
 class StepBuilder:
-    """Owns who runs and who waits, and the step being built; the rules of order are told at Scheduler."""
+    """Owns who runs and who waits, and the step being built; the rules of order stand at Scheduler."""
 
     def __init__(self, config: SchedulerLimits, cache: CacheManager, clock: Callable[[], float],
                  preemption: Preemption) -> None:

@@ -1,4 +1,4 @@
-"""The table of running requests that the kernels read: one row of 64-bit words a seat. Plain numbers, no Triton.
+"""The table of running requests that the kernels read: one row of 64-bit words per seat. Plain numbers, no Triton.
 
 Real parameters are float64 bit patterns, so that one table and one copy hold everything.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from paceline.kernels.eager.plan import Call, plan
+from paceline.kernels.eager.plan import AttentionCall, plan
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import values_in_keys
 
@@ -29,7 +29,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     return q.new_empty((*q.shape[:2], v_cache.shape[2])) if out is None else out
 
 
-def _run(call: Call, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_size: int,
+def _run(call: AttentionCall, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_size: int,
          scale: float, softcap: float) -> torch.Tensor:
     """q [B * n, H, d] of this call -> [B * n, H, d_v]."""
     keys = _gather(call, k_cache, block_size)
@@ -42,7 +42,7 @@ def _run(call: Call, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tens
     return _weigh(call, q, keys, values if values.dtype == q.dtype else values.to(q.dtype), scale, softcap)
 
 
-def _weigh(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+def _weigh(call: AttentionCall, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
            softcap: float) -> torch.Tensor:
     _, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -58,7 +58,7 @@ def _weigh(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return out.transpose(1, 2).reshape(-1, heads, dim)
 
 
-def _capped(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+def _capped(call: AttentionCall, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
             softcap: float) -> torch.Tensor:
     """The same with capped scores, which torch's own attention does not know."""
     _, heads, dim = q.shape
@@ -75,7 +75,7 @@ def _capped(call: Call, q: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     return out.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
 
 
-def _gather(call: Call, cache: torch.Tensor, block_size: int) -> torch.Tensor:
+def _gather(call: AttentionCall, cache: torch.Tensor, block_size: int) -> torch.Tensor:
     """[B, H_kv, C, d], strided; without a copy where one piece's blocks lie side by side."""
     _, kv_heads, dim = cache.shape
     if call.adjacent is not None:

@@ -5,7 +5,7 @@ On CPUs where torch calls OpenBLAS (ARM builds) the row count decides which form
 
     rows                        1     2     3     4     8    12    16    32    64   256
     one call, x W^T            14    52    53    49    56    92   105   151   242   860
-    one call a row             14    27    40    54     -     -     -     -     -     -
+    one call per row             14    27    40    54     -     -     -     -     -     -
     W x^T, read transposed      -     -     -    49    55    68    69   116   207   821
 
 No route costs memory: the weight stays as it is. Elsewhere (MKL, CUDA) one call is best for every row count.

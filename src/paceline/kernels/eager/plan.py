@@ -45,7 +45,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Call:
+class AttentionCall:
     """One attention call over B pieces of n rows and C keys each."""
 
     rows: torch.Tensor | None
@@ -53,7 +53,7 @@ class Call:
     pieces: int
     n: int
     blocks: torch.Tensor
-    """[B * blocks a piece] int64, the null block beyond a piece's own."""
+    """[B * blocks per piece] int64, the null block beyond a piece's own."""
     mask: torch.Tensor | None
     """[B, 1, n, C], 0 or -inf in q's dtype; None: everything is visible, or exactly the causal half."""
     causal: bool = False
@@ -65,9 +65,9 @@ class Call:
     """First slot and number of slots to read in place, where they need no gathering."""
 
 
-def plan(layout: Layout, view: GroupView, dtype: torch.dtype) -> Iterable[Call]:
+def plan(layout: Layout, view: GroupView, dtype: torch.dtype) -> Iterable[AttentionCall]:
     """The calls of a step, the same for every layer of a cache group."""
-    kept: list[Call] | None = view.scratch.get("eager.calls")
+    kept: list[AttentionCall] | None = view.scratch.get("eager.calls")
     if kept is not None:
         return kept
     pieces = list(_pieces(layout, view.window))
@@ -117,7 +117,7 @@ def _fits(count: int, longest: int, keys: int) -> bool:
     return padded <= CALL_KEYS_FREE or (padded <= CALL_KEYS and 2 * padded <= 3 * keys)
 
 
-def _call(pieces: list[Piece], layout: Layout, view: GroupView, dtype: torch.dtype) -> Call:
+def _call(pieces: list[Piece], layout: Layout, view: GroupView, dtype: torch.dtype) -> AttentionCall:
     device = view.tables.device
     n = pieces[0].rows
     rows = None
@@ -139,17 +139,18 @@ def _call(pieces: list[Piece], layout: Layout, view: GroupView, dtype: torch.dty
              for position in range(piece.start + n, end * size)]
     positions = torch.tensor(bases, device=device)[:, None] * size + torch.arange(width * size, device=device)
     hidden = _hidden(pieces, positions, view.window)
-    return Call(rows, len(pieces), n, blocks.flatten(), _mask(hidden, dtype),
-                stale=torch.tensor(stale, device=device) if stale else None)
+    return AttentionCall(rows, len(pieces), n, blocks.flatten(), _mask(hidden, dtype),
+                         stale=torch.tensor(stale, device=device) if stale else None)
 
 
-def _single(piece: Piece, rows: torch.Tensor | None, layout: Layout, view: GroupView, dtype: torch.dtype) -> Call:
+def _single(piece: Piece, rows: torch.Tensor | None, layout: Layout, view: GroupView,
+            dtype: torch.dtype) -> AttentionCall:
     """A piece of its own needs no padding, and no copy when its blocks lie side by side in the pool."""
     size = layout.block_size
     base, end = piece.low // size, -(-(piece.start + piece.rows) // size)
     blocks = view.tables[piece.group, base:end]
     skip = piece.low - base * size
-    call = Call(rows, 1, piece.rows, blocks, None, part=slice(skip, skip + piece.span))
+    call = AttentionCall(rows, 1, piece.rows, blocks, None, part=slice(skip, skip + piece.span))
     if blocks.device.type == "cpu":
         ids = blocks.tolist()
         if all(b == a + 1 for a, b in pairwise(ids)):

@@ -13,7 +13,7 @@ given shape a row's sum does not depend on the other rows."""
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, K] @ weight [M, K]^T + bias [M] -> [N, M], 8 rows a call, the last tile padded with zero rows."""
+    """x [N, K] @ weight [M, K]^T + bias [M] -> [N, M], 8 rows per call, the last tile padded with zero rows."""
     rows = x.shape[0]
     padded = F.pad(x, (0, 0, 0, -rows % TILE)).contiguous()
     transposed = weight.t()
@@ -26,7 +26,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def linear_by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [N, H, K], weight [H, M, K] -> [N, H, M], 8 rows a call likewise."""
+    """x [N, H, K], weight [H, M, K] -> [N, H, M], 8 rows per call likewise."""
     rows = x.shape[0]
     padded = F.pad(x, (0, 0, 0, 0, 0, -rows % TILE)).transpose(0, 1).contiguous()
     transposed = weight.transpose(1, 2)

@@ -22,7 +22,7 @@ class LiveRows:
 
     @staticmethod
     def of(rows: DeviceRows, block_size: int, view: GroupView) -> LiveRows:
-        """What the device was told, and nothing else, says where each row reads: its group's blocks below `prefix`, its
+        """What the device got, and nothing else, says where each row reads: its group's blocks below `prefix`, its
         ancestors from there on."""
         live = (rows.group >= 0).nonzero()[:, 0]
         place = {row: at for at, row in enumerate(live.tolist())}

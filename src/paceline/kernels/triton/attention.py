@@ -1,4 +1,4 @@
-"""Launching paged attention: which tiles, how many programs, what is planned once a forward."""
+"""Launching paged attention: which tiles, how many programs, what is planned once per forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class KeySplit:
     """How the keys of tiles are shared out, for up to `most` tiles of one row or up to `most` rows of a step."""
 
     most: float
@@ -51,21 +51,21 @@ class Tuning:
     split: int
     """Keys that are summed up by themselves (deterministic), or the smallest number an item gets."""
     processors: int
-    shared: tuple[Sharing, ...]
+    shared: tuple[KeySplit, ...]
     """By number of rows, for tiles of several rows."""
-    single: tuple[Sharing, ...] = ()
+    single: tuple[KeySplit, ...] = ()
     """By number of tiles, for tiles of one row; none: as the others."""
     chunk_warps: int = 8
     chunk_stages: int = 2
     small_m: int = LOWEST
     """No tile is lower: rows that are missing are computed as if they were there."""
 
-    def sharing(self, shape: RowsShape) -> Sharing:
+    def sharing(self, shape: RowsShape) -> KeySplit:
         if shape.tile_rows == 1 and self.single:
             return next(one for one in self.single if shape.tiles <= one.most)
         return self.several(shape.rows)
 
-    def several(self, rows: int) -> Sharing:
+    def several(self, rows: int) -> KeySplit:
         """For tiles of several rows, in a step of so many."""
         return next(one for one in self.shared if rows <= one.most)
 
@@ -73,18 +73,18 @@ class Tuning:
 def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -> Tuning:
     """float32 multiplies without tensor cores, whose tiles must be small; the rest are trials on an H200."""
     if dtype == torch.float32:
-        return Tuning(16, 32, 32, 256, processors, (Sharing(math.inf, 4, stages=1, height=16),), chunk_warps=4,
+        return Tuning(16, 32, 32, 256, processors, (KeySplit(math.inf, 4, stages=1, height=16),), chunk_warps=4,
                       chunk_stages=1)
     if deterministic:
         # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 64, 256, processors, (Sharing(math.inf, 2),), chunk_warps=4, small_m=64)
+        return Tuning(64, 64, 64, 256, processors, (KeySplit(math.inf, 2),), chunk_warps=4, small_m=64)
     if dim > 64:
-        single = (Sharing(16, 4), Sharing(32, 2, stages=6), Sharing(128, 4, warps=2), Sharing(math.inf, 4, 2, 6))
-        several: tuple[Sharing, ...] = (
-            Sharing(16, 2, height=16), Sharing(32, 2, height=32), Sharing(math.inf, 1, stages=5))
+        single = (KeySplit(16, 4), KeySplit(32, 2, stages=6), KeySplit(128, 4, warps=2), KeySplit(math.inf, 4, 2, 6))
+        several: tuple[KeySplit, ...] = (
+            KeySplit(16, 2, height=16), KeySplit(32, 2, height=32), KeySplit(math.inf, 1, stages=5))
     else:
-        single = (Sharing(4, 2, stages=5), Sharing(16, 2, 2, 5), Sharing(64, 4, 2, 5), Sharing(math.inf, 2, 2, 5))
-        several = (Sharing(32, 2, stages=5, height=16), Sharing(math.inf, 2, stages=5, height=32))
+        single = (KeySplit(4, 2, stages=5), KeySplit(16, 2, 2, 5), KeySplit(64, 4, 2, 5), KeySplit(math.inf, 2, 2, 5))
+        several = (KeySplit(32, 2, stages=5, height=16), KeySplit(math.inf, 2, stages=5, height=32))
     # Heads of 64 come with small models: low chunks, of which there are enough to keep the card busy (9 heads tried).
     chunk_m, chunk_n = (128, 64) if dim > 64 else (64, 128)
     return Tuning(chunk_m, chunk_n, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)

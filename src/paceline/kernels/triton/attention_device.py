@@ -118,7 +118,7 @@ def walk_chain(q, pos, lowest, begin, end, highest, total, acc, table, keys, val
                stride, scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
                SCALED: tl.constexpr, PRECISION: tl.constexpr):
-    """The same; blocks in front of all rows, most of a prompt's, are not masked, which changes no bit."""
+    """The same; blocks before all rows, most of a prompt's, are not masked, which changes no bit."""
     masked_from = begin
     if not WINDOW:
         masked_from = tl.maximum(begin, tl.minimum(end, (lowest + 1) // BLOCK_N * BLOCK_N))

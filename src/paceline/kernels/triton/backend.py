@@ -86,7 +86,7 @@ class TritonKernels(Composed):
 
     def _normed(self, x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: torch.Tensor | None,
                 how: Product, *, gated: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A product of ours behind a norm, which a single short row gets inside it."""
+        """A product of ours after a norm, which a single short row gets inside it."""
         if norm is not None and (how.way is not Way.ROW or x.shape[1] > NORM_INSIDE or norm.centred):
             x, norm = self.norm(x, norm), None
         return self._product(x, weight, bias, how, norm=norm, gated=gated, dtype=dtype)

@@ -57,7 +57,7 @@ def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic:
 
 
 def _row(size: int, inputs: int) -> Product:
-    # Trials on an H200: a weight row a program, as many columns at once as the warps can hold in flight. A head on
+    # Trials on an H200: one weight row per program, as many columns at once as the warps can hold in flight. A head on
     # short rows has so many programs that several rows each are worth it.
     if inputs >= 8192:
         return Product(Way.ROW, 1, 1, 512, 4)
@@ -99,7 +99,7 @@ def _quarter(inputs: int) -> int:
 
 def _fixed_piece(size: int, inputs: int) -> int:
     """Part of what defines the bits in deterministic mode, so a function of the matrix alone: long rows are cut, and
-    those of matrices that have too few rows to keep the memory busy with one program a tile."""
+    those of matrices that have too few rows to keep the memory busy with one program per tile."""
     if inputs >= 8192:
         return _quarter(inputs)
     return PIECE if size < 8192 else 0

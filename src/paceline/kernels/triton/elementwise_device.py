@@ -11,7 +11,7 @@ from paceline.kernels.triton.overlap_device import start
 
 @triton.jit
 def rms_norm_kernel(x, weight, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    """A program a row; out is contiguous."""
+    """One program per row; out is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     w = tl.load(weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
@@ -25,7 +25,7 @@ def rms_norm_kernel(x, weight, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl
 @triton.jit
 def layer_norm_kernel(x, weight, bias, out, x_stride, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
                       BIASED: tl.constexpr, OVERLAP: tl.constexpr):
-    """A program a row; out is contiguous."""
+    """One program per row; out is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     w = tl.load(weight + i, mask=i < SIZE, other=0.0).to(tl.float32)

@@ -27,7 +27,7 @@ _FAR = tl.constexpr(1 << 30)
 def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, window, target, KV_HEADS: tl.constexpr,
                 WINDOW: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr,
                 ROWS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
-    """One program a tile; each counts the items of the tiles before its own. FIXED: spans of SPLIT keys; else spans
+    """One program per tile; each counts the items of the tiles before its own. FIXED: spans of SPLIT keys; else spans
     are multiples of SPLIT that make about `target` items for all KV heads together."""
     start(OVERLAP)
     own = tl.program_id(0)

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Decoding by itself: what a step reads follows from the step before, on the device.
 
-A token that the host does not know yet is negative: it is the newest one of its seat, which the step that draws it
+A token that the host does not know yet is negative: it is the newest one of its seat, which the step that samples it
 leaves in `last` [seats] int32.
 """
 
@@ -15,7 +15,7 @@ from paceline.kernels.triton.sampling.edits import count
 
 @triton.jit
 def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, tiles, slots, rope_positions,
-                 draw_positions, seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+                 sample_positions, seats, rows, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """One program. inputs [3, rows] int64: token, position (-1: padding) and seat of each row -> DeviceRows for a row
     a group, the rows' slots (-1), positions for the rotary tables, and seats and positions for the sampler."""
     row = tl.arange(0, BLOCK)
@@ -34,21 +34,21 @@ def begin_kernel(inputs, last, tables, table_stride, group, positions, prefix, t
     tl.store(tiles + rows + row, live.to(tl.int32), mask=there)
     tl.store(slots + row, tl.where(live, block * BLOCK_SIZE + known % BLOCK_SIZE, -1), mask=there)
     tl.store(rope_positions + row, known, mask=there)
-    tl.store(draw_positions + row, position + 1, mask=there)
+    tl.store(sample_positions + row, position + 1, mask=there)
     tl.store(seats + row, tl.where(live, seat, -1).to(tl.int32), mask=there)
 
 
 @triton.jit
-def end_kernel(inputs, last, drawn, out, out_stride, rows, table, counts, width, COUNT: tl.constexpr,
+def end_kernel(inputs, last, sampled, out, out_stride, rows, table, counts, width, COUNT: tl.constexpr,
                BLOCK: tl.constexpr):
-    """One program. Notes the tokens drawn [rows] int32 in out[step], and makes them the next step's inputs. The number
-    of the step stands behind the inputs. COUNT: penalised seats are among them."""
+    """One program. Notes the tokens sampled [rows] int32 in out[step], and makes them the next step's inputs. The
+    number of the step stands after the inputs. COUNT: penalised seats are among them."""
     row = tl.arange(0, BLOCK)
     there = row < rows
     step = tl.load(inputs + 3 * rows)
     position = tl.load(inputs + rows + row, mask=there, other=-1)
     seat = tl.load(inputs + 2 * rows + row, mask=there, other=0)
-    token = tl.load(drawn + row, mask=there, other=-1)
+    token = tl.load(sampled + row, mask=there, other=-1)
     live = there & (position >= 0)
     tl.store(out + step * out_stride + row, token, mask=there)
     tl.store(inputs + row, tl.maximum(token, 0).to(tl.int64), mask=live)
@@ -70,12 +70,12 @@ def fill_kernel(tokens, seats, last, rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def note_kernel(drawn, seats, last, rows, table, counts, width, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """One program. The tokens drawn [rows] int32 become the newest of their seats; seat -1 is padding. COUNT: penalised
-    seats are among them."""
+def note_kernel(sampled, seats, last, rows, table, counts, width, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """One program. The tokens sampled [rows] int32 become the newest of their seats; seat -1 is padding. COUNT:
+    penalised seats are among them."""
     row = tl.arange(0, BLOCK)
     seat = tl.load(seats + row, mask=row < rows, other=-1)
-    token = tl.load(drawn + row, mask=row < rows, other=0)
+    token = tl.load(sampled + row, mask=row < rows, other=0)
     tl.store(last + seat, tl.maximum(token, 0), mask=seat >= 0)
     if COUNT:
         count(seat, token, seat >= 0, table, counts, width)

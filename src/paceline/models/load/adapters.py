@@ -114,9 +114,9 @@ def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
         raise ModelFormatError(f"{where}: peft_type {config.get('peft_type')!r} is not supported; LORA is.")
     if config.get("bias", "none") != "none":
         raise ModelFormatError(f"{where}: bias {config['bias']!r} (trained biases) is not supported; 'none' is.")
-    begun = config.get("init_lora_weights")
-    if isinstance(begun, str) and begun.lower().startswith(CHANGED_BASE):
-        raise ModelFormatError(f"{where}: init_lora_weights {begun!r} changes the base model's weights as well: save "
+    initial = config.get("init_lora_weights")
+    if isinstance(initial, str) and initial.lower().startswith(CHANGED_BASE):
+        raise ModelFormatError(f"{where}: init_lora_weights {initial!r} changes the base model's weights as well: save "
                                "the adapter as plain LoRA (PEFT's path_initial_model_for_weight_conversion).")
     asked = sorted(key for key, value in config.items() if value and key not in READ | HARMLESS)
     if asked:

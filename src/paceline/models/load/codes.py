@@ -16,7 +16,7 @@ _LEVELS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 """What the sixteen codes of the IQ4 types stand for."""
 
 
-class Codes(NamedTuple):
+class BlockCodes(NamedTuple):
     """Of n blocks with E elements each. Elements that follow one another share a scale, and an offset."""
 
     values: torch.Tensor
@@ -40,7 +40,7 @@ class BlockLayout(NamedTuple):
 
     elements: int
     size: int
-    read: Callable[[torch.Tensor], Codes]
+    read: Callable[[torch.Tensor], BlockCodes]
 
 
 def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -65,17 +65,17 @@ def _signed(codes: torch.Tensor, middle: int) -> torch.Tensor:
     return codes.view(torch.int8) - middle
 
 
-def _q8_0(blocks: torch.Tensor) -> Codes:
-    return Codes(blocks[:, 2:].view(torch.int8), _half(blocks, 0))
+def _q8_0(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(blocks[:, 2:].view(torch.int8), _half(blocks, 0))
 
 
-def _q4_0(blocks: torch.Tensor) -> Codes:
-    return Codes(_signed(_fields(blocks[:, 2:].contiguous(), 4, 16), 8), _half(blocks, 0))
+def _q4_0(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(_signed(_fields(blocks[:, 2:].contiguous(), 4, 16), 8), _half(blocks, 0))
 
 
-def _q4_1(blocks: torch.Tensor) -> Codes:
+def _q4_1(blocks: torch.Tensor) -> BlockCodes:
     codes = _fields(blocks[:, 4:].contiguous(), 4, 16)
-    return Codes(codes.view(torch.int8), _half(blocks, 0), _half(blocks, 2))
+    return BlockCodes(codes.view(torch.int8), _half(blocks, 0), _half(blocks, 2))
 
 
 def _five_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -84,36 +84,36 @@ def _five_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return _fields(low, 4, 16) | _bits(high) << 4
 
 
-def _q5_0(blocks: torch.Tensor) -> Codes:
-    return Codes(_signed(_five_bits(blocks, 2), 16), _half(blocks, 0))
+def _q5_0(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(_signed(_five_bits(blocks, 2), 16), _half(blocks, 0))
 
 
-def _q5_1(blocks: torch.Tensor) -> Codes:
-    return Codes(_five_bits(blocks, 4).view(torch.int8), _half(blocks, 0), _half(blocks, 2))
+def _q5_1(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(_five_bits(blocks, 4).view(torch.int8), _half(blocks, 0), _half(blocks, 2))
 
 
-def _iq4_nl(blocks: torch.Tensor) -> Codes:
-    return Codes(_LEVELS[_fields(blocks[:, 2:].contiguous(), 4, 16).int()], _half(blocks, 0))
+def _iq4_nl(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(_LEVELS[_fields(blocks[:, 2:].contiguous(), 4, 16).int()], _half(blocks, 0))
 
 
-def _iq4_xs(blocks: torch.Tensor) -> Codes:
+def _iq4_xs(blocks: torch.Tensor) -> BlockCodes:
     low, high = _fields(blocks[:, 4:8].contiguous(), 4, 1), _fields(blocks[:, 2:4].contiguous(), 2, 1)
     scales = _signed(low | high << 4, 32).to(torch.float32)
-    return Codes(_LEVELS[_fields(blocks[:, 8:].contiguous(), 4, 16).int()], _half(blocks, 0) * scales)
+    return BlockCodes(_LEVELS[_fields(blocks[:, 8:].contiguous(), 4, 16).int()], _half(blocks, 0) * scales)
 
 
-def _q2_k(blocks: torch.Tensor) -> Codes:
+def _q2_k(blocks: torch.Tensor) -> BlockCodes:
     scales, offsets = (blocks[:, :16] & 15).to(torch.float32), (blocks[:, :16] >> 4).to(torch.float32)
     codes = _fields(blocks[:, 16:80].contiguous(), 2, 32).view(torch.int8)
-    return Codes(codes, _half(blocks, 80) * scales, -_half(blocks, 82) * offsets)
+    return BlockCodes(codes, _half(blocks, 80) * scales, -_half(blocks, 82) * offsets)
 
 
-def _q3_k(blocks: torch.Tensor) -> Codes:
+def _q3_k(blocks: torch.Tensor) -> BlockCodes:
     low, high = _fields(blocks[:, 32:96].contiguous(), 2, 32), _fields(blocks[:, :32].contiguous(), 1, 32)
     codes = _signed(low | high << 2, 4)
     packed = blocks[:, 96:108].contiguous()
     scales = _fields(packed[:, :8].contiguous(), 4, 8) | _fields(packed[:, 8:].contiguous(), 2, 4) << 4
-    return Codes(codes, _half(blocks, 108) * _signed(scales, 32).to(torch.float32))
+    return BlockCodes(codes, _half(blocks, 108) * _signed(scales, 32).to(torch.float32))
 
 
 def _six_bit_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,19 +126,19 @@ def _six_bit_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _half(blocks, 0) * scales.to(torch.float32), -_half(blocks, 2) * offsets.to(torch.float32)
 
 
-def _q4_k(blocks: torch.Tensor) -> Codes:
-    return Codes(_fields(blocks[:, 16:].contiguous(), 4, 32).view(torch.int8), *_six_bit_scales(blocks))
+def _q4_k(blocks: torch.Tensor) -> BlockCodes:
+    return BlockCodes(_fields(blocks[:, 16:].contiguous(), 4, 32).view(torch.int8), *_six_bit_scales(blocks))
 
 
-def _q5_k(blocks: torch.Tensor) -> Codes:
+def _q5_k(blocks: torch.Tensor) -> BlockCodes:
     low, high = _fields(blocks[:, 48:].contiguous(), 4, 32), _fields(blocks[:, 16:48].contiguous(), 1, 32)
-    return Codes((low | high << 4).view(torch.int8), *_six_bit_scales(blocks))
+    return BlockCodes((low | high << 4).view(torch.int8), *_six_bit_scales(blocks))
 
 
-def _q6_k(blocks: torch.Tensor) -> Codes:
+def _q6_k(blocks: torch.Tensor) -> BlockCodes:
     low, high = _fields(blocks[:, :128].contiguous(), 4, 64), _fields(blocks[:, 128:192].contiguous(), 2, 32)
     scales = blocks[:, 192:208].view(torch.int8).to(torch.float32)
-    return Codes(_signed(low | high << 4, 32), _half(blocks, 208) * scales)
+    return BlockCodes(_signed(low | high << 4, 32), _half(blocks, 208) * scales)
 
 
 LAYOUTS: dict[str, BlockLayout] = {

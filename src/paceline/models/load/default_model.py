@@ -61,7 +61,7 @@ DEFAULT_MODEL = SMOLLM2_135M.name
 
 
 @dataclass(frozen=True, slots=True)
-class CachedModel:
+class ModelOnDisk:
     """What the cache holds of a packaged model."""
 
     name: str
@@ -80,14 +80,14 @@ def cache_dir() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "paceline" / "models"
 
 
-def list_cached() -> list[CachedModel]:
+def list_cached() -> list[ModelOnDisk]:
     """Packaged models of which the cache holds anything."""
     found = []
     for model in PACKAGED_MODELS.values():
         folder = cache_dir() / model.name
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
         if size:
-            found.append(CachedModel(model.name, folder / model.file_name, size, _is_ready(model, folder)))
+            found.append(ModelOnDisk(model.name, folder / model.file_name, size, _is_ready(model, folder)))
     return found
 
 

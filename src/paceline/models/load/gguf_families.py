@@ -14,7 +14,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GGUFFamily:
     """model_type of the architecture; the Hugging Face class; layer tensors that are called otherwise than Llama's;
     and further config.json keys, of the file and what is known of it already."""
 
@@ -74,17 +74,17 @@ def _neox(file: GGUFFile, known: Values) -> dict[str, Any]:
 _BOTH_SIDES = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
                "post_ffw_norm": "post_feedforward_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj"}
-FAMILIES: dict[str, Family] = {
-    "llama": Family("llama", "LlamaForCausalLM"),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _BOTH_SIDES, more=_gemma2),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _BOTH_SIDES, more=_gemma3),
-    "gpt2": Family("gpt2", "GPT2LMHeadModel", _FUSED, more=_gpt2),
-    "gptneox": Family("gpt_neox", "GPTNeoXForCausalLM", _FUSED, more=_neox),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM", _BOTH_SIDES),
-    "phi3": Family("phi3", "Phi3ForCausalLM", _FUSED | {"ffn_up": "mlp.gate_up_proj"}, more=_phi3),
-    "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", {"ffn_gate_inp": "mlp.gate"},
-                       {"ffn_gate": "gate_proj", "ffn_down": "down_proj", "ffn_up": "up_proj"}, _qwen3_moe),
+FAMILIES: dict[str, GGUFFamily] = {
+    "llama": GGUFFamily("llama", "LlamaForCausalLM"),
+    "qwen2": GGUFFamily("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": GGUFFamily("qwen3", "Qwen3ForCausalLM"),
+    "gemma2": GGUFFamily("gemma2", "Gemma2ForCausalLM", _BOTH_SIDES, more=_gemma2),
+    "gemma3": GGUFFamily("gemma3_text", "Gemma3ForCausalLM", _BOTH_SIDES, more=_gemma3),
+    "gpt2": GGUFFamily("gpt2", "GPT2LMHeadModel", _FUSED, more=_gpt2),
+    "gptneox": GGUFFamily("gpt_neox", "GPTNeoXForCausalLM", _FUSED, more=_neox),
+    "olmo2": GGUFFamily("olmo2", "Olmo2ForCausalLM", _BOTH_SIDES),
+    "phi3": GGUFFamily("phi3", "Phi3ForCausalLM", _FUSED | {"ffn_up": "mlp.gate_up_proj"}, more=_phi3),
+    "qwen3moe": GGUFFamily("qwen3_moe", "Qwen3MoeForCausalLM", {"ffn_gate_inp": "mlp.gate"},
+                           {"ffn_gate": "gate_proj", "ffn_down": "down_proj", "ffn_up": "up_proj"}, _qwen3_moe),
 }
 """By general.architecture."""

@@ -132,10 +132,10 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
 
     def _ask(self, candidate: _Candidate, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         drafter, found = candidate.part.drafter, None
-        begun = self._clock()
+        started = self._clock()
         for one in self.proposals(drafter, [sequence], [budget]):
             found = self.guarded(drafter, sequence, fitted, one.draft, budget)
-        candidate.known.cost.observe(budget.depth, self._clock() - begun)
+        candidate.known.cost.observe(budget.depth, self._clock() - started)
         return found
 
     def sharers(self, sequence: DraftedSequence) -> Iterable[DraftedSequence]:

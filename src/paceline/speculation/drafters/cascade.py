@@ -59,12 +59,12 @@ class CascadeDrafter(MadeOfParts):
             growing = [chain for chain in chains if chain.left]
             if not growing:
                 return [chain.tree(self.name) for chain in chains]
-            begun = self._clock()
+            started = self._clock()
             self._guess(growing)
             answers = self._model.sample([chain.ask() for chain in growing])
-            share = (self._clock() - begun) / len(growing)
+            share = (self._clock() - started) / len(growing)
             for chain, samples in zip(growing, answers, strict=True):
-                chain.take(samples, share)
+                chain.follow(samples, share)
 
     def _guess(self, chains: Sequence[_Chain]) -> None:
         # Of a guess that is right to the end the chain gets one token more than it is deep.
@@ -116,7 +116,7 @@ class _Chain:
         nodes = list(range(-1, len(tokens)))
         return Ask(self.view, tokens, parents, nodes, [1] * len(nodes))
 
-    def take(self, samples: Sequence[Samples], seconds: float) -> None:
+    def follow(self, samples: Sequence[Samples], seconds: float) -> None:
         """Follow the middle model's own tokens down the guess; the first that is not in it is the last of the round,
         which took so many seconds."""
         children: dict[tuple[int, int], int] = {}

@@ -99,7 +99,7 @@ class Window:
         return sampled + [None] * (len(self.columns) - len(sampled))
 
 
-class _State:
+class _LookaheadState:
     __slots__ = ("indexed", "luck", "pool", "window")
 
     def __init__(self, pool: NgramPool, seed: int) -> None:
@@ -122,10 +122,10 @@ class LookaheadDrafter:
         self._width = window
         self._n = ngram
         self._guesses = guesses
-        self._states: dict[DraftedSequence, _State] = {}
+        self._states: dict[DraftedSequence, _LookaheadState] = {}
 
     def begin(self, sequence: DraftedSequence) -> None:
-        state = self._states[sequence] = _State(NgramPool(self._guesses), sequence.seed)
+        state = self._states[sequence] = _LookaheadState(NgramPool(self._guesses), sequence.seed)
         self._index(state, sequence.tokens)
         self._refill(state, sequence.tokens)
 
@@ -160,13 +160,13 @@ class LookaheadDrafter:
             state.window = Window(state.window.columns[lost:])
         self._refill(state, sequence.tokens)
 
-    def _harvest(self, state: _State, chosen: Sequence[int]) -> None:
+    def _harvest(self, state: _LookaheadState, chosen: Sequence[int]) -> None:
         """Complete columns and the target's picks below them are n-grams."""
         for column, pick in zip(state.window.columns, state.window.picks(chosen)):
             if pick is not None and len(column) == self._n - 1:
                 state.pool.add([*column, pick])
 
-    def _shift(self, state: _State, chosen: Sequence[int]) -> int:
+    def _shift(self, state: _LookaheadState, chosen: Sequence[int]) -> int:
         """Add the picks as the newest row and drop row 0 where that makes the columns too high. Returns by how many
         positions the window moved ahead by that."""
         window = state.window
@@ -181,14 +181,14 @@ class LookaheadDrafter:
                 del column[0]
         return int(full)
 
-    def _refill(self, state: _State, tokens: Sequence[int]) -> None:
+    def _refill(self, state: _LookaheadState, tokens: Sequence[int]) -> None:
         """New columns on the right, made of tokens of the text: likelier to be near the mark than any others."""
         columns = state.window.columns
         height = len(columns[0]) if columns else 1
         while len(columns) < self._width:
             columns.append([state.luck.choice(tokens) for _ in range(height)])
 
-    def _index(self, state: _State, tokens: Sequence[int]) -> None:
+    def _index(self, state: _LookaheadState, tokens: Sequence[int]) -> None:
         """The text's own n-grams are guesses too."""
         for end in range(max(state.indexed, self._n - 1), len(tokens)):
             state.pool.add(tokens[end - self._n + 1:end + 1])

@@ -26,7 +26,7 @@ BRANCHES = 8
 """Deeper nodes and later siblings are judged like these."""
 
 
-class Record:
+class TrackRecord:
     """How often a drafter was right, by depth and by place among siblings, given that the parent was right."""
 
     __slots__ = ("_right", "_tried")
@@ -54,10 +54,10 @@ class MergeDrafter(Ensemble):
 
     def __init__(self, name: str, parts: Sequence[Part]) -> None:
         super().__init__(name, parts)
-        self._records: dict[DraftedSequence, list[Record]] = {}
+        self._records: dict[DraftedSequence, list[TrackRecord]] = {}
 
     def begin(self, sequence: DraftedSequence) -> None:
-        self._records[sequence] = [Record() for _ in self.parts]
+        self._records[sequence] = [TrackRecord() for _ in self.parts]
         super().begin(sequence)
 
     def release(self, sequence: DraftedSequence) -> None:
@@ -113,7 +113,7 @@ class MergeDrafter(Ensemble):
             if -worth <= budget.price and len(pack.tree):
                 break
             for part, node in group:
-                pack.take(part, drafts[part], node)
+                pack.add_node(part, drafts[part], node)
             scores.append(chance)
             offer(group, -worth)
         return pack

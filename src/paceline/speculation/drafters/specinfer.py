@@ -20,7 +20,7 @@ class SpecInferDrafter(Ensemble):
         for _, part, node in sorted(nodes):
             if len(pack.tree) >= budget.nodes:
                 break
-            pack.take(part, drafts[part], node)
+            pack.add_node(part, drafts[part], node)
         return pack
 
 

@@ -1,4 +1,4 @@
-"""Decoding on the device by itself: a step of one row a sequence, captured once for each number of rows, is replayed
+"""Decoding on the device by itself: a step of one row per sequence, captured once for each number of rows, is replayed
 several times before the host looks at the tokens."""
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class DecodeGraphs:
         width = tables[0].shape[1]
         self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
         self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
-        self._captured: dict[tuple[int, Controls], _Captured] = {}
+        self._captured: dict[tuple[int, Controls], DecodeGraph] = {}
         self._graphs = graphs
 
     def ready(self, running: Seq[Sequence]) -> None:
         """Capture what the running sequences need, if it is not there yet."""
-        self._for(len(running), self._seats.take(running))
+        self._for(len(running), self._seats.seat_all(running))
 
     @torch.inference_mode()
     def launch(self, step: Step) -> RepeatedInFlight:
         groups, repeat = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
-        captured = self._for(len(groups), self._seats.take([group.seq for group in groups]))
+        captured = self._for(len(groups), self._seats.seat_all([group.seq for group in groups]))
         self._upload(captured, groups, repeat)
         in_flight = RepeatedInFlight(repeat, self._device)
         for _ in range(repeat):
@@ -63,7 +63,7 @@ class DecodeGraphs:
         in_flight.sampled(self._out[:repeat, :len(groups)])
         return in_flight
 
-    def _upload(self, captured: _Captured, groups: Seq[RowGroup], repeat: int) -> None:
+    def _upload(self, captured: DecodeGraph, groups: Seq[RowGroup], repeat: int) -> None:
         count, rows = len(groups), captured.rows
         inputs = np.zeros(3 * rows + 1, dtype=np.int64)
         tokens, positions, seats = inputs[:-1].reshape(3, rows)
@@ -82,20 +82,20 @@ class DecodeGraphs:
         return [partial(self._for, min(rows, self.most_rows), Controls(truncation=truncation))
                 for rows in reversed(BUCKETS) if rows <= power(self.most_rows) for truncation in (False, True)]
 
-    def _for(self, count: int, controls: Controls) -> _Captured:
+    def _for(self, count: int, controls: Controls) -> DecodeGraph:
         rows = min(next(bucket for bucket in BUCKETS if bucket >= count), self.most_rows)
         found = self._captured.get((rows, controls))
         if found is None:
             found = self._captured[rows, controls] = self._capture(rows, controls)
         return found
 
-    def _capture(self, rows: int, controls: Controls) -> _Captured:
+    def _capture(self, rows: int, controls: Controls) -> DecodeGraph:
         self._seats.prepare(controls)
         inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
         inputs[rows:2 * rows] = -1
         replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
         inputs[3 * rows] = 0
-        return _Captured(rows, inputs, replay)
+        return DecodeGraph(rows, inputs, replay)
 
     def _step(self, rows: int, inputs: torch.Tensor, controls: Controls) -> None:
         """One step of the rows in `inputs`, which become those of the step after it."""
@@ -115,11 +115,11 @@ class DecodeGraphs:
         context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
         logits = model.logits(model.forward(inputs[:rows], context), kernels)
-        sampled, _ = self._seats.draw(logits, SampledRows(seats, positions), controls)
+        sampled, _ = self._seats.sample(logits, SampledRows(seats, positions), controls)
         self._on_device.end(inputs, sampled, self._out, tables, count=controls.edits)
 
 
-class _Captured:
+class DecodeGraph:
     """A step of `rows` rows, ready to be replayed on what its inputs hold."""
 
     __slots__ = ("inputs", "replay", "rows")

@@ -12,7 +12,7 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
-from paceline.engine.execute.graphs.logits_buffer import Draws, LogitsBuffer, LogitsBuffers, nobody_draws
+from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer, LogitsBuffers, SampleInputs, pad_all
 from paceline.engine.execute.graphs.seats import send
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
@@ -26,15 +26,15 @@ from paceline.models.interface import CausalLM, activations
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class ForwardGraph:
     """A forward with room for so many rows."""
 
     rows: DeviceRows
     inputs: torch.Tensor
     """[3 + views, rows] int64: tokens, positions for the rotary tables, seats, slots of each cache group (-1: padding);
-    then Draws. Filled before each replay."""
+    then SampleInputs. Filled before each replay."""
     blank: np.ndarray
-    """What they are while all rows are padding and nobody draws."""
+    """What they are while all rows are padding."""
     logits_buffer: LogitsBuffer
     """Where its logits go."""
     replay: Callable[[], None]
@@ -44,10 +44,10 @@ class ForwardGraphs:
     """One model over one cache. One stream at a time: its tables are those of the step that was filled in last."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: GraphCapture, handovers: LogitsBuffers, last_tokens: torch.Tensor | None = None,
-                 drawn_rows_only: bool = False) -> None:
+                 graphs: GraphCapture, buffers: LogitsBuffers, last_tokens: torch.Tensor | None = None,
+                 sampled_rows_only: bool = False) -> None:
         """`tables`: the cache's block tables by seat. `last_tokens`: each seat's newest, which stands for a token that
-        the host does not know. `drawn_rows_only`: the other rows end with the last layer's attention, for steps of
+        the host does not know. `sampled_rows_only`: the other rows end with the last layer's attention, for steps of
         prompts; all that is needed of those are keys and values."""
         assert kernels.device is not None
         self._model = model
@@ -60,27 +60,27 @@ class ForwardGraphs:
         self.most_groups, width = tables[0].shape
         self.longest = width * storage.block_size
         """Tokens of a text that the block tables have room for."""
-        self.captured: dict[tuple[RowsShape, int], Captured] = {}
+        self.captured: dict[tuple[RowsShape, int], ForwardGraph] = {}
         self._graphs = graphs
-        self._handovers = handovers
+        self._buffers = buffers
         self._last_tokens = last_tokens
-        self._drawn_rows_only = drawn_rows_only
+        self._sampled_rows_only = sampled_rows_only
         self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=graphs.device)
                         for _ in tables]
 
-    def ready(self, shape: RowsShape, draws: int) -> Captured:
-        """One with this room, whose logits are those of up to `draws` rows."""
-        found = self.captured.get((shape, draws))
+    def ready(self, shape: RowsShape, sampled: int) -> ForwardGraph:
+        """One with this room, whose logits are those of up to `sampled` rows."""
+        found = self.captured.get((shape, sampled))
         if found is None:
-            found = self.captured[shape, draws] = self._capture(shape, draws)
+            found = self.captured[shape, sampled] = self._capture(shape, sampled)
         return found
 
     @torch.inference_mode()
-    def run(self, captured: Captured, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
-        """Launch a batch. `groups`: those of a step with drafts that are verified next."""
+    def launch(self, captured: ForwardGraph, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
+        """`groups`: those of a step with drafts that are verified next."""
         wanted, layout, views = batch.wanted, batch.layout, len(self._tables)
         rows = captured.rows.shape.rows
-        count, drawn = layout.rows, len(wanted)
+        count, sampled = layout.rows, len(wanted)
         data = captured.blank.copy()
         by_row = data[:(3 + views) * rows].reshape(3 + views, rows)
         by_row[0, :count] = batch.tokens
@@ -88,15 +88,15 @@ class ForwardGraphs:
         by_row[2, :count] = batch.row_seats
         for slots, view in zip(by_row[3:], layout.views):
             slots[:count] = view.slots.numpy()
-        to_draw = Draws.over(data[(3 + views) * rows:], captured.logits_buffer.rows, views)
-        rows_drawn = np.array(wanted, dtype=np.int64)
-        to_draw.wanted[:drawn] = rows_drawn
-        to_draw.seats[:drawn] = batch.row_seats[rows_drawn]
-        to_draw.positions[:drawn] = by_row[1, rows_drawn] + 1
+        to_sample = SampleInputs.over(data[(3 + views) * rows:], captured.logits_buffer.rows, views)
+        rows_sampled = np.array(wanted, dtype=np.int64)
+        to_sample.wanted[:sampled] = rows_sampled
+        to_sample.seats[:sampled] = batch.row_seats[rows_sampled]
+        to_sample.positions[:sampled] = by_row[1, rows_sampled] + 1
         if groups:
-            to_draw.fed[:drawn] = by_row[0, rows_drawn]
-            to_draw.slots[:, :drawn] = by_row[3:, rows_drawn]
-            _place_drafts(groups, to_draw)
+            to_sample.fed[:sampled] = by_row[0, rows_sampled]
+            to_sample.slots[:, :sampled] = by_row[3:, rows_sampled]
+            _place_drafts(groups, to_sample)
         send(data, captured.inputs)
         send(pack(layout, captured.rows.shape), captured.rows.data)
         for table, view in zip(self._tables, layout.views):
@@ -105,43 +105,44 @@ class ForwardGraphs:
         captured.replay()
         return captured.logits_buffer
 
-    def _capture(self, shape: RowsShape, draws: int) -> Captured:
+    def _capture(self, shape: RowsShape, sampled: int) -> ForwardGraph:
         """Captured while all rows are padding."""
         device, views = self._graphs.device, len(self._tables)
         rows = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
         rows.group.fill_(-1)
         rows.positions.fill_(-1)
-        logits_buffer = self._handovers.of(draws)
+        logits_buffer = self._buffers.of(sampled)
         blank = np.zeros((3 + views) * shape.rows + len(logits_buffer.data), dtype=np.int64)
         blank[3 * shape.rows:(3 + views) * shape.rows] = -1
-        nobody_draws(Draws.over(blank[(3 + views) * shape.rows:], draws, views))
+        pad_all(SampleInputs.over(blank[(3 + views) * shape.rows:], sampled, views))
         inputs = torch.from_numpy(blank).to(device, copy=True)
         by_row = inputs[:(3 + views) * shape.rows].view(3 + views, shape.rows)
-        to_draw = inputs[(3 + views) * shape.rows:]
-        return Captured(rows, inputs, blank, logits_buffer,
-                        self._graphs.capture(lambda: self._step(by_row, to_draw, rows, logits_buffer)))
+        to_sample = inputs[(3 + views) * shape.rows:]
+        return ForwardGraph(rows, inputs, blank, logits_buffer,
+                            self._graphs.capture(lambda: self._step(by_row, to_sample, rows, logits_buffer)))
 
-    def _step(self, by_row: torch.Tensor, to_draw: torch.Tensor, rows: DeviceRows, logits_buffer: LogitsBuffer) -> None:
+    def _step(self, by_row: torch.Tensor, to_sample: torch.Tensor, rows: DeviceRows,
+              logits_buffer: LogitsBuffer) -> None:
         model, storage = self._model, self.storage
         tokens, positions, seats, *slots = by_row
         if self._last_tokens is not None:
             self.on_device.fill(tokens, seats, self._last_tokens)
-        wanted = to_draw[:logits_buffer.rows]
+        wanted = to_sample[:logits_buffer.rows]
         layout = Layout(positions, [0, len(tokens)], [0], [None], storage.block_size,
                         [GroupView(table, own, group.window)
                          for own, table, group in zip(slots, self._tables, model.cache_groups)], rows)
         hidden = model.forward(tokens, Forward(
             self.kernels, layout, storage.keys, storage.values, model.cache_groups,
-            leaving=wanted if self._drawn_rows_only else None,
+            leaving=wanted if self._sampled_rows_only else None,
             key_scales=storage.key_scales, value_scales=storage.value_scales))
-        if not self._drawn_rows_only:
+        if not self._sampled_rows_only:
             hidden = hidden.index_select(0, wanted)
         logits_buffer.logits.copy_(model.logits(hidden, self.kernels))
-        logits_buffer.data.copy_(to_draw)
+        logits_buffer.data.copy_(to_sample)
 
 
-def _place_drafts(groups: Seq[RowGroup], draws: Draws) -> None:
-    """Where each group's draws begin, and which draw each hangs below."""
+def _place_drafts(groups: Seq[RowGroup], inputs: SampleInputs) -> None:
+    """Where each group's rows begin, and which row each hangs below."""
     place = first = 0
     for group in groups:
         size = len(group.tokens) - group.logits_from
@@ -149,8 +150,8 @@ def _place_drafts(groups: Seq[RowGroup], draws: Draws) -> None:
             continue
         if size > 1:
             above = group.parents if group.parents is not None else range(-1, size - 1)
-            draws.parents[first:first + size] = [parent if parent < 0 else first + parent for parent in above]
+            inputs.parents[first:first + size] = [parent if parent < 0 else first + parent for parent in above]
         place += 1
         first += size
-        draws.offsets[place] = first
-    draws.offsets[place + 1:] = first
+        inputs.offsets[place] = first
+    inputs.offsets[place + 1:] = first

@@ -1,4 +1,4 @@
-"""InFlight: what a device samples, or has sampled, and the host has not read yet."""
+"""What a device samples, or has sampled, and the host has not read yet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RepeatedInFlight:
     def __init__(self, repeat: int, device: torch.device) -> None:
         self._repeat = repeat
         self._begin: Any = None
-        self._begun = time.perf_counter()
+        self._started = time.perf_counter()
         self._fetched: Fetched | None = None
         if device.type == "cuda":
             self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ class RepeatedInFlight:
     def seconds(self) -> float:
         """How long the device took for one repeat; known when the tokens have been read."""
         if self._begin is None or self._fetched is None:
-            return (self._ended - self._begun) / self._repeat
+            return (self._ended - self._started) / self._repeat
         return float(self._begin.elapsed_time(self._fetched.ended)) / 1000 / self._repeat
 
 
@@ -85,8 +85,8 @@ class VerdictsInFlight:
     """What drafts come to, and one token for groups without one."""
 
     def __init__(self, out: Seq[torch.Tensor], groups: Seq[RowGroup], rows: int) -> None:
-        """`out`: tokens [R], verdicts packed for `rows` groups (speculation.device.Verdicts), and scores [R, ...] where
-        somebody asked."""
+        """`out`: tokens [R], verdicts packed for `rows` groups (kernels.device.operands.Verdicts), and scores [R, ...]
+        where somebody asked."""
         self._fetched = Fetched(out)
         self._groups = groups
         self._rows = rows

@@ -1,7 +1,7 @@
-"""Between a captured forward and the draws behind it: logits, and who draws from which of them.
+"""Between a captured forward and the sampling after it: logits, and who samples from which of them.
 
-The two are captured apart: forwards by the rows of a step, draws by the rows that are drawn from and by what drawing
-takes. So neither is captured anew for the other's sake, and the host may say what it bars while the forward runs.
+The two are captured apart: forwards by the rows of a step, sampling by the rows that are sampled from and by what it
+takes. So neither is captured anew for the other's sake, and the host may say what it masks while the forward runs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from paceline.engine.execute.graphs.seats import send
 from paceline.kernels.device.operands import Controls
 
 
-class Follows(Enum):
-    """What becomes of the tokens that a device draws."""
+class AfterSampling(Enum):
+    """What becomes of the tokens that a device samples."""
 
     NOTHING = "nothing"
     """They are a draft's: with their siblings, tokens [1 + further, R] and scores of each."""
@@ -33,39 +33,39 @@ class Follows(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """Views into flat int64 memory, numpy's on the host or torch's on the device, for so many rows to draw from."""
+class SampleInputs:
+    """For R rows to sample from: views into flat int64 memory, numpy's on the host or torch's on the device."""
 
     wanted: Any
     """[R] rows of the step whose logits are needed."""
     seats: Any
-    """[R] who draws there; -1: nobody, it is padding."""
+    """[R] who samples there; -1: nobody, it is padding."""
     positions: Any
-    """[R] of what is drawn."""
+    """[R] of what is sampled."""
     parents: Any
-    """[R] the draw above it in its draft; -1: none."""
+    """[R] the one of these rows above it in its draft; -1: none."""
     fed: Any
     """[R] the token that the row was fed."""
     slots: Any
     """[cache groups, R] where its keys and values lie."""
     offsets: Any
-    """[R + 1] the first draw of each group of a step with drafts."""
+    """[R + 1] the first of these rows of each group of a step with drafts."""
 
     @staticmethod
     def size(rows: int, views: int) -> int:
         return (6 + views) * rows + 1
 
     @staticmethod
-    def over(data: Any, rows: int, views: int) -> Draws:
+    def over(data: Any, rows: int, views: int) -> SampleInputs:
         by_row = data[:(5 + views) * rows].reshape(5 + views, rows)
         wanted, seats, positions, parents, fed = by_row[:5]
-        return Draws(wanted, seats, positions, parents, fed, by_row[5:], data[(5 + views) * rows:])
+        return SampleInputs(wanted, seats, positions, parents, fed, by_row[5:], data[(5 + views) * rows:])
 
 
-def nobody_draws(draws: Draws) -> None:
-    """Make all of them padding."""
-    draws.seats[:] = draws.parents[:] = -1
-    draws.offsets[:] = 0
+def pad_all(inputs: SampleInputs) -> None:
+    """Make all rows padding."""
+    inputs.seats[:] = inputs.parents[:] = -1
+    inputs.offsets[:] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,27 @@ class SampleGraph:
     """What follows a forward on the device, ready to be replayed."""
 
     out: list[torch.Tensor]
-    """[R] int32 what was drawn (but see Follows.NOTHING); with drafts Verdicts.packed; the scores of what was drawn,
-    where the controls ask for them. Overwritten by the next replay."""
+    """[R] int32 what was sampled (but see AfterSampling.NOTHING); with drafts Verdicts.packed; the scores of what was
+    sampled, where the controls ask for them. Overwritten by the next replay."""
     replay: Callable[[], None]
 
 
 class LogitsBuffer:
-    """Where forwards leave the logits of some rows and draws find them."""
+    """Where forwards leave the logits of some rows and sampling finds them."""
 
     def __init__(self, logits: torch.Tensor, views: int) -> None:
         """`logits` [R, V] float32."""
         self.rows = rows = logits.shape[0]
         self.logits = logits
-        self.data = torch.zeros(Draws.size(rows, views), dtype=torch.int64, device=logits.device)
-        self.draws = Draws.over(self.data, rows, views)
-        self.captured: dict[tuple[Follows, Controls], SampleGraph] = {}
-        """What draws from them. Kept here, so that it goes where they go: with a draft model that nobody uses."""
-        nobody_draws(self.draws)
+        self.data = torch.zeros(SampleInputs.size(rows, views), dtype=torch.int64, device=logits.device)
+        self.inputs = SampleInputs.over(self.data, rows, views)
+        self.captured: dict[tuple[AfterSampling, Controls], SampleGraph] = {}
+        """What samples from them. Kept here, so that it goes where they go: with a draft model that nobody uses."""
+        pad_all(self.inputs)
 
-    def let_draw(self, drawing: NDArray[np.int64]) -> None:
-        """[2, R]: `seats` and `positions` of the draws to come, instead of those the forward was told of."""
-        send(drawing.reshape(-1), self.data[self.rows:3 * self.rows])
+    def set_sampled(self, rows: NDArray[np.int64]) -> None:
+        """[2, R]: `seats` and `positions` to sample for next, instead of those that came with the forward."""
+        send(rows.reshape(-1), self.data[self.rows:3 * self.rows])
 
 
 class LogitsBuffers:

@@ -20,7 +20,8 @@ class Use(Enum):
     DECODE = "to capture repeated steps", "tokens are decoded one step at a time from now on"
     PREFILL = "to capture steps", "steps are launched kernel by kernel from now on"
     VERIFY = "to capture steps with drafts", "they are launched kernel by kernel from now on"
-    DRAFT = "to capture what draft models run", "it is launched kernel by kernel, and sampled by the host, from now on"
+    DRAFT = "to capture what draft models run", "it is launched kernel by kernel from now on"
+    DRAFT_SAMPLES = "to capture what draft models sample", "the host samples it from now on"
     CONTROLS = "on the device for penalties, bias and masks", "tokens of requests with some are sampled by the host"
 
 
@@ -29,6 +30,7 @@ class GraphMemory:
 
     def __init__(self) -> None:
         self._lacking: set[Use] = set()
+        self._told: set[Use] = set()
 
     def attempt(self, use: Use, make: Callable[[], T], final: bool = True) -> T | None:
         """What `make` makes; None: there is no memory for it. It is then given up for good, if this attempt is
@@ -49,7 +51,12 @@ class GraphMemory:
         return True
 
     def give_up(self, use: Use) -> None:
-        if use not in self._lacking:
+        self._lacking.add(use)
+        self.warn(use)
+
+    def warn(self, use: Use) -> None:
+        """Once each."""
+        if use not in self._told:
             what, instead = use.value
             log.warning("no memory %s: %s, which is slower; give the cache fewer kv_blocks", what, instead)
-        self._lacking.add(use)
+        self._told.add(use)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
-from paceline.engine.execute.graphs.forward import Captured, ForwardGraphs
-from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer, SampleGraph
+from paceline.engine.execute.graphs.forward import ForwardGraph, ForwardGraphs
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer, SampleGraph
 from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
@@ -40,14 +40,14 @@ class PrefillGraphs:
         return all(group.draft is None and group.parents is None and group.logits_from >= len(group.tokens) - 1
                    for group in groups)
 
-    def ready(self, batch: Batch) -> Captured:
+    def ready(self, batch: Batch) -> ForwardGraph:
         """The forward that has room for this batch, captured if it is not there yet."""
         return self._for(batch.rows, len(batch.wanted))
 
-    def run(self, forward: Captured, batch: Batch) -> LogitsBuffer:
+    def launch(self, forward: ForwardGraph, batch: Batch) -> LogitsBuffer:
         """Launch what is ready for this batch, whose moves and copies have been carried out. The logits are overwritten
         by the next one. PENDING tokens are their seats' newest."""
-        return self._forward.run(forward, batch)
+        return self._forward.launch(forward, batch)
 
     def captures(self, most_rows: int) -> list[Callable[[], object]]:
         """What captures a forward for each number of rows up to `most_rows`, with few and with many rows sampled
@@ -60,9 +60,9 @@ class PrefillGraphs:
                   for pair in samples for truncation in (False, True))]
 
     def _samples_of(self, rows: int, sampled: int, controls: Controls) -> SampleGraph:
-        return self._samples.ready(self._for(rows, sampled).logits_buffer, controls, Follows.NOTED)
+        return self._samples.ready(self._for(rows, sampled).logits_buffer, controls, AfterSampling.NOTED)
 
-    def _for(self, count: int, sampled: int) -> Captured:
+    def _for(self, count: int, sampled: int) -> ForwardGraph:
         """The forward for so many rows, so many of them sampled from."""
         rows = next(size for size in ROWS if size >= count)
         return self._forward.ready(self._shapes[rows], self._room(rows, sampled))

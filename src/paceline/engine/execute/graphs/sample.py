@@ -1,5 +1,5 @@
-"""What follows a captured forward on the device: draws from its logits, and where there are drafts their verification
-and the move of accepted paths. Captured by the rows drawn from and by what drawing takes."""
+"""What follows a captured forward on the device: sampling from its logits, and where there are drafts verifying them
+and moving accepted paths. Captured by the rows sampled from and by what sampling takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
-from paceline.engine.execute.graphs.logits_buffer import Follows, LogitsBuffer, SampleGraph, nobody_draws
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer, SampleGraph, pad_all
 from paceline.engine.execute.graphs.seats import MOST_ROWS, DeviceSeats
 from paceline.kernels.device.interface import Compaction, Verifier
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
@@ -27,48 +27,48 @@ class SampleGraphs:
         self._verifier: Verifier | None = None
         self._compactions: list[Compaction] = []
 
-    def ready(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> SampleGraph:
-        """What is drawn from these logits, to be replayed behind the forward."""
-        found = logits_buffer.captured.get((follows, controls))
+    def ready(self, logits_buffer: LogitsBuffer, controls: Controls, after: AfterSampling) -> SampleGraph:
+        """What samples from these logits, to be replayed after the forward."""
+        found = logits_buffer.captured.get((after, controls))
         if found is None:
-            found = logits_buffer.captured[follows, controls] = self._capture(logits_buffer, controls, follows)
+            found = logits_buffer.captured[after, controls] = self._capture(logits_buffer, controls, after)
         return found
 
-    def _capture(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> SampleGraph:
+    def _capture(self, logits_buffer: LogitsBuffer, controls: Controls, after: AfterSampling) -> SampleGraph:
         self.seats.prepare(controls)
-        if follows in (Follows.CHAINS, Follows.TREES) and self._verifier is None:
+        if after in (AfterSampling.CHAINS, AfterSampling.TREES) and self._verifier is None:
             self._compactions = [self.seats.kernels.compaction(planes) for planes in self._storage.planes]
             self._verifier = self.seats.kernels.verifier(MOST_ROWS, WIDEST - 1, self.device)
         out: list[torch.Tensor] = []
 
         def launch() -> None:
-            out[:] = self._decide(logits_buffer, controls, follows)
+            out[:] = self._decide(logits_buffer, controls, after)
 
         # A forward may have run already, and launching what is captured must sample nothing.
         kept = logits_buffer.data.clone()
-        nobody_draws(logits_buffer.draws)
+        pad_all(logits_buffer.inputs)
         try:
             return SampleGraph(out, self._graphs.capture(launch))
         finally:
             logits_buffer.data.copy_(kept)
 
-    def _decide(self, logits_buffer: LogitsBuffer, controls: Controls, follows: Follows) -> list[torch.Tensor]:
-        draws, tables = logits_buffer.draws, self.seats.state.tables
-        owners = draws.seats.to(torch.int32)
-        if follows is Follows.NOTHING:
-            return list(self.seats.sampler.several(logits_buffer.logits, SampledRows(owners, draws.positions),
+    def _decide(self, logits_buffer: LogitsBuffer, controls: Controls, after: AfterSampling) -> list[torch.Tensor]:
+        inputs, tables = logits_buffer.inputs, self.seats.state.tables
+        owners = inputs.seats.to(torch.int32)
+        if after is AfterSampling.NOTHING:
+            return list(self.seats.sampler.several(logits_buffer.logits, SampledRows(owners, inputs.positions),
                                                    controls))
-        if follows is Follows.NOTED:
-            drawn, scores = self.seats.draw(logits_buffer.logits, SampledRows(owners, draws.positions), controls)
-            self.seats.kernels.note(drawn, owners, tables, count=controls.edits)
-            return [drawn] if scores is None else [drawn, scores]
+        if after is AfterSampling.NOTED:
+            sampled, scores = self.seats.sample(logits_buffer.logits, SampledRows(owners, inputs.positions), controls)
+            self.seats.kernels.note(sampled, owners, tables, count=controls.edits)
+            return [sampled] if scores is None else [sampled, scores]
         assert self._verifier is not None
-        above, starts = draws.parents.to(torch.int32), draws.offsets.to(torch.int32)
-        drawn, scores = self.seats.draw(logits_buffer.logits,
-                                        SampledRows(owners, draws.positions, above, draws.fed), controls)
-        packed = PackedDrafts(starts, above, draws.fed, owners, min(logits_buffer.rows, WIDEST))
-        verdicts = self._verifier.verify(packed, drawn, tables, count=controls.edits)
-        if follows is Follows.TREES:
-            for compaction, slots in zip(self._compactions, draws.slots):
+        above, starts = inputs.parents.to(torch.int32), inputs.offsets.to(torch.int32)
+        sampled, scores = self.seats.sample(logits_buffer.logits,
+                                            SampledRows(owners, inputs.positions, above, inputs.fed), controls)
+        packed = PackedDrafts(starts, above, inputs.fed, owners, min(logits_buffer.rows, WIDEST))
+        verdicts = self._verifier.verify(packed, sampled, tables, count=controls.edits)
+        if after is AfterSampling.TREES:
+            for compaction, slots in zip(self._compactions, inputs.slots):
                 compaction.move(starts, verdicts.accepted, verdicts.rows, slots)
-        return [drawn, verdicts.packed] if scores is None else [drawn, verdicts.packed, scores]
+        return [sampled, verdicts.packed] if scores is None else [sampled, verdicts.packed, scores]

@@ -20,18 +20,18 @@ from paceline.sampling.device.state import DeviceState, Seated
 from paceline.sampling.masks import Mask
 
 MOST_ROWS = 512
-"""Rows that are drawn from in one step on the device, at most."""
+"""Rows that are sampled from in one step on the device, at most."""
 ALTERNATIVES = (1, 5, MOST_ALTERNATIVES)
 """How many are scored, so that few different steps are captured."""
 
 
 class DeviceSeats:
     """Shared by all captured steps of an engine. Steps run in the order in which they are launched, so one may read
-    what the one before it draws."""
+    what the one before it samples."""
 
     def __init__(self, seats: int, vocab_size: int, device: torch.device, kernels: DeviceKernels) -> None:
         self.most_rows = min(seats, MOST_ROWS)
-        """Sequences that draw in one step, at most."""
+        """Sequences that are sampled for in one step, at most."""
         self.kernels = kernels
         tables = SeatTables(seats, vocab_size, device)
         self.state = DeviceState(tables, kernels)
@@ -39,14 +39,18 @@ class DeviceSeats:
         self._masks: torch.Tensor | None = None
         self._masked: torch.Tensor | None = None
         self._seated: list[tuple[Sequence, int] | None] = [None] * seats
-        """Who sat there, in which epoch, when the device was last told."""
+        """Who sits there for the device, since which epoch."""
 
     def make_room(self, seq: Sequence, memory: GraphMemory) -> bool:
         """Allocate what sampling for a sequence takes. False: there is no memory for it, or no room in the tables."""
         controls = Controls(edits=seq.state.needs_processors, masks=masked_by_host(seq))
         if self.state.why_not(seq.state) is not None:
             return False
-        return memory.allows(Use.CONTROLS, lambda: self.prepare(controls))
+        # Not final: the next one may find memory.
+        if not memory.allows(Use.CONTROLS, lambda: self.prepare(controls), final=False):
+            memory.warn(Use.CONTROLS)
+            return False
+        return True
 
     def prepare(self, controls: Controls) -> None:
         """Everything that must lie where it lies before a step with these controls is captured."""
@@ -65,14 +69,14 @@ class DeviceSeats:
                 send(mask, self._masks[row])
         send(masked, self._masked)
 
-    def draw(self, logits: torch.Tensor, rows: SampledRows,
-             controls: Controls) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Tokens [R], and what there is to say about them where the controls ask for scores."""
+    def sample(self, logits: torch.Tensor, rows: SampledRows,
+               controls: Controls) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens [R], and their scores where the controls ask for them."""
         if controls.masks and self._masks is not None and self._masked is not None:
             count = logits.shape[0]
             rows = replace(rows, masks=self._masks[:count], masked=self._masked[:count])
-        drawn = self.sampler.sample(logits, rows, controls)
-        return drawn, None if controls.logprobs is None else self.sampler.logprobs(logits, rows, drawn, controls)
+        sampled = self.sampler.sample(logits, rows, controls)
+        return sampled, None if controls.logprobs is None else self.sampler.logprobs(logits, rows, sampled, controls)
 
     def forget(self, groups: Seq[RowGroup]) -> None:
         """The host decided: the device's counts of these sequences' tokens are not true any more."""
@@ -80,12 +84,12 @@ class DeviceSeats:
             if group.seq.seated and group.seq.state.counts is not None:
                 self._seated[group.seq.allocation.seat] = None
 
-    def take(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
-        """Tell the device about those it does not know in their seats, and what the host bars at the rows they draw
-        from; what drawing for all of them takes."""
+    def seat_all(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
+        """Seat those that the device does not know in their seats, and send the host's masks of the rows they are
+        sampled from; what sampling for all of them takes."""
         fresh = [seq for seq in sequences if self._seated[seq.allocation.seat] != (seq, seq.epoch)]
         self.state.assign([Seated(seq.allocation.seat, seq.state, len(seq.tokens), seq.tokens[-1]) for seq in fresh])
-        for seq in fresh:  # not before: without memory to tell the device they are told another time
+        for seq in fresh:  # not before: without memory for it they are seated another time
             self._seated[seq.allocation.seat] = (seq, seq.epoch)
         asked = [seq.request.params.logprobs or 0 for seq in sequences if seq.emitter.scored]
         scored = next(size for size in ALTERNATIVES if size >= max(asked)) if asked else None

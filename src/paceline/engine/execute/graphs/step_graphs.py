@@ -34,17 +34,9 @@ class StepGraphs:
         buffers = LogitsBuffers(vocab_size, len(tables), device)
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
-                                self.seats.state.tables.last_tokens, drawn_rows_only=True)
+                                self.seats.state.tables.last_tokens, sampled_rows_only=True)
         self.prefill = PrefillGraphs(prompts, self.samples)
         self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
-
-    def of_draft_model(self, model: CausalLM, kernels: Kernels, storage: KVStorage,
-                       tables: Seq[np.ndarray]) -> VerifyGraphs | None:
-        """Forwards of another model, which drafts; None: nothing of it can be captured."""
-        if kernels.device is None or not model.capturable:
-            return None
-        buffers = LogitsBuffers(model.config.vocab_size, len(tables), self.device)
-        return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(self.device), buffers))
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
@@ -53,3 +45,12 @@ def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: S
     if kernels.device is None or not model.capturable:
         return None
     return StepGraphs(model, kernels, storage, tables, device)
+
+
+def draft_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
+                 device: torch.device) -> VerifyGraphs | None:
+    """Forwards of a model that drafts. None: as above."""
+    if kernels.device is None or not model.capturable:
+        return None
+    buffers = LogitsBuffers(model.config.vocab_size, len(tables), device)
+    return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from paceline.engine.execute.graphs.forward import Captured, ForwardGraphs
+from paceline.engine.execute.graphs.forward import ForwardGraph, ForwardGraphs
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer
 from paceline.engine.execute.graphs.sample import WIDEST
 from paceline.engine.execute.graphs.seats import MOST_ROWS
@@ -36,16 +36,16 @@ class VerifyGraphs:
                 and all(len(group.tokens) <= WIDEST for group in groups if group.parents is not None)
                 and self._scratch(_bucket(ROWS, rows), _bucket(DEPTHS, depth)) <= MOST_SCRATCH)
 
-    def ready(self, batch: Batch) -> Captured:
+    def ready(self, batch: Batch) -> ForwardGraph:
         """The forward that has room for this batch, captured if it is not there yet."""
         rows = _bucket(ROWS, batch.rows)
         shape = self._shape(rows, _bucket(DEPTHS, _depth(batch.layout.parents)))
         return self._forward.ready(shape, min(_bucket((1, *ROWS), len(batch.wanted)), rows))
 
-    def run(self, forward: Captured, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
+    def launch(self, forward: ForwardGraph, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
         """Launch what is ready for this batch, whose moves and copies have been carried out. The logits are overwritten
         by the next one. `groups`: those of a step whose drafts are verified on the device next."""
-        return self._forward.run(forward, batch, groups)
+        return self._forward.launch(forward, batch, groups)
 
     def _shape(self, rows: int, depth: int) -> RowsShape:
         forward = self._forward

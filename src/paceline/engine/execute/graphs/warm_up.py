@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int | None], None]
 def capture_steps(graphs: StepGraphs, most_rows: int, progress: Progress | None = None) -> int:
     """Decoding for every number of sequences, prompts and mixes of up to `most_rows` rows; how many steps were
     captured. Where memory ends the rest are left out."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     captures = [*graphs.decode.captures(), *graphs.prefill.captures(most_rows)]
     for done, capture in enumerate(captures):
         if progress is not None:
@@ -32,5 +32,5 @@ def capture_steps(graphs: StepGraphs, most_rows: int, progress: Progress | None 
             return done
     if progress is not None:
         progress("capture", len(captures), len(captures))
-    log.info("%d steps captured in %.1f s", len(captures), time.perf_counter() - begun)
+    log.info("%d steps captured in %.1f s", len(captures), time.perf_counter() - started)
     return len(captures)

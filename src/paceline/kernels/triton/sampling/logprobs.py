@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Log-probabilities of drawn tokens, raw and processed, their ranks, and the best alternatives, without a sort."""
+"""Log-probabilities of sampled tokens, raw and processed, their ranks, and the best alternatives, without a sort."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.kernels.triton.sampling.windows import TRUNCATED
 
 GREEDY = tl.constexpr(columns.GREEDY)
 RAW, PROCESSED, AHEAD, SUMS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
-"""A row's sums, int64: weight of the raw logits, weight of the support, tokens ahead of the drawn one."""
+"""A row's sums, int64: weight of the raw logits, weight of the support, tokens ahead of the sampled one."""
 
 
 @triton.jit
@@ -86,9 +86,9 @@ def logprob_kernel(logits, stride, edited, row_masked, seats, table, thresholds,
     flags = parameter(table, seat, FLAGS)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens_in + row)
-    drawn = token >= 0
+    sampled = token >= 0
     x = raw_logits(logits, stride, row, tokens, width)
-    own = raw_logits(logits, stride, row, tl.where(drawn, token, width), width)
+    own = raw_logits(logits, stride, row, tl.where(sampled, token, width), width)
     best = score_of(tl.load(chosen + row * number))
     alive = x > float("-inf")
     total = tl.sum(tl.where(alive, weight(best - x), 0), 0)
@@ -116,13 +116,13 @@ def logprob_kernel(logits, stride, edited, row_masked, seats, table, thresholds,
         raw = own.to(tl.float64) - norm
         processed = raw * 0.0
         if (flags & GREEDY) == 0:
-            z = load_logits(logits, stride, edited, from_edited, row, tl.where(drawn, token, width), width, EDITS)
+            z = load_logits(logits, stride, edited, from_edited, row, tl.where(sampled, token, width), width, EDITS)
             gap = scaled(z, temperature).to(tl.float64) - top.to(tl.float64)
             processed = gap - natural_log(held.to(tl.float64) / UNIT)
         own_out = out + row * (3 + 2 * number)
-        tl.store(own_out, tl.where(drawn, raw, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
-        tl.store(own_out + 1, tl.where(drawn, processed, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
-        tl.store(own_out + 2, tl.where(drawn, rank, 0).to(tl.int32))
+        tl.store(own_out, tl.where(sampled, raw, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(own_out + 1, tl.where(sampled, processed, float("nan")).to(tl.float32).to(tl.int32, bitcast=True))
+        tl.store(own_out + 2, tl.where(sampled, rank, 0).to(tl.int32))
         at = tl.arange(0, NUMBER)
         keys = tl.load(chosen + row * number + at, mask=at < number, other=LOWEST)
         there = keys > LOWEST

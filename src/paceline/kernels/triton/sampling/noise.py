@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The noise of a draw on the device: Philox4x32-10 bits and standard Gumbel noise, bit for bit those of native/noise.h.
+"""Sampling noise on the device: Philox4x32-10 bits and standard Gumbel noise, bit for bit those of native/noise.h.
 
 Logarithms are written out in float64, whose additions, multiplications and divisions round alike everywhere as long as
 no compiler fuses them: every kernel that calls these is launched with enable_fp_fusion=False.

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from paceline.kernels.device.operands import MOST_ALTERNATIVES, Controls, SampledRows
 from paceline.kernels.device.seats import SeatTables
-from paceline.kernels.triton.sampling.draw import draw_kernel
 from paceline.kernels.triton.sampling.edits import edit_kernel
 from paceline.kernels.triton.sampling.logprobs import best_of_chunk_kernel, best_of_row_kernel, logprob_kernel
 from paceline.kernels.triton.sampling.rows import LOWEST
+from paceline.kernels.triton.sampling.sample import sample_kernel
 from paceline.kernels.triton.sampling.threshold import threshold_kernel
 from paceline.kernels.triton.sampling.windows import LEVELS, TALLY, count_kernel, gather_kernel, top_kernel
 
@@ -105,7 +105,7 @@ class TritonSampler:
         """`number`: how many of the tokens `taken` [.., R] are not to be sampled again."""
         count = logits.shape[0]
         block, warps = self._shape(count)
-        draw_kernel[(count, self._chunks(block))](
+        sample_kernel[(count, self._chunks(block))](
             *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.tables.table, self._tops,
             self._thresholds, self._best, self._arrived, out, taken, number, self.tables.vocab_size,
             EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, TRUNCATION=controls.truncation,

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The coupled rule on the device: walk each draft from its root while the target's own draw is among the children."""
+"""The coupled rule on the device: walk each draft from its root while the target's own token is among the children."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.kernels.triton.sampling.edits import count
 
 
 @triton.jit
-def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_out, tokens_out, path_out, room, table,
+def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_out, tokens_out, path_out, room, table,
                   counts, width, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """One program a group: rows offsets[g] .. offsets[g + 1] - 1, its root first, at most ROWS of them.
+    """One program per group: rows offsets[g] .. offsets[g + 1] - 1, its root first, at most ROWS of them.
 
     parents [rows]: the row (of the step) above each, below 0 for roots; tokens [rows]: what each row was fed;
-    drawn [rows]: what the target draws after it, negative where it cannot. The walk writes accepted_out [g] (drafts
+    sampled [rows]: what the target samples after it, negative where it cannot. The walk writes accepted_out [g] (drafts
     that stand), bonus_out [g] (1: nothing had been drafted where the last token came from), tokens_out [g, room] (the
-    accepted tokens and one more, then -1) and path_out [g, room] (the row each of those tokens was drawn at, then -1).
+    accepted tokens and one more, then -1) and path_out [g, room] (the row each of them was sampled at, then -1).
     A group without rows, or whose root has no seat, yields nothing: -1 accepted. A path longer than `room` - 1 is cut
     short there, which costs drafts and changes no token.
 
-    COUNT: what is emitted counts in what its seat draws from now on.
+    COUNT: what is emitted counts in what its seat samples from now on.
     """
     group = tl.program_id(0)
     first = tl.load(offsets + group)
@@ -40,7 +40,7 @@ def verify_kernel(offsets, parents, tokens, drawn, seats, accepted_out, bonus_ou
     accepted = tl.where(seat < 0, -1, 0)
     there = seat >= 0
     while there:
-        token = tl.load(drawn + at)
+        token = tl.load(sampled + at)
         tl.store(tokens_out + group * room + accepted, token)
         tl.store(path_out + group * room + accepted, at)
         if COUNT:

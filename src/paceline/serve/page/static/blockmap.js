@@ -1,4 +1,4 @@
-// The KV cache as a picture: one cell a block, in the colour of what it is.
+// The KV cache as a picture: one cell per block, in the colour of what it is.
 
 import { colour, everyFrame, h } from "./dom.js";
 import { count } from "./format.js";

@@ -19,7 +19,7 @@ export const s = (name, attributes, ...children) => fill(document.createElementN
 let ids = 0;
 export const fresh = (prefix) => `${prefix}-${++ids}`;
 
-// At most one call a frame, with whatever is newest then.
+// At most one call per frame, with whatever is newest then.
 export function everyFrame(draw) {
   let asked = 0;
   return () => { asked ||= requestAnimationFrame(() => { asked = 0; draw(); }); };

@@ -22,7 +22,7 @@ export class TokenText {
     this.element.addEventListener("keydown", (event) => this.walk(event));
   }
 
-  // Tokens come faster than frames: they are collected and drawn once a frame.
+  // Tokens come faster than frames: they are collected and drawn once per frame.
   push(tokens) {
     this.waiting.push(...tokens);
     this.asked ||= requestAnimationFrame(() => this.flush());

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: SIM102 - an if on a constant is settled when the kernel is compiled, one inside it when it runs
-"""The draw: the best token of a row, or the best of score and noise over its support. One kernel for all rows."""
+"""Sampling: the best token of a row, or the best of score and noise over its support. One kernel for all rows."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def most_bits(reached, top):
 
 
 @triton.jit
-def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
-                tokens_out, barred, number, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
-                TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
+def sample_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
+                  tokens_out, taken, number, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
+                  TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
     """A token for every row, or why there is none (EMPTY, NAN); grid (rows, chunks). Rows of padding are EMPTY. The
-    tokens barred [number, rows] int32 are not drawn; what is left of the support is as it was.
+    tokens taken [number, rows] int32 are masked; what is left of the support is as it was.
 
     best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so, and
     tops (of top_kernel) too. The rows are the grid's fast axis: programs that start late find what their row has come
@@ -62,7 +62,7 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, top
     from_edited = is_edited(flags, row_masked, row, ROW_MASKS)
     x = load_logits(logits, stride, edited, from_edited, row, tokens, width, EDITS)
     for i in range(number):
-        x = tl.where(tokens == tl.load(barred + i * tl.num_programs(0) + row), float("-inf"), x)
+        x = tl.where(tokens == tl.load(taken + i * tl.num_programs(0) + row), float("-inf"), x)
     alive = x > float("-inf")
     seen = tl.load(best + row, volatile=True)
     if (flags & GREEDY) != 0:
@@ -87,5 +87,5 @@ def draw_kernel(logits, stride, edited, row_masked, seats, positions, table, top
         won = tl.atomic_xchg(best + row, LOWEST, sem="acq_rel")
         tl.store(arrived + row, 0)
         tl.store(tops + row, LOWEST)
-        drawn = (won > LOWEST) & (won < NOT_A_NUMBER)
-        tl.store(tokens_out + row, tl.where(drawn, token_of(won), tl.where(won == LOWEST, EMPTY, NAN)))
+        sampled = (won > LOWEST) & (won < NOT_A_NUMBER)
+        tl.store(tokens_out + row, tl.where(sampled, token_of(won), tl.where(won == LOWEST, EMPTY, NAN)))

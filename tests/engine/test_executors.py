@@ -1,0 +1,110 @@
+"""What the loop promises over either executor: nothing is planned on a cache that is not there yet, one lack of memory
+costs nobody else anything, and what nobody waited for is no measurement."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from engine.tiny import VOCAB, tiny_engine, tiny_llm, tiny_model
+from paceline import SamplingParams
+from paceline.engine.core import Engine
+from paceline.engine.schedule.sequence import Placement
+
+EXIT = {"method": "exit", "layers": 1, "adaptive": False, "branches": [2, 1, 2]}
+SKIP = {"method": "skip", "adaptive": False, "k": 4}
+
+
+class Crowd:
+    """Requests that come one after the other and draft on the target's cache."""
+
+    def __init__(self, seed: int) -> None:
+        luck = random.Random(seed)
+        self.count = luck.randint(4, 8)
+        self.prompts = [[luck.randrange(VOCAB) for _ in range(luck.randint(5, 45))] for _ in range(self.count)]
+        self.wishes = [luck.choice([None, EXIT, SKIP, SKIP]) for _ in range(self.count)]
+        self.params = [SamplingParams(max_tokens=luck.randint(10, 40), temperature=luck.choice([0.0, 0.9]), seed=number,
+                                      ignore_eos=True) for number in range(self.count)]
+        self.arrivals = [luck.randint(0, 15) for _ in range(self.count)]
+        self.options: dict[str, Any] = {"kv_blocks": luck.choice([13, 14, 16, 19]),
+                                        "enable_prefix_caching": luck.random() < 0.5}
+
+    def texts(self, engine: Engine) -> list[list[int]]:
+        names: dict[int, str] = {}
+        passes = 0
+        while len(names) < self.count or engine.has_work:
+            for number in range(self.count):
+                if number not in names and self.arrivals[number] <= passes:
+                    names[number] = engine.add(self.prompts[number], self.params[number],
+                                               speculation=self.wishes[number])
+            engine.step()
+            passes += 1
+        records = [engine.take(names[number]) for number in range(self.count)]
+        assert [record.error for record in records] == [None] * self.count
+        return [list(record.emitters[0].token_ids) for record in records]
+
+
+def test_a_step_has_run_before_drafts_for_the_next_one_use_the_cache() -> None:
+    """These drafts were once written over blocks that the step before was still to copy to the host."""
+    crowd, model = Crowd(4), tiny_model("llama")
+    expected = crowd.texts(tiny_engine(model, max_model_len=88))
+    engine = tiny_engine(model, max_model_len=88, watermark=0.0, preemption="swap", schedule_ahead=True,
+                         **crowd.options)
+    assert crowd.texts(engine) == expected
+    assert engine.report()["swap_blocks_out"], "somebody was swapped"
+
+
+def test_no_memory_for_penalties_concerns_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = tiny_llm(kernels="stepped").engine
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    def placed(**params: Any) -> Placement:
+        name = engine.add([1, 2, 3], SamplingParams(max_tokens=2, **params))
+        placement = engine.scheduler.sequences(name)[0].placement
+        engine.cancel(name)
+        return placement
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(engine.executor.graphs.seats.state.tables, "prepare", full)
+        assert placed(repetition_penalty=1.5) is Placement.HOST
+        assert placed() is Placement.FREE
+    assert placed(repetition_penalty=1.5) is Placement.FREE, "there is memory again"
+
+
+def test_a_step_whose_requests_have_all_ended_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = tiny_llm(kernels="stepped").engine
+    name = engine.add([1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True))
+    while not engine.executor._flight:
+        engine.step()
+    told: list[Any] = []
+    monkeypatch.setattr(engine._drafting.controller, "stepped", lambda *seen: told.append(seen))
+    monkeypatch.setattr(engine.scheduler.preemption, "observe_prompt", lambda *seen: told.append(seen))
+    engine.cancel(name)
+    while engine.has_work:
+        engine.step()
+    assert told == [] and engine.cache.usage().used == 0
+
+
+def test_without_memory_to_prepare_the_cache_for_a_draft_everybody_is_computed_again(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the copies may have been made: the drafter's guard must not go on as if all were."""
+    crowd, model = Crowd(5), tiny_model("llama")
+    expected = crowd.texts(tiny_engine(model, max_model_len=88))
+    engine = tiny_engine(model, max_model_len=88, watermark=0.0, preemption="swap", **crowd.options)
+    apply, calls = engine.storage.apply, [0]
+
+    def scarce(moves: Any, copies: Any) -> None:
+        calls[0] += bool(moves or copies)
+        if calls[0] in (3, 9) and (moves or copies):
+            calls[0] += 1
+            raise torch.OutOfMemoryError("no memory")
+        apply(moves, copies)
+
+    monkeypatch.setattr(engine.storage, "apply", scarce)
+    assert crowd.texts(engine) == expected
+    assert calls[0] > 9, "both were refused"
