@@ -114,7 +114,7 @@ def watched(llm: LLM) -> Counter[str]:
     """How often a forward without drafts was launched, and how often before the token it continues was known on the
     host."""
     executor, seen = executor_of(llm), Counter[str]()
-    launch = executor.graphs.prefill.run
+    launch = executor.graphs.prefill.launch
 
     def counted(forward: Any, batch: Any) -> Any:
         seen["launched"] += 1
@@ -122,7 +122,7 @@ def watched(llm: LLM) -> Counter[str]:
         assert sum(flight.started for flight in executor._flight) <= 1
         return launch(forward, batch)
 
-    executor.graphs.prefill.run = counted
+    executor.graphs.prefill.launch = counted
     return seen
 
 

@@ -29,7 +29,7 @@ def test_steps_with_an_adapter_are_launched_and_others_replayed(tmp_path: Path) 
         setattr(owner, name, noted)
 
     counted(executor._runner, "forward", "launched")
-    counted(executor.graphs.prefill, "run", "replayed")
+    counted(executor.graphs.prefill, "launch", "replayed")
     counted(executor.graphs.decode, "launch", "replayed")
     base = llm.generate([prompt], params)[0].outputs[0].token_ids
     assert calls["replayed"] and not calls["launched"]

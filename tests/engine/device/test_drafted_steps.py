@@ -13,7 +13,7 @@ from paceline import LLM, SamplingParams
 from paceline.engine.execute import graph_executor
 from paceline.engine.execute.graphs import verify
 from paceline.engine.execute.graphs.forward import ForwardGraphs
-from paceline.engine.execute.graphs.logits_buffer import Follows
+from paceline.engine.execute.graphs.logits_buffer import AfterSampling
 from paceline.engine.execute.graphs.memory import Use
 
 PROMPT = [3, 14, 15, 92, 65, 35]
@@ -27,18 +27,18 @@ def watched(**options: Any) -> tuple[LLM, Counter[str]]:
     """An engine, how often forwards of steps with drafts were replayed, and how often these were verified there."""
     llm = made(repeat=1, **options)
     graphs, calls = executor_of(llm).graphs, Counter[str]()
-    launch, ready = graphs.verify.run, graphs.samples.ready
+    launch, ready = graphs.verify.launch, graphs.samples.ready
 
     def launched(*given: Any) -> Any:
         calls["forward"] += 1
         return launch(*given)
 
-    def sampled(buffer: Any, controls: Any, follows: Follows) -> Any:
-        if follows in (Follows.CHAINS, Follows.TREES):
+    def sampled(buffer: Any, controls: Any, after: AfterSampling) -> Any:
+        if after in (AfterSampling.CHAINS, AfterSampling.TREES):
             calls["verified"] += 1
-        return ready(buffer, controls, follows)
+        return ready(buffer, controls, after)
 
-    graphs.verify.run, graphs.samples.ready = launched, sampled
+    graphs.verify.launch, graphs.samples.ready = launched, sampled
     return llm, calls
 
 
@@ -148,13 +148,13 @@ def test_what_the_host_masks_is_computed_while_the_forward_runs(monkeypatch: pyt
     expected = plain(controls)
     llm, _ = watched()
     order: list[str] = []
-    launch, masks = ForwardGraphs.run, graph_executor.row_masks
+    launch, masks = ForwardGraphs.launch, graph_executor.row_masks
 
     def launched(*given: Any, **more: Any) -> Any:
         order.append("forward")
         return launch(*given, **more)
 
-    monkeypatch.setattr(ForwardGraphs, "run", launched)
+    monkeypatch.setattr(ForwardGraphs, "launch", launched)
     monkeypatch.setattr(graph_executor, "row_masks", lambda groups: (order.append("masks"), masks(groups))[1])
     wish = {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}
     assert tokens_of(llm, wish, controls) == expected
