@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+EXCUSED = frozenset(("slow", "full", "sanitize"))
+"""Marks of tests that may take their time."""
 LISTED = 10.0
-"""Seconds above which a test without the marks `slow` or `full` is listed."""
+"""Seconds above which another test is listed."""
 REFUSED = 30.0
 """Seconds above which one fails the run in CI: a busy machine takes its time."""
 UNTIL = "PACELINE_TESTS_UNTIL"
@@ -31,7 +33,7 @@ class SlowTests:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
-        if "slow" in report.keywords or "full" in report.keywords:
+        if not EXCUSED.isdisjoint(report.keywords):
             self._excused.add(report.nodeid)
 
     def above(self, seconds: float) -> list[tuple[str, float]]:

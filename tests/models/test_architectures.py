@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from harness import Hand, Rows
 from oracles import ARCHITECTURES, oracle, text
 
 from paceline.kernels import select
+from pairwise import each, pairwise
 
 CPU = torch.device("cpu")
-BACKENDS = [pytest.param(select(True, CPU), id="reference"), pytest.param(select(False, CPU), id="eager")]
-
-pytestmark = [pytest.mark.parametrize("kernels", BACKENDS), pytest.mark.parametrize("name", ARCHITECTURES)]
+BACKENDS = {"reference": select(True, CPU), "eager": select(False, CPU)}
+EITHER = each(name=ARCHITECTURES, kernels=BACKENDS)
+"""What is read in chunks meets both."""
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [None, 32, 7, 1])
+@pairwise(name=ARCHITECTURES, chunk=[None, 32, 7, 1], kernels=BACKENDS)
 def test_prefill_in_chunks_of_any_size(name, kernels, chunk):
     tokens = text(70 if chunk != 1 else 24)
     close(Hand(oracle(name).ours, kernels).run(tokens, chunk), oracle(name).logits(tokens))
 
 
+@EITHER
 def test_decode_after_prefill_equals_recompute(name, kernels):
     tokens = text(50)
     hand = Hand(oracle(name).ours, kernels)
@@ -36,6 +37,7 @@ def test_decode_after_prefill_equals_recompute(name, kernels):
     close(torch.cat(parts), oracle(name).logits(tokens))
 
 
+@EITHER
 def test_ragged_steps_that_mix_chunks_and_decodes(name, kernels):
     """Seven sequences of other lengths, each step feeds each of them a random number of tokens, or none."""
     texts = [text(length, seed=length) for length in (3, 10, 17, 40, 41, 64, 75)]
@@ -58,6 +60,7 @@ def test_ragged_steps_that_mix_chunks_and_decodes(name, kernels):
         close(torch.cat(parts), oracle(name).logits(tokens))
 
 
+@EITHER
 def test_block_size_and_placement_do_not_matter(name, kernels):
     tokens = text(45)
     for block_size, seed in ((1, 1), (16, 2), (64, 3)):

@@ -11,6 +11,7 @@ from oracles import oracle, text
 
 from paceline.kernels import select
 from paceline.kernels.trees import ancestry
+from pairwise import pairwise
 
 CPU = torch.device("cpu")
 FAMILIES = [name if name in ("gemma2", "gpt_neox") else pytest.param(name, marks=pytest.mark.full)
@@ -34,9 +35,9 @@ def check(hand: Hand, prompt: list[int], parents: list[int], logits: torch.Tenso
             torch.testing.assert_close(logits[row], chain, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["reference", "eager"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", *FAMILIES])
-@pytest.mark.parametrize("parents", [BINARY, COMB, STAR, random_tree(13, 5)], ids=["binary", "comb", "star", "random"])
+@pairwise(name=["llama", "qwen2", "deepseek_v3", *FAMILIES],
+          parents={"binary": BINARY, "comb": COMB, "star": STAR, "random": random_tree(13, 5)},
+          deterministic={"reference": True, "eager": False})
 def test_each_row_of_a_tree_equals_its_chain(name, parents, deterministic):
     """Blocks of 4, so every tree crosses block boundaries; qwen2's second group has a window of 11."""
     hand = Hand(oracle(name).ours, select(deterministic, CPU), block_size=4)

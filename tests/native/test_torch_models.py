@@ -30,6 +30,7 @@ from paceline.measure.rounding import RoundedWeights
 from paceline.models.config import ModelConfig
 from paceline.models.packing import PackingWeights
 from paceline.models.registry import build
+from pairwise import each
 
 pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
 ISAS = [] if cpu.load() is None else cpu.require().available_kernels()
@@ -52,9 +53,7 @@ def test_native_kernels_run_it_and_are_deterministic_unasked() -> None:
     assert isinstance(kernels, NativeKernels) and kernels.deterministic
 
 
-@pytest.mark.parametrize(("cell", "style"), [
-    pytest.param(cell, style, id=f"{cell.name}-{style}", marks=() if (i + j) % len(STYLES) == 0 else pytest.mark.full)
-    for i, cell in enumerate(fast_cells()) for j, style in enumerate(STYLES)])
+@each(cell=fast_cells(), style=list(STYLES))
 def test_the_equality_matrix_holds(style: str, cell: Cell) -> None:
     run_cell(mixtral(), style, cell, reference(mixtral(), style))
 

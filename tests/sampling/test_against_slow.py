@@ -66,9 +66,23 @@ def expected(case, eos):
     return scores, choose(scores, p, case["seed"], len(case["prompt"]) + len(output))
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(cases(), min_size=1, max_size=6), st.sampled_from([[], [3], [0, 5]]))
+BATCHES = given(st.lists(cases(), min_size=1, max_size=6), st.sampled_from([[], [3], [0, 5]]))
+
+
+@settings(max_examples=40, deadline=None)
+@BATCHES
 def test_vectorised_rows_equal_the_slow_reading(batch, eos):
+    check(batch, eos)
+
+
+@pytest.mark.full
+@settings(max_examples=500, deadline=None)
+@BATCHES
+def test_very_many_rows_equal_the_slow_reading(batch, eos):
+    check(batch, eos)
+
+
+def check(batch, eos):
     rows = []
     for case in batch:
         state = SampleState(case["params"], case["prompt"], case["seed"], V, eos, case["bad"])

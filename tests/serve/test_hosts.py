@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from serving import WAIT, ServerProcess, ServerThread, served
+from serving import WAIT, ServerThread, served
 
 from engine.tiny import tiny_engine
 from paceline.serve.hosts import Hosts, is_loopback, name_of, trusted_hosts
@@ -38,9 +37,9 @@ def test_a_server_without_keys_answers_to_this_machines_names_alone(server: Serv
     assert found['paceline_http_responses_total{status="403"}'] >= 10 * len(PATHS) + 1
 
 
-def test_an_operator_may_name_others(start: Callable[..., ServerProcess]) -> None:
-    server = start("--allowed-host", "Box.example", "--allowed-host", "10.0.0.5")
-    with httpx.Client(base_url=server.url, timeout=WAIT) as http:
+def test_an_operator_may_name_others() -> None:
+    with (served(tiny_engine(), allowed_hosts=("Box.example", "10.0.0.5")) as url,
+          httpx.Client(base_url=url, timeout=WAIT) as http):
         for name in ("box.example", "box.example:8080", "10.0.0.5", "localhost"):
             assert http.get("/v1/models", headers={"host": name}).status_code == 200, name
         assert http.get("/v1/models", headers={"host": "other.example"}).status_code == 403

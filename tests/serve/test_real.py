@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import NAME, WAIT, ServerProcess
+from serving import NAME, WAIT, ServerThread
 
 from paceline import LLM, SamplingParams
 
@@ -18,13 +18,13 @@ MESSAGES: Any = [{"role": "user", "content": "What is the capital of France? Ans
 
 
 @pytest.fixture(scope="module")
-def real_server(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    made = ServerProcess(default_model_path, tmp_path_factory.mktemp("server") / "log", "--max-model-len", "1024")
+def real_server(default_model_path: Path) -> Iterator[ServerThread]:
+    made = ServerThread(default_model_path, max_model_len=1024)
     yield made
-    assert made.stop() == 0
+    made.stop()
 
 
-def test_many_streams_at_once_say_what_one_says_alone(real_server: ServerProcess, default_model_path: Path) -> None:
+def test_many_streams_at_once_say_what_one_says_alone(real_server: ServerThread, default_model_path: Path) -> None:
     seeds = range(6)
 
     async def scene() -> list[str]:
@@ -43,7 +43,7 @@ def test_many_streams_at_once_say_what_one_says_alone(real_server: ServerProcess
         assert text == want
 
 
-def test_it_knows_the_capital_of_france(real_server: ServerProcess) -> None:
+def test_it_knows_the_capital_of_france(real_server: ServerThread) -> None:
     client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="unused", timeout=WAIT)
     answer = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=24, temperature=0)
     assert "Paris" in (answer.choices[0].message.content or "")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pairwise as cuts
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.engine.decide import randomness
@@ -37,10 +38,7 @@ def plain(params: SamplingParams) -> list[int]:
 
 # -------------------------------------------------------------------------------------------------- equality
 
-@pytest.mark.parametrize("rule", EXACT)
-@pytest.mark.parametrize("method", ["oracle", "wrong"])
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("params", [SEEDED, GREEDY], ids=["seeded", "greedy"])
+@cuts.pairwise(rule=EXACT, method=["oracle", "wrong"], branches=[1, 3], params={"seeded": SEEDED, "greedy": GREEDY})
 def test_deterministic_drafts_leave_the_text_of_plain_decoding(rule: str, method: str, branches: int,
                                                                params: SamplingParams) -> None:
     draft = {"method": method, "tokens": plain(params), "k": 4, "branches": branches, "verify": rule}

@@ -21,6 +21,7 @@ from paceline import SamplingParams
 from paceline.engine.drafting.cached_models import OwnCacheModel
 from paceline.errors import RequestError
 from paceline.kernels import cpu
+from pairwise import pairwise
 from speculation.model_drafting import FAST, METHODS, PROMPT, Watch, drafting_llm
 
 NEW = 24
@@ -245,12 +246,10 @@ def test_a_draft_stops_where_the_model_doubts() -> None:
 # ---------------------------------------------------------------- drafters for drafters
 
 
-@pytest.mark.parametrize("verify", ["coupled", "rejection"])
-@pytest.mark.parametrize("by", [{"method": "draft", "model": "other"}, {"method": "exit", "layers": 3}],
-                         ids=["own cache", "target's cache"])
-@pytest.mark.parametrize("small", [{"method": "draft", "model": "other", "branches": [1]}, {"method": "skip"}, "ngram",
-                                   {"method": "exit", "layers": 2, "branches": [2, 2]}],
-                         ids=["right", "wrong", "ngram", "tree"])
+@pairwise(small={"right": {"method": "draft", "model": "other", "branches": [1]}, "wrong": {"method": "skip"},
+                 "ngram": "ngram", "tree": {"method": "exit", "layers": 2, "branches": [2, 2]}},
+          by={"own cache": {"method": "draft", "model": "other"}, "target's cache": {"method": "exit", "layers": 3}},
+          verify=["coupled", "rejection"])
 def test_a_cascade_passes_up_what_the_middle_model_would_have_drafted(verify: str, by: Any, small: Any) -> None:
     llm = drafting_llm()
     drafts = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pairwise import cut, pairs, pairwise
+from pairwise import cut, each, pairs, pairwise
 from suite_time import SlowTests
 
 
@@ -25,6 +25,11 @@ def test_what_is_not_kept_is_run_with_the_long_matrices() -> None:
     assert names == ("size", "kind", "way") and len(params) == 12
     assert params[0].id == "1-a-True" and params[0].values == (1, "x", True)
     assert sum(not param.marks for param in params) == 6
+
+
+def test_each_value_is_met() -> None:
+    _, params = each(size=[1, 2, 3], kind=["a", "b"]).args
+    assert [param.id for param in params if not param.marks] == ["1-a", "2-b", "3-a"] and len(params) == 6
 
 
 class Report:

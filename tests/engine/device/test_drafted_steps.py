@@ -33,10 +33,10 @@ def watched(**options: Any) -> tuple[LLM, Counter[str]]:
         calls["forward"] += 1
         return launch(*given)
 
-    def sampled(buffer: Any, controls: Any, follows: AfterSampling) -> Any:
-        if follows in (AfterSampling.CHAINS, AfterSampling.TREES):
+    def sampled(buffer: Any, controls: Any, after: AfterSampling) -> Any:
+        if after in (AfterSampling.CHAINS, AfterSampling.TREES):
             calls["verified"] += 1
-        return ready(buffer, controls, follows)
+        return ready(buffer, controls, after)
 
     graphs.verify.launch, graphs.samples.ready = launched, sampled
     return llm, calls

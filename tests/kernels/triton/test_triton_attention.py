@@ -17,6 +17,7 @@ from paceline.kernels.reference.quantised import quantised
 from paceline.kernels.trees import ancestry
 from paceline.kernels.triton import attention
 from paceline.kernels.triton.plan import make_plan, room_for
+from pairwise import pairwise
 
 STEPS = {
     "one token": [Group(0, 1)],
@@ -41,8 +42,7 @@ def attend(kernels, step: Step, scales=None, softcap: float = 0.0) -> torch.Tens
     return kernels.attend(step.q, step.keys, step.values, step.layout, step.layout.views[0], 0.25, scales, softcap)
 
 
-@pytest.mark.parametrize("case", sorted(STEPS))
-@pytest.mark.parametrize("window", [None, 10])
+@pairwise(indirect=["kernels"], case=sorted(STEPS), window=[None, 10], kernels={"fast": False, "deterministic": True})
 def test_attention_equals_the_oracle(kernels, device, case, window):
     step = make(STEPS[case], window=window)
     expected = oracle(STEPS[case], step)
