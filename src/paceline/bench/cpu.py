@@ -73,7 +73,9 @@ class Paceline:
     def step(self, prefix: list[int], tokens: list[int]) -> float:
         engine = self._llm.engine
         sequence = EngineSequence(Request("step", prefix, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
-        sequence.allocation = engine.cache.open(prefix)
+        allocation = engine.cache.open(prefix)
+        assert allocation is not None  # nobody else has any of the cache
+        sequence.allocation = allocation
         try:
             engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
             for begin in range(0, len(prefix), 512):

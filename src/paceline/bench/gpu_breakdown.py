@@ -20,7 +20,9 @@ def _captured(llm: LLM, prefix: int, rows: int) -> torch.cuda.CUDAGraph:
     engine = llm.engine
     runner, storage = engine.runner, engine.runner.storage
     sequence = Sequence(Request("bench", [1] * prefix, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
-    sequence.allocation = engine.cache.open([1] * prefix)
+    allocation = engine.cache.open([1] * prefix)
+    assert allocation is not None  # nobody else has any of the cache
+    sequence.allocation = allocation
     try:
         engine.cache.reserve(sequence.allocation, 0, prefix + rows)
         batch = runner.on_device(engine.batches.build([RowGroup(sequence, prefix, [1] * rows)]))

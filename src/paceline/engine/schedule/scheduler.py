@@ -13,7 +13,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
-from paceline.engine.schedule.sequence import Branch, Sequence, Status
+from paceline.engine.schedule.sequence import UNSEATED, Branch, Sequence, Status
 from paceline.engine.schedule.step import GroupResult, RowGroup, Step
 from paceline.engine.schedule.step_builder import StepBuilder
 from paceline.errors import QueueFullError, RequestError
@@ -375,7 +375,7 @@ class Scheduler:
         if seq.status is RUNNING:
             self._running.remove(seq)
             self.cache.close(seq.allocation)
-            seq.allocation = None
+            seq.allocation = UNSEATED
         else:
             self._waiting.discard(seq)
             self._filler.forget_swapped(seq)

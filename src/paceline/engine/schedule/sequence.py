@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from paceline.request import Request
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.sampling.state import SampleState
     from paceline.speculation.tree import DraftTree
 
+UNSEATED: Allocation = cast("Allocation", None)
+"""In place of what a sequence holds of the cache, while it does not run: whoever uses it fails at once."""
 PENDING = -1
 """Stands for a token that an uncommitted step is still sampling."""
 
@@ -73,7 +75,7 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("_allocation", "adapter", "admitted", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
+    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
                  "epoch", "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "parked", "placement",
                  "preemptions", "prompt_len", "rank", "record", "request", "rule", "sample", "search", "seed",
                  "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
@@ -102,7 +104,8 @@ class Sequence:
         """To verify in the next step, set by the engine before schedule()."""
         self.rule = "coupled"
         """By which its drafts are verified (speculation.verify.RULES)."""
-        self._allocation: Allocation | None = None
+        self.allocation: Allocation = UNSEATED
+        """What it holds of the cache, while it runs. A plain attribute: every row of every step asks for it."""
         self.swapped: Swapped | None = None
         """While it waits with its KV on the host."""
         self.epoch = 0
@@ -133,20 +136,9 @@ class Sequence:
         """When it first got a seat (engine clock, seconds)."""
 
     @property
-    def allocation(self) -> Allocation:
-        """What it holds of the cache. Only while it runs."""
-        if self._allocation is None:
-            raise RuntimeError(f"{self!r} holds nothing of the cache")
-        return self._allocation
-
-    @allocation.setter
-    def allocation(self, allocation: Allocation | None) -> None:
-        self._allocation = allocation
-
-    @property
     def seated(self) -> bool:
         """Whether it holds something of the cache."""
-        return self._allocation is not None
+        return self.allocation is not UNSEATED
 
     @property
     def output_len(self) -> int:

@@ -12,7 +12,7 @@ from paceline.cache.transfers import BlockCopy, Route
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
-from paceline.engine.schedule.sequence import PENDING, Placement, Sequence, Status
+from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Sequence, Status
 from paceline.engine.schedule.step import RowGroup
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class StepBuilder:
         self.running.remove(victim)
         self.cache.close(victim.allocation)
         self._drop_copies()
-        victim.allocation = None
+        victim.allocation = UNSEATED
         victim.computed = 0
         victim.draft = None
         victim.epoch += 1
