@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from engine.device.on_device import HEAVY, SEEDED, alone_on_device, made, on_host, outs, same
 from engine.tiny import tiny_llm, tiny_model
-from paceline import LLM, SamplingParams
+from paceline import LLM
 from paceline.engine.execute.host_executor import HostExecutor
 from paceline.errors import ConfigError
 from paceline.kernels import select
-from paceline.request import RequestOutput
 
-PROMPTS = [[3, 14, 15, 92, 65], [2, 71, 82], [81, 8, 2, 84, 59, 4, 5, 23, 5, 3, 60]]
-SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 11}
-HEAVY: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.9}
 WISHES: dict[str, list[dict[str, Any]]] = {
     "plain": [{"temperature": 0.0}, SEEDED, SEEDED | {"top_k": 9, "top_p": 0.9}],
     "penalties": [SEEDED | HEAVY | {"top_k": 5}, {"temperature": 0.0} | HEAVY, {"temperature": 0.0}],
@@ -32,55 +28,26 @@ WISHES: dict[str, list[dict[str, Any]]] = {
 EXIT: dict[str, Any] = {"method": "exit", "layers": 1, "adaptive": False}
 
 
-def outs(llm: LLM, wishes: Sequence[dict[str, Any]], speculation: Any = None) -> list[RequestOutput]:
-    params = [SamplingParams(**{"max_tokens": 11, "ignore_eos": True} | wish) for wish in wishes]
-    found = llm.generate(PROMPTS, params, speculation=speculation)
-    assert llm.engine.cache.usage().used == 0
-    return found
-
-
-def stepped(repeat: int = 3, name: str = "llama", **options: Any) -> LLM:
+def stepped(repeat: int = 3, **options: Any) -> LLM:
     """Whose host may not sample: whatever is asked for here, the device must decide."""
-    llm = tiny_llm(tiny_model(name), kernels="stepped", **options)
-    executor: Any = llm.engine.executor
-    executor.how_often = lambda *_: repeat
-
-    class Refused:
-        def process(self, *_: Any) -> None:
-            raise AssertionError("the host was asked to sample")
-
-    decider: Any = llm.engine.decider
-    decider._pipeline = Refused()
-    return llm
-
-
-def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        mine, other = ours.outputs[0], theirs.outputs[0]
-        assert (mine.token_ids, mine.finish_reason) == (other.token_ids, other.finish_reason)
-        assert str(ours.error) == str(theirs.error)
-        for left, right in zip(mine.logprobs or [], other.logprobs or [], strict=True):
-            assert (left.token, left.rank, list(left.top)) == (right.token, right.rank, list(right.top))
-            # The host's own numbers, which a device hands over as float32.
-            theirs_rounded = torch.tensor([right.raw, right.processed, *right.top.values()]).tolist()
-            assert [left.raw, left.processed, *left.top.values()] == theirs_rounded
+    return alone_on_device(made(repeat, **options))
 
 
 @pytest.mark.parametrize("kind", WISHES)
 def test_the_device_samples_what_the_host_does(kind: str) -> None:
-    same(outs(stepped(), WISHES[kind]), outs(tiny_llm(kernels="reference"), WISHES[kind]))
+    same(outs(stepped(), WISHES[kind]), outs(on_host(), WISHES[kind]))
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "shared_keys"])
 def test_windows_caps_and_shared_keys(name: str) -> None:
     same(outs(stepped(name=name), WISHES["plain"]),
-         outs(tiny_llm(tiny_model(name), kernels="reference"), WISHES["plain"]))
+         outs(on_host(name), WISHES["plain"]))
 
 
 @pytest.mark.parametrize("options", [{"max_prefill_chunk": 3}, {"max_num_seqs": 2}, {"kv_dtype": "fp8"},
                                      {"kv_blocks": 8, "block_size": 4, "max_model_len": 32}])
 def test_prompts_in_pieces_few_seats_codes_and_few_blocks(options: dict[str, Any]) -> None:
-    expected = outs(tiny_llm(kernels="reference", **options), WISHES["plain"])
+    expected = outs(on_host(**options), WISHES["plain"])
     for repeat in (1, 4):
         same(outs(stepped(repeat, **options), WISHES["plain"]), expected)
 
@@ -88,7 +55,7 @@ def test_prompts_in_pieces_few_seats_codes_and_few_blocks(options: dict[str, Any
 @pytest.mark.parametrize("kind", ["plain", "penalties", "masks", "scores"])
 @pytest.mark.parametrize(("method", "branches"), [("oracle", 1), ("oracle", 3), ("wrong", 2)])
 def test_drafts_are_verified_and_moved_on_the_device(kind: str, method: str, branches: int) -> None:
-    expected = outs(tiny_llm(kernels="reference"), WISHES[kind])
+    expected = outs(on_host(), WISHES[kind])
     tokens = expected[0].outputs[0].token_ids
     wish = {"method": method, "k": 3, "branches": branches, "tokens": tokens}
     llm = stepped()
@@ -102,7 +69,7 @@ def test_drafts_are_verified_and_moved_on_the_device(kind: str, method: str, bra
                                   {"method": "skip", "skip": ["mlp.1"], "k": 3, "adaptive": False}])
 def test_models_that_draft_sample_there_too(wish: dict[str, Any]) -> None:
     found = outs(stepped(), WISHES["plain"], [wish, wish, wish])
-    same(found, outs(tiny_llm(kernels="reference"), WISHES["plain"]))
+    same(found, outs(on_host(), WISHES["plain"]))
     assert all(out.speculation is not None and out.speculation.failure is None for out in found)
 
 
@@ -110,7 +77,7 @@ def test_models_that_draft_sample_there_too(wish: dict[str, Any]) -> None:
 def test_what_cannot_be_captured_runs_step_by_step(name: str) -> None:
     llm = tiny_llm(tiny_model(name), kernels="stepped")
     assert isinstance(llm.engine.executor, HostExecutor)
-    same(outs(llm, WISHES["plain"]), outs(tiny_llm(tiny_model(name), kernels="reference"), WISHES["plain"]))
+    same(outs(llm, WISHES["plain"]), outs(on_host(name), WISHES["plain"]))
 
 
 def test_it_is_there_on_the_cpu_only() -> None:
