@@ -1,4 +1,4 @@
-"""Servers for the tests: a process of its own around a tiny model on disk, or the app in a thread around any engine."""
+"""Servers for the tests: in threads of this process, and a process of its own for what only a process shows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from model_files import write_folder
+from rich.console import Console
 from small_tokenizers import byte_level
 
 from engine.tiny import BASE, RandomWeights
 from paceline.async_llm import AsyncLLM
+from paceline.cli import serve as command
+from paceline.cli.main import main
 from paceline.engine.core import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
-from paceline.serve.logs import TextLines
+from paceline.serve import logs
+from paceline.serve import server as serve_server
+from paceline.serve.logs import JsonLines, TextLines
 from paceline.serve.options import ServeOptions
 from paceline.serve.server import Server, create_app, listen
 
@@ -128,6 +134,10 @@ class ServerThread:
         logging.getLogger().addHandler(self._handler)
         until(lambda: self._server.started)
 
+    @property
+    def engine(self) -> Engine:
+        return self._llm.engine
+
     def log(self) -> str:
         """Warnings and worse, of this server alone."""
         return self._lines.getvalue()
@@ -135,13 +145,107 @@ class ServerThread:
     def metrics(self) -> dict[str, float]:
         return metrics_of(self.url)
 
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """What a process does when it gets the signal."""
+        self._server.handle_exit(number, None)
+
+    def wait(self) -> None:
+        """Until it has left by itself."""
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive(), "it is still there"
+
+    def __enter__(self) -> ServerThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(WAIT)
-        assert not self._thread.is_alive()
+        self.wait()
         self._llm.close()
         self._listening.close()
         logging.getLogger().removeHandler(self._handler)
+
+
+class ServerCommand:
+    """`paceline serve` with a command line of its own, in a thread of this process. Its log is as --log-format says."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, model: Path | str, *arguments: str) -> None:
+        self._lines, said = io.StringIO(), io.StringIO()
+        self._handler = logging.StreamHandler(self._lines)
+        self._level = logging.getLogger().level
+        self._servers: list[Server] = []
+        self._codes: list[int] = []
+        patch.setattr(logs, "configure", self._configure)
+        patch.setattr(serve_server, "Server", self._build)
+        patch.setattr(command, "console", lambda: Console(file=said, width=200))
+        words = ["serve", str(model), "--port", "0", "--model-name", NAME, *arguments]
+        self._thread = threading.Thread(target=lambda: self._codes.append(main(words)))
+        self._thread.start()
+        found = until(lambda: re.search(r"(http://[^/]+)/v1\s", said.getvalue()) or not self._thread.is_alive())
+        assert isinstance(found, re.Match), f"the server did not start: {self._codes}"
+        self.url = found[1]
+
+    def _configure(self, form: str) -> None:
+        """As `logs.configure`, but what this server's threads say is kept and other handlers stay."""
+        self._handler.setFormatter({"json": JsonLines, "text": TextLines}[form]())
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        self._handler.addFilter(lambda record: record.thread not in others)
+        logging.getLogger().addHandler(self._handler)
+        logging.getLogger().setLevel(logging.INFO)
+
+    def _build(self, *parts: Any) -> Server:
+        self._servers.append(Server(*parts))
+        return self._servers[-1]
+
+    def log(self) -> str:
+        return self._lines.getvalue()
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """What a process does when it gets the signal."""
+        self._servers[0].handle_exit(number, None)
+
+    def __enter__(self) -> ServerCommand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers[0].should_exit = True
+        self.wait()
+
+    def wait(self) -> int:
+        """Until it has left; its exit status."""
+        self._thread.join(WAIT)
+        logging.getLogger().removeHandler(self._handler)
+        logging.getLogger().setLevel(self._level)
+        assert not self._thread.is_alive(), "it is still there"
+        return self._codes[0]
+
+
+def slowed(engine: Engine, seconds: float = 0.02) -> None:
+    """So slow that nothing is over before a client, or the server, has left."""
+    step = engine.step
+
+    def slow() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    engine.step = slow  # type: ignore[method-assign]
+
+
+def held(engine: Engine, steps: int) -> threading.Event:
+    """The engine takes so many steps, and the next when the event is set."""
+    step, go, taken = engine.step, threading.Event(), 0
+
+    def waiting() -> Any:
+        nonlocal taken
+        taken += 1
+        if taken > steps:
+            assert go.wait(WAIT)
+        return step()
+
+    engine.step = waiting  # type: ignore[method-assign]
+    return go
 
 
 def metrics_of(url: str) -> dict[str, float]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serving import NAME, WAIT, ServerProcess, ServerThread, served
+from serving import NAME, WAIT, ServerCommand, ServerThread, served
 
 from paceline import LLM
 
@@ -162,9 +161,10 @@ def test_no_other_origin_is_let_in_unless_asked(http: httpx.Client, tiny_folder:
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_keys(start: Callable[..., ServerProcess]) -> None:
-    server = start("--api-key", "key-aa1", "--log-format", "json", env={"PACELINE_API_KEY": "key-bb2, key-cc3"})
-    with httpx.Client(base_url=server.url, timeout=WAIT) as http:
+def test_keys(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_API_KEY", "key-bb2, key-cc3")
+    with (ServerCommand(monkeypatch, tiny_folder, "--api-key", "key-aa1", "--log-format", "json") as server,
+          httpx.Client(base_url=server.url, timeout=WAIT) as http):
         for key in ("key-aa1", "key-bb2", "key-cc3"):
             assert http.post(CHAT, json=HELLO, headers={"authorization": f"Bearer {key}"}).status_code == 200
         for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "key-aa1"},
@@ -176,8 +176,9 @@ def test_keys(start: Callable[..., ServerProcess]) -> None:
         for path in ("/health", "/ready", "/version"):
             assert http.get(path).status_code == 200
         http.post(CHAT, json=HELLO, headers={"authorization": "Bearer key-aa1", "x-request-id": "logged"})
-    server.stop()
-    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+        server.signal()
+        assert server.wait() == 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
     found = [line for line in lines if line.get("request_id") == "logged"]
     assert found and found[0]["path"] == CHAT and found[0]["status"] == 200 and found[0]["seconds"] > 0
     assert "key-" not in server.log(), "a key is in the log"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving import WAIT, ServerProcess, ServerThread, events, metrics_of, served, until
+from serving import WAIT, ServerProcess, ServerThread, events, held, metrics_of, served, slowed, until
 
 from paceline import LLM
 
@@ -109,54 +109,60 @@ def fill_queue(client: httpx.Client) -> None:
             assert many.status_code == 429
 
 
-def test_draining_lets_requests_finish_and_refuses_new_ones(start: Callable[..., ServerProcess]) -> None:
-    server = start("--drain", "60")
-    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": 1000, "stream": True},
-                       timeout=WAIT) as running, httpx.Client(timeout=WAIT) as client):
-        chunks = events(running)
-        next(chunks)
+def test_draining_lets_requests_finish_and_refuses_new_ones(tiny_folder: Path) -> None:
+    with ServerThread(tiny_folder, settings={"drain_s": WAIT}) as server:
+        go = held(server.engine, 4)
+        body = LONG | {"max_tokens": 40, "stream": True, "speculation": None}
+        with (httpx.Client(base_url=server.url, timeout=WAIT) as client,
+              client.stream("POST", CHAT, json=body) as running):
+            chunks = events(running)
+            next(chunks)
+            server.signal(signal.SIGTERM)
+            until(lambda: client.get("/ready").status_code == 503)
+            refused = client.post(CHAT, json=LONG)
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+            assert "retry-after" in refused.headers
+            assert client.get("/health").status_code == 200
+            go.set()
+            last = list(chunks)[-1]
+            assert last["choices"][0]["finish_reason"] == "length"
+            assert last["paceline"]["metrics"]["output_tokens"] == 40
+        server.wait()
+
+
+def test_what_does_not_finish_in_time_is_ended_and_told(tiny_folder: Path) -> None:
+    with ServerThread(tiny_folder, settings={"drain_s": 0.2}) as server:
+        slowed(server.engine)
+        streamed: list[Any] = []
+        whole: list[httpx.Response] = []
+
+        def stream() -> None:
+            with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer:
+                streamed.extend(events(answer))
+
+        def ask() -> None:
+            whole.append(httpx.post(server.url + CHAT, json=LONG, timeout=WAIT))
+
+        asking = [threading.Thread(target=one) for one in (stream, ask)]
+        for one in asking:
+            one.start()
+        until(lambda: server.metrics()["vllm:num_requests_running"] == 2)
         server.signal(signal.SIGTERM)
-        until(lambda: client.get(server.url + "/ready").status_code == 503)
-        refused = client.post(server.url + CHAT, json=LONG)
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
-        assert "retry-after" in refused.headers
-        assert client.get(server.url + "/health").status_code == 200
-        last = list(chunks)[-1]
-        assert last["choices"][0]["finish_reason"] == "length"
-        assert last["paceline"]["metrics"]["output_tokens"] == 1000
-    assert server.process.wait(WAIT) == 0
-
-
-def test_what_does_not_finish_in_time_is_ended_and_told(start: Callable[..., ServerProcess]) -> None:
-    server = start("--drain", "0.3")
-    streamed: list[Any] = []
-    whole: list[httpx.Response] = []
-
-    def stream() -> None:
-        with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer:
-            streamed.extend(events(answer))
-
-    def ask() -> None:
-        whole.append(httpx.post(server.url + CHAT, json=LONG, timeout=WAIT))
-
-    asking = [threading.Thread(target=one) for one in (stream, ask)]
-    for one in asking:
-        one.start()
-    until(lambda: server.metrics()["vllm:num_requests_running"] == 2)
-    server.signal(signal.SIGTERM)
-    for one in asking:
-        one.join(WAIT)
-    assert server.process.wait(WAIT) == 0
+        for one in asking:
+            one.join(WAIT)
+        server.wait()
     assert streamed[-1]["error"]["code"] == "draining"
     assert whole[0].status_code == 503 and whole[0].json()["error"]["code"] == "draining"
 
 
-def test_a_second_signal_leaves_at_once(start: Callable[..., ServerProcess]) -> None:
+def test_a_signal_drains_and_a_second_one_leaves_at_once(start: Callable[..., ServerProcess]) -> None:
+    """The whole process, whose signals are real ones."""
     server = start("--drain", "600")
-    with httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer:
+    with (httpx.stream("POST", server.url + CHAT, json=LONG | {"stream": True}, timeout=WAIT) as answer,
+          httpx.Client(timeout=WAIT) as client):
         chunks = events(answer)
         next(chunks)
+        server.signal(signal.SIGTERM)
+        until(lambda: client.get(server.url + "/ready").status_code == 503)
         server.signal(signal.SIGINT)
-        until(lambda: httpx.get(server.url + "/ready", timeout=WAIT).status_code == 503)
-        server.signal(signal.SIGINT)
-        server.process.wait(WAIT)
+        assert server.process.wait(WAIT) == 0

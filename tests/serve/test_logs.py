@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serving import WAIT, ServerProcess, events, served, until
+from serving import WAIT, ServerCommand, events, served, slowed, until
 from test_failures import broken_once
 
 from engine.tiny import tiny_engine
-from paceline.engine.core import Engine
 from paceline.serve.logs import JsonLines, TextLines
 
 LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True}
@@ -25,17 +23,6 @@ def said(caplog: pytest.LogCaptureFixture, request_id: str) -> list[str]:
     """What was logged under an id, the access log aside."""
     return [record.getMessage() for record in caplog.records
             if getattr(record, "request_id", None) == request_id and record.name != "paceline.access"]
-
-
-def slowed(engine: Engine) -> None:
-    """So slow that nothing is over before a client has left."""
-    step = engine.step
-
-    def slow() -> Any:
-        time.sleep(0.02)
-        return step()
-
-    engine.step = slow  # type: ignore[method-assign]
 
 
 def test_ends_are_logged_under_their_ids(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,16 +52,16 @@ def test_ends_are_logged_under_their_ids(caplog: pytest.LogCaptureFixture) -> No
     assert " [cmpl-broken]\n" in TextLines().format(step)
 
 
-def test_a_drain_says_whom_it_ends(start: Callable[..., ServerProcess]) -> None:
-    server = start("--drain", "0.2", "--log-format", "json")
-    body = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers={"x-request-id": "long"},
-                      timeout=WAIT) as stream:
-        chunks = events(stream)
-        next(chunks)
-        server.signal(signal.SIGTERM)
-        assert list(chunks)[-1]["error"]["code"] == "draining"
-    assert server.process.wait(WAIT) == 0
-    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+def test_a_drain_says_whom_it_ends(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ServerCommand(monkeypatch, tiny_folder, "--drain", "0.2", "--log-format", "json") as server:
+        body = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers={"x-request-id": "long"},
+                          timeout=WAIT) as stream:
+            chunks = events(stream)
+            next(chunks)
+            server.signal(signal.SIGTERM)
+            assert list(chunks)[-1]["error"]["code"] == "draining"
+        assert server.wait() == 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
     assert [line["request_ids"] for line in lines if "request_ids" in line] == [["cmpl-long"]] * 2
     assert [line["call_id"] for line in lines if "the server leaves" in line["message"]] == ["cmpl-long"]
