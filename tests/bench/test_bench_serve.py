@@ -15,7 +15,7 @@ from paceline.bench.serve_client import Exchange, read
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder: Path = write_model(tmp_path_factory.mktemp("tiny"))
-    return run(str(folder), clients=6, seconds=2.0, streams=2, new_tokens=8, repeats=1)
+    return run(str(folder), clients=5, seconds=1.0, streams=2, new_tokens=4, repeats=1)
 
 
 def test_a_small_soak_leaves_nothing_behind(result: dict) -> None:

@@ -102,14 +102,14 @@ def test_a_tally_counts_as_spec_bench_does() -> None:
 
 
 def test_every_method_runs_beside_plain_decoding(dataset: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    result = spec.run(dataset, methods="ngram,auto", per_category=1, max_tokens=12, check=True, llm=llm)
+    result = spec.run(dataset, methods="ngram,auto", per_category=1, max_tokens=8, check=True, llm=llm)
     rows = {(row["method"], row["category"]): row for row in result["rows"]}
     assert len(rows) == 2 * (6 + 1)
     for row in rows.values():
         assert row["ratio"] == pytest.approx(row["paceline"] / row["peers"]["plain"])
         assert row["mean_accepted_tokens"] >= 1.0 and row["tokens_per_step"] >= 1.0
     assert rows["auto", "overall"]["questions"] == 6
-    assert rows["auto", "mt_bench"]["tokens"] == 2 * 11, "both turns are asked"
+    assert rows["auto", "mt_bench"]["tokens"] == 2 * 7, "both turns are asked"
     assert "6/6" in capsys.readouterr().err
     header, lines = cells(result)
     assert header == ["", "plain", "ngram", "auto"]
@@ -207,7 +207,7 @@ def test_a_chart_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.Monke
 
 def test_the_chart_is_drawn(dataset: Path, llm: LLM, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = spec.run(dataset, methods="ngram,auto", limit=6, max_tokens=4, llm=llm)
+    result = spec.run(dataset, methods="ngram,auto", limit=2, max_tokens=3, llm=llm)
     spec_chart.draw(result, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

@@ -43,7 +43,9 @@ class Stub:
 
 @pytest.fixture
 def no_rest(monkeypatch):
+    """Neither a pause nor a collection of garbage, which takes a second where a whole suite has been imported."""
     monkeypatch.setattr(cpu, "REST_S", 0.0)
+    monkeypatch.setattr(cpu.gc, "collect", lambda: None)
 
 
 def test_the_cases_have_the_names_the_figures_are_known_by():
