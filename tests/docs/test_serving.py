@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import ServerProcess
+from serving import ServerThread
 
 from docs.test_examples import SERVER, Block, blocks
 
@@ -20,10 +20,9 @@ set -e
 
 
 @pytest.fixture(scope="module")
-def url(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = ServerProcess(default_model_path, tmp_path_factory.mktemp("server") / "log", name="smollm2-135m")
-    yield server.url
-    server.stop()
+def url(default_model_path: Path) -> Iterator[str]:
+    with ServerThread(default_model_path, name="smollm2-135m", max_model_len=1024) as server:
+        yield server.url
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("python") if SERVER in block.text], ids=str)
