@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import ServerThread, write_model
+from serving import ServerThread, slowed, write_model
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MS = 90_000
@@ -44,25 +44,54 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+@pytest.fixture(scope="module")
+def pages(browser: Any) -> Iterator[dict[str, Any]]:
+    """Pages by the options of their contexts: a browser takes a second of a core for a new one."""
+    made: dict[str, Any] = {}
+    yield made
+    for page in made.values():
+        page.context.close()
+
+
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """open_page(url, **options of the context): a fresh page that has loaded; nothing may go wrong in it."""
-    contexts: list[Any] = []
+def open_page(browser: Any, pages: dict[str, Any]) -> Iterator[Callable[..., Any]]:
+    """open_page(url, **options of the context): a page without a past that has loaded; nothing may go wrong in it."""
+    opened: list[tuple[Any, str, Callable[..., None]]] = []
     problems: list[str] = []
 
+    def listen(page: Any, event: str, listener: Callable[..., None]) -> None:
+        page.on(event, listener)
+        opened.append((page, event, listener))
+
     def begin(url: str, *, expect_errors: bool = False, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}} | options)
-        contexts.append(context)
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        key = repr(sorted(options.items()))
+        if key not in pages:
+            context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}} | options)
+            context.set_default_timeout(WAIT_MS)
+            pages[key] = context.new_page()
+        page = pages[key]
+        page.emulate_media(color_scheme=options.get("color_scheme", "light"))
+        listen(page, "pageerror", lambda error: problems.append(str(error)))
         if not expect_errors:
-            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+            listen(page, "console",
+                   lambda message: problems.append(message.text) if message.type == "error" else None)
         page.goto(url)
         page.wait_for_selector("html[data-ready]")
         return page
 
     yield begin
-    for context in contexts:
-        context.close()
+    for page, event, listener in opened:
+        page.remove_listener(event, listener)
+    for page in {id(page): page for page, *_ in opened}.values():
+        page.unroute_all()
+        page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        page.goto("about:blank")
     assert not problems
+
+
+@pytest.fixture
+def slow(server: ServerThread) -> Iterator[None]:
+    """A step takes so long that an answer is seen while it grows."""
+    slowed(server.engine)
+    yield
+    del server.engine.step

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from serving import ServerProcess, ServerThread, served, until, write_model
+from serving import ServerThread, served, until
 from small_tokenizers import byte_level
 
 from engine.tiny import tiny_engine
@@ -158,7 +158,7 @@ def test_what_is_made_of_requests_is_made_off_the_engines_thread(url: str, monke
         return plain(*args)
 
     monkeypatch.setattr(stories, "line", noted)
-    asking = threading.Thread(target=ask, args=(url, "runs"), kwargs={"max_tokens": 200, "n": 3})
+    asking = threading.Thread(target=ask, args=(url, "runs"), kwargs={"max_tokens": 80, "n": 2})
     ask(url, "over", n=2)
     asking.start()
     listed = until(lambda: [one for one in get(url, "requests").json()["requests"] if one["state"] != "finished"]
@@ -196,12 +196,13 @@ def test_text_is_whole_where_characters_are_split_between_tokens() -> None:
     assert pieces[0] == "", "the first token has only some of the bytes"
 
 
-def test_the_live_stream_ends_when_the_server_is_told_to_leave(tmp_path: Path) -> None:
-    server = ServerProcess(write_model(tmp_path), tmp_path / "log")
-    for seen, _ in enumerate(frames(server.url)):
-        if seen == 1:
-            server.signal()
-    assert server.process.wait(WAIT) == 0, server.log()
+def test_the_live_stream_ends_when_the_server_is_told_to_leave(model_folder: Path) -> None:
+    with ServerThread(model_folder) as server:
+        for seen, _ in enumerate(frames(server.url)):
+            if seen == 1:
+                server.signal()
+        server.wait()
+        assert "Traceback" not in server.log()
 
 
 def test_an_operator_can_do_without_the_page_and_nothing_is_recorded_then(engine: Engine) -> None:

@@ -58,11 +58,13 @@ def test_the_block_map_moves_under_load_and_comes_to_rest(open_page: OpenPage, s
     def painted() -> bytes:
         return bytes(page.locator("canvas").screenshot())
 
-    before = painted()
-    for turn in range(2):
-        with crowd(server.url, f"map-{turn}"):
+    def moved() -> bool:
+        with crowd(server.url, "map", length=50):
             pass
-    until(lambda: page.evaluate("maps.size > 2"))
+        return bool(page.evaluate("maps.size > 2"))
+
+    before = painted()
+    until(moved)
     assert page.evaluate("[...used].some(count => Number(count) > 0)")
     until(lambda: page.evaluate("document.querySelector('[data-state=used] b').textContent === '0'"))
     assert painted() != before, "what the requests left in the cache must show"
@@ -151,7 +153,7 @@ def test_an_address_that_names_nothing_shows_a_view(open_page: OpenPage, server:
 
 def test_a_preemption_is_drawn(open_page: OpenPage, server: ServerThread) -> None:
     def preempted() -> list[str]:
-        with crowd(server.url, "crowd", 8, 150):
+        with crowd(server.url, "crowd", 6, 120):
             pass
         listed = httpx.get(f"{server.url}/paceline/requests", timeout=90).json()["requests"]
         return [one["id"] for one in listed if one["metrics"]["preemptions"]]
