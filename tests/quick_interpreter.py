@@ -22,9 +22,35 @@ LIMITS = {name: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for name, kin
 PLAIN = {*FLOATS, *INTEGERS, "int1"}
 
 
-class _Kept:
+class _Language:
+    """Prepared once for each module of kernels, as Triton does anew for each of its calls, until `prepared` is set to
+    False."""
+
+    def __init__(self, prepare: Callable[[Any], Any], methods: dict[str, Any], tensor: Any) -> None:
+        self._prepare, self._methods, self._tensor = prepare, methods, tensor
+        self._scopes: dict[int, Any] = {}
+
+    @property
+    def prepared(self) -> bool:
+        return bool(self._scopes)
+
+    @prepared.setter
+    def prepared(self, wish: bool) -> None:
+        while self._scopes and not wish:
+            self._scopes.popitem()[1].restore()
+
+    def for_module(self, function: Any) -> _Language:
+        """Prepare it for the module of `function`. What is returned is the scope that a kernel would restore."""
+        module = id(function.__globals__)
+        if module not in self._scopes:
+            self._scopes[module] = self._prepare(function)
+            # The scope knows what stood there before: these go with it.
+            for name, method in self._methods.items():
+                setattr(self._tensor, name, method)
+        return self
+
     def restore(self) -> None:
-        """What was prepared stays until the kernel ends."""
+        """After a kernel: the next one needs it again."""
 
 
 class _Types:
@@ -91,25 +117,29 @@ class _Types:
 
 
 def _operator(name: str, create: Callable[[Any, Any], Any], truth: bool, turned: bool, types: _Types) -> Any:
-    """The tensors' method `name`: at once for the usual operands (numbers and tensors of the same plain type), by
-    Triton's own method for all others. NumPy broadcasts as Triton does."""
+    """The tensors' method `name`: at once for the usual operands (numbers, and tensors of plain types), by Triton's own
+    method for all others. NumPy broadcasts as Triton does."""
     from triton.runtime import interpreter
 
-    core = types.core
-    slow, semantic = getattr(core.tensor, name), interpreter.interpreter_semantic
-    pointers = name == "__add__"
+    core, builder, semantic = types.core, interpreter.interpreter_builder, interpreter.interpreter_semantic
+    slow = getattr(core.tensor, name)
 
     def method(one: Any, other: Any) -> Any:
-        kind, mine = other.__class__, one.dtype
+        kind, mine, ours, combine = other.__class__, one.dtype, one.handle, create
         if kind is core.constexpr:
             other = other.value
             kind = other.__class__
         known = mine.name
         if kind is core.tensor:
-            if other.dtype is mine and known in PLAIN:
-                handle, combine = other.handle, create
-            elif pointers and mine.__class__ is core.pointer_type and other.dtype.name in ("int32", "int64"):
-                handle, combine = other.handle, interpreter.interpreter_builder.create_addptr
+            its, theirs = other.dtype, other.handle
+            if its is mine and known in PLAIN:
+                pass
+            elif known == "int64" and its.name == "int32":
+                theirs = builder.cast_impl(theirs, mine)
+            elif known == "int32" and its.name == "int64":
+                ours, mine = builder.cast_impl(ours, its), its
+            elif name == "__add__" and mine.__class__ is core.pointer_type and its.name in ("int32", "int64"):
+                combine = builder.create_addptr
             else:
                 return slow(one, other, _semantic=semantic)
             result = types.joined(one.type, other.type, core.int1 if truth else mine)
@@ -118,13 +148,30 @@ def _operator(name: str, create: Callable[[Any, Any], Any], truth: bool, turned:
         else:
             if kind is int and known in INTEGERS and LIMITS[known][0] <= other <= LIMITS[known][1]:
                 data = np.array([other], dtype=INTEGERS[known])
-            elif (kind is float or kind is int) and known in FLOATS and name not in ("__and__", "__or__", "__xor__"):
+            elif (kind is float or kind is int) and known in FLOATS:
                 data = np.array([other], dtype=FLOATS[known])
             else:
                 return slow(one, other, _semantic=semantic)
-            handle, combine = interpreter.TensorHandle(data, mine), create
+            theirs = interpreter.TensorHandle(data, mine)
             result = types.joined(one.type, mine, core.int1) if truth else one.type
-        return core.tensor(combine(handle, one.handle) if turned else combine(one.handle, handle), result)
+        return core.tensor(combine(theirs, ours) if turned else combine(ours, theirs), result)
+
+    return method
+
+
+def _index(types: _Types) -> Any:
+    """The tensors' method that adds axes (`x[:, None]`)."""
+    from triton.runtime import interpreter
+
+    core, semantic = types.core, interpreter.interpreter_semantic
+    slow, whole = core.tensor.__getitem__, slice(None)
+
+    def method(one: Any, places: Any) -> Any:
+        if one.type.__class__ is core.block_type and places.__class__ is tuple \
+                and all(place is None or (place.__class__ is slice and place == whole) for place in places):
+            data = one.handle.data[places]
+            return core.tensor(interpreter.TensorHandle(data, one.dtype), types.block(one.dtype, data.shape))
+        return slow(one, places, _semantic=semantic)
 
     return method
 
@@ -132,7 +179,7 @@ def _operator(name: str, create: Callable[[Any, Any], Any], truth: bool, turned:
 def _operators(types: _Types) -> dict[str, Any]:
     from triton.runtime import interpreter
 
-    made = {}
+    made = {"__getitem__": _index(types)}
     for name, (builders, truth) in OPERATORS.items():
         create = getattr(interpreter.interpreter_builder, f"create_{builders}")
         made[f"__{name}__"] = _operator(f"__{name}__", create, truth, False, types)
@@ -169,12 +216,15 @@ def _quicken_helpers(patch: pytest.MonkeyPatch, types: _Types) -> None:
 
     def quick_broadcast(self: Any, left: Any, right: Any) -> Any:
         a, b = left.type, right.type
-        if a.__class__ is core.block_type:
-            if b.__class__ is core.block_type and a.shape is b.shape:
-                return left, right
-        elif b.__class__ is not core.block_type:
-            return left, right
-        return broadcast(self, left, right)
+        if a.__class__ is not core.block_type:
+            return (left, right) if b.__class__ is not core.block_type else (splat(left, b), right)
+        if b.__class__ is not core.block_type:
+            return left, splat(right, a)
+        return (left, right) if a.shape is b.shape else broadcast(self, left, right)
+
+    def splat(scalar: Any, block: Any) -> Any:
+        type = types.block(scalar.dtype, block.shape.values)
+        return core.tensor(interpreter.interpreter_builder.create_splat(type, scalar.handle), type)
 
     patch.setattr(core, "_unwrap_if_constexpr", quick_unwrap)
     patch.setattr(interpreter, "_get_np_dtype", quick_name)
@@ -183,28 +233,15 @@ def _quicken_helpers(patch: pytest.MonkeyPatch, types: _Types) -> None:
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    """Prepare the language once per kernel and module instead of once per call, types once instead of once per
-    operation, and do the usual operations at once. The result of a call is the same."""
+    """Prepare the language once per module instead of once per call, types once instead of once per operation, and do
+    the usual operations at once. The result of a call is the same."""
     from triton.language import core
     from triton.runtime import interpreter
 
-    prepare, run = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    prepared: set[int] = set()
-    types = _Types(core)
-    operators = _operators(types)
+    run, types = interpreter.GridExecutor.__call__, _Types(core)
+    language = _Language(interpreter._patch_lang, _operators(types), core.tensor)
 
-    def once(function):
-        if id(function.__globals__) in prepared:
-            return _Kept()
-        prepared.add(id(function.__globals__))
-        scope = prepare(function)
-        # The scope knows what stood there before: these go with it.
-        for name, method in operators.items():
-            setattr(core.tensor, name, method)
-        return scope
-
-    def fresh(self, *args, **kwargs):
-        prepared.clear()
+    def quiet(self, *args, **kwargs):
         # Numbers that do not matter (masked ones) overflow or are not numbers, as they do on the device.
         with np.errstate(all="ignore"):
             return run(self, *args, **kwargs)
@@ -212,7 +249,8 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     # Each addition and multiplication is otherwise done a second time in 64 bits, to see whether it overflows.
     lenient = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", lenient)
-    patch.setattr(interpreter, "_patch_lang", once)
-    patch.setattr(interpreter.GridExecutor, "__call__", fresh)
+    patch.setattr(language, "prepared", True)
+    patch.setattr(interpreter, "_patch_lang", language.for_module)
+    patch.setattr(interpreter.GridExecutor, "__call__", quiet)
     types.quicken(patch)
     _quicken_helpers(patch, types)
