@@ -53,7 +53,11 @@ def test_native_kernels_run_it_and_are_deterministic_unasked() -> None:
     assert isinstance(kernels, NativeKernels) and kernels.deterministic
 
 
-@each(cell=fast_cells(), style=list(STYLES))
+# Two threads that share the machine's cores with other tests wait for one another at each product: a cell in every run.
+CELLS = [pytest.param(cell, marks=pytest.mark.full) if cell.threads > 1 else cell for cell in fast_cells()]
+
+
+@each(cell=[*CELLS, Cell("batch 8, 2 threads", batch=8, threads=2)], style=list(STYLES))
 def test_the_equality_matrix_holds(style: str, cell: Cell) -> None:
     run_cell(mixtral(), style, cell, reference(mixtral(), style))
 
