@@ -55,6 +55,8 @@ class StepBuilder:
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
+            if seq.in_flight_drafts:
+                continue
             start = seq.computed
             tokens = seq.tokens
             missing = len(tokens) - start
@@ -66,7 +68,7 @@ class StepBuilder:
             elif missing > 0:
                 prompts.append(seq)
                 continue
-            elif seq.in_flight_drafts or seq.wait_for_commit or start + 1 >= seq.limit:
+            elif seq.wait_for_commit or start + 1 >= seq.limit:
                 continue
             else:
                 token = PENDING
