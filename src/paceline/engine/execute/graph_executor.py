@@ -13,7 +13,7 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
-from paceline.engine.execute.graphs.draft_rows import DraftRows, choices, worthwhile
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, DraftRows, worthwhile
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -132,23 +132,22 @@ class GraphExecutor:
         if (not scheduler.can_repeat() or len(running) > decode.most_rows
                 or any(seq.emitter.scored for seq in running)):
             return None
-        drafted = self._drafted_rows(running)
-        if drafted and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, drafted)):
-            drafted = 0
-        if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, drafted)):
+        rows = self._rows(running)
+        if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows)):
+            rows = 0
+        if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
-        return Repeat(self.how_often(scheduler, since_arrival), drafted, decode.shape(len(running), drafted).most)
+        return Repeat(self.how_often(scheduler, since_arrival), rows, decode.shape(len(running), rows).most)
 
-    def _drafted_rows(self, running: Seq[Sequence]) -> int:
-        """Rows for the drafts of all who run, in a step that is repeated: as many as pay, or as somebody insists on."""
+    def _rows(self, running: Seq[Sequence]) -> int:
+        """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted."""
         wishes = [seq.request.speculation for seq in running if seq.lookup]
-        groups = self.graphs.decode.shape(len(running), 0).groups
-        if not wishes:
+        if not wishes or len(running) > GROUPS[-1]:
             return 0
         fixed = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
-        if fixed:
-            return min(len(running) * max(fixed), choices(groups)[-1])
-        return self._draft_rows.choose(groups)
+        if not fixed:
+            return self._draft_rows.choose(len(running))
+        return min(self.graphs.decode.shape(len(running), 1).groups * (1 + max(fixed)), MOST_ROWS)
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
@@ -215,14 +214,12 @@ class GraphExecutor:
 
     def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled]) -> None:
         """What a repeated step took and yielded, each time."""
-        groups = self.graphs.decode.shape(len(step.groups), 0).groups
         self._step_seconds = reading.seconds
         # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
         told = [one for one in sampled if one.tokens]
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         if told:
-            self._draft_rows.learn(groups, step.drafted_rows, len(step.groups) * sum(each) / len(each),
-                                   reading.seconds)
+            self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):

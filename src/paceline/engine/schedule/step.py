@@ -19,7 +19,7 @@ class Repeat(NamedTuple):
 
     times: int
     drafted_rows: int = 0
-    """That a device may use for drafts, of all groups together."""
+    """Of the step, those of drafts that a device finds included; 0: it finds none, there is one row per group."""
     lookahead: int = 0
     """Tokens that may be drafted for one group at a time."""
 
@@ -111,7 +111,7 @@ class Step:
     host has seen: every group is a single token (known or pending), with positions reserved up to its end. It yields a
     token each time, and those of accepted drafts, until it comes to that end or ends its sequence."""
     drafted_rows: int = 0
-    """Of a repeated step: for drafts, of all groups together."""
+    """Of a repeated step with drafts: its rows, theirs included. 0: there are none."""
 
     @property
     def repeated(self) -> bool:

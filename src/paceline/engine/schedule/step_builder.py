@@ -136,15 +136,18 @@ class StepBuilder:
             most = 1 + repeat.lookahead if seq.lookup else 1
             drifts = most > 1 or seq.in_flight_drafts > 0
             wanted = min(times * most, seq.limit - 1 - start)
-            rows = self._reserve(seq, start, wanted) if wanted > 0 else 0
-            if rows < wanted:  # the blocks are few: nobody waits for who has used them up
-                times = min(times, rows)
-            if rows or wanted <= 0:  # all that it may still write is reserved
-                token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
-                end = start + rows if wanted > 0 else seq.limit - 1
-                groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch, (), end, drifts))
-                seq.in_flight += 1
-                seq.in_flight_drafts += drifts
+            end = seq.limit - 1
+            if wanted > 0:  # else all that it may still write is reserved
+                rows = self._reserve(seq, start, wanted)
+                if not rows:
+                    continue
+                if rows < wanted:  # the blocks are few: nobody waits for who has used them up
+                    times = min(times, rows)
+                end = start + rows
+            token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
+            groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch, (), end, drifts))
+            seq.in_flight += 1
+            seq.in_flight_drafts += drifts
         for group in groups:
             seq = group.seq
             if group.drifts:

@@ -14,7 +14,7 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
-from paceline.engine.execute.graphs.draft_rows import choices, room_for
+from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
@@ -82,15 +82,15 @@ class DecodeGraphs:
         self._captured: dict[tuple[DecodeShape, Controls], DecodeGraph] = {}
         self._graphs = graphs
 
-    def ready(self, running: Seq[Sequence], drafted_rows: int = 0) -> None:
-        """Capture what the running sequences need, if it is not there yet. `drafted_rows`: for drafts of all of them
-        together."""
-        self._for(self.shape(len(running), drafted_rows), self._seats.seat_all(running))
+    def ready(self, running: Seq[Sequence], rows: int = 0) -> None:
+        """Capture what the running sequences need, if it is not there yet. `rows`: of the step, where there are to be
+        drafts (draft_rows.choices)."""
+        self._for(self.shape(len(running), rows), self._seats.seat_all(running))
 
-    def shape(self, groups: int, drafted_rows: int) -> DecodeShape:
-        """The least one that has the room."""
-        groups = min(next(bucket for bucket in BUCKETS if bucket >= groups), self.most_rows)
-        return DecodeShape(groups, room_for(groups, drafted_rows) if drafted_rows else groups)
+    def shape(self, groups: int, rows: int = 0) -> DecodeShape:
+        """The least one that has room for so many groups; with `rows` in all where there are to be drafts."""
+        fitting = min(next(bucket for bucket in (GROUPS if rows else BUCKETS) if bucket >= groups), self.most_rows)
+        return DecodeShape(fitting, max(rows, fitting))
 
     @torch.inference_mode()
     def launch(self, step: Step, depths: Seq[int] = ()) -> RepeatedInFlight:
@@ -124,10 +124,12 @@ class DecodeGraphs:
     def captures(self) -> list[Callable[[], object]]:
         """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
         others find its memory."""
-        shapes = [self.shape(min(groups, self.most_rows), drafted) for groups in reversed(BUCKETS)
-                  if groups <= power(self.most_rows) for drafted in (*choices(groups)[::-1], 0)]
+        plain = [self.shape(min(groups, self.most_rows)) for groups in BUCKETS if groups <= power(self.most_rows)]
+        drafted = [self.shape(min(groups, self.most_rows), rows) for groups in GROUPS if groups <= power(self.most_rows)
+                   for rows in choices(groups)]
         return [partial(self._for, shape, Controls(truncation=truncation))
-                for shape in dict.fromkeys(shapes) for truncation in (False, True)]
+                for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
+                for truncation in (False, True)]
 
     def _for(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
         found = self._captured.get((shape, controls))

@@ -6,10 +6,10 @@ from __future__ import annotations
 from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
 from paceline.speculation.drafters.ngram import confidence
 
-ROWS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Of a step with drafts."""
-FACTORS = (2, 4, 8)
-"""Rows per sequence that are tried."""
+GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Sequences of a step with drafts. Far apart, so that few are captured: its rows are what takes time, and padding has
+none."""
+MOST_ROWS = 512
 LEAST_CHANCE = 0.12
 """A token that is less likely to be accepted is not drafted."""
 WEIGHT = 0.25
@@ -19,15 +19,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 256
 """Steps between two tries of a choice that is not the best."""
 
 
-def room_for(groups: int, drafted: int) -> int:
-    """Rows of the step that has room for so many drafted ones."""
-    return next((rows for rows in ROWS if rows >= groups + drafted), ROWS[-1])
-
-
 def choices(groups: int) -> list[int]:
-    """The choices for so many sequences: rows for drafts."""
-    return sorted({rows - groups for factor in FACTORS
-                   if groups < (rows := min(room_for(groups, (factor - 1) * groups), groups * (1 + MOST_DRAFTED)))})
+    """Rows of a step of so many sequences (of GROUPS) that are tried: with few of them texts that repeat themselves are
+    worth long drafts, with many every row has its price."""
+    factors = (2, 4, 8) if groups <= 4 else (2, 4)
+    return [factor * groups for factor in factors if factor * groups <= MOST_ROWS]
 
 
 class _Choice:
@@ -37,7 +33,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.tokens = self.seconds = 0.0
-        """Of one time the step ran, in all; 0: not tried."""
+        """Of one time the step ran: tokens for each sequence; 0: not tried."""
         self.pause = self.left = 0
 
     @property
@@ -51,13 +47,16 @@ class _Choice:
 
 
 class DraftRows:
-    """For one engine. Choices are kept by how many sequences there are."""
+    """For one engine. Choices are kept by how many sequences there are, roughly."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, _Choice]] = {}
 
-    def choose(self, groups: int) -> int:
-        """Rows for drafts in the next step of so many sequences (a bucket); 0: none."""
+    def choose(self, running: int) -> int:
+        """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        if not groups or not choices(groups):
+            return 0
         known = self._known.setdefault(groups, {rows: _Choice() for rows in (0, *choices(groups))})
         for rows, one in known.items():
             if not one.seconds:
@@ -75,8 +74,10 @@ class DraftRows:
                 return rows
         return best
 
-    def learn(self, groups: int, rows: int, tokens: float, seconds: float) -> None:
-        """A step of so many sequences, `rows` of it for drafts, yielded this each time it ran."""
+    def learn(self, running: int, rows: int, tokens: float, seconds: float) -> None:
+        """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
+        it ran."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
         choice = self._known.get(groups, {}).get(rows)
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
