@@ -144,7 +144,7 @@ class GraphExecutor:
         wishes = [seq.request.speculation for seq in running if seq.lookup]
         if not wishes or len(running) > GROUPS[-1]:
             return 0
-        fixed = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
+        fixed: list[int] = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
         if not fixed:
             return self._draft_rows.choose(len(running))
         return min(self.graphs.decode.shape(len(running), 1).groups * (1 + max(fixed)), MOST_ROWS)

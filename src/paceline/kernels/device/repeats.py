@@ -81,6 +81,7 @@ class RepeatRows:
 
     @staticmethod
     def of(rows: int, groups: int, device: torch.device) -> RepeatRows:
-        longs = torch.zeros((4, rows), dtype=torch.int64, device=device)
-        ints = torch.full((2, rows), -1, dtype=torch.int32, device=device)
-        return RepeatRows(*longs, *ints, torch.zeros(groups + 1, dtype=torch.int32, device=device))
+        tokens, rope_positions, slots, positions = torch.zeros((4, rows), dtype=torch.int64, device=device)
+        seats, parents = torch.full((2, rows), -1, dtype=torch.int32, device=device)
+        offsets = torch.zeros(groups + 1, dtype=torch.int32, device=device)
+        return RepeatRows(tokens, rope_positions, slots, positions, seats, parents, offsets)
