@@ -89,6 +89,13 @@ class Bookkeeping:
 
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
         tokens, path = decision.tokens, decision.path
+        if decision.rounds:
+            self._metrics.drafted += sum(one.drafted for one in decision.rounds)
+            self._metrics.accepted += sum(one.accepted for one in decision.rounds)
+            if seq.sample == 0:
+                stats.provenance.extend(decision.origins)
+            self._drafting.count_rounds(seq, decision.rounds, len(tokens))
+            return
         if decision.draft is not None:
             self._metrics.drafted += len(decision.draft)
             self._metrics.accepted += len(path)

@@ -146,6 +146,10 @@ class Engine:
                          speculates=speculation is not ... and wish is not None)
             wish = None
         drafter = None if wish is None else speculations.build(wish, self._draft_context)
+        rule = None if wish is None or drafter is None else rule_for(wish.verify, drafter.needs.samples)
+        lookup = 0
+        if wish is not None and drafter is not None and drafter.needs.lookup is not None and self.executor.looks_up:
+            lookup = drafter.needs.lookup.packed(wish.k) if rule is not None and rule.name == "coupled" else 0
         compilation = self.structures.begin(params)
 
         now = self.clock()
@@ -163,7 +167,7 @@ class Engine:
             seq.wait_for_commit = params.searches
             seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(),
                                   self._eos)
-            place(seq, self.executor.make_room, drafted=drafter is not None)
+            place(seq, self.executor.make_room, drafter is not None, lookup)
         record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:
@@ -173,8 +177,7 @@ class Engine:
             self.structures.hold(request_id, compilation)
         self._last_arrival = now
         self.metrics.requests += 1
-        if drafter is not None and wish is not None:
-            rule = rule_for(wish.verify, drafter.needs.samples)
+        if drafter is not None and wish is not None and rule is not None:
             record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
             for seq in sequences:
                 seq.rule = rule.name

@@ -19,6 +19,15 @@ class Provenance(NamedTuple):
         return self.outcome if self.drafter is None else f"{self.outcome} ({self.drafter})"
 
 
+class Round(NamedTuple):
+    """What a device drafted by itself at one time, and what came of it."""
+
+    drafted: int
+    accepted: int
+    matched: int
+    """Tokens before the draft that equalled those at the end of the text; 0: nothing was found."""
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Counts of one request, or the sum of several (add). A cycle is one verification pass with a draft."""

@@ -93,16 +93,16 @@ def outs(llm: LLM, wishes: Sequence[dict[str, Any]], count: int = 9, speculation
 
 
 def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        mine, other = ours.outputs[0], theirs.outputs[0]
+    for one, wanted in zip(found, expected, strict=True):
+        mine, other = one.outputs[0], wanted.outputs[0]
         assert (mine.token_ids, mine.finish_reason) == (other.token_ids, other.finish_reason)
-        assert str(ours.error) == str(theirs.error)
+        assert str(one.error) == str(wanted.error)
         assert (mine.logprobs is None) == (other.logprobs is None)
         for left, right in zip(mine.logprobs or [], other.logprobs or [], strict=True):
             assert (left.token, left.rank, list(left.top)) == (right.token, right.rank, list(right.top))
             # The host's own numbers, which a device hands over as float32.
-            rounded = torch.tensor([right.raw, right.processed, *right.top.values()]).tolist()
-            assert [left.raw, left.processed, *left.top.values()] == rounded
+            ours, theirs = (torch.tensor([one.raw, one.processed, *one.top.values()]) for one in (left, right))
+            assert torch.equal(ours, theirs)
 
 
 def run(llm: LLM) -> None:

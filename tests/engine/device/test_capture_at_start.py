@@ -33,10 +33,11 @@ def test_every_size_is_captured_once_and_reported() -> None:
     captures = Captures(llm)
     heard: list[tuple[str, int, int | None]] = []
     count = llm.engine.capture(lambda *news: heard.append(news))
-    # Decoding 1, 2 and 3 sequences, plain and truncated; prompts of up to 16 and 32 rows; samples, plain and truncated.
-    assert count == len(heard) - 1 and captures.count == 3 * 2 + 2 + 2
+    # Decoding 1, 2 and 3 sequences, plain and truncated, without drafts and with some in three numbers of rows; prompts
+    # of up to 16 and 32 rows; samples, plain and truncated.
+    assert count == len(heard) - 1 and captures.count == 3 * 2 * 4 + 2 + 2
     assert heard[0] == ("capture", 0, count) and heard[-1] == ("capture", count, count)
-    assert llm.engine.capture() == count and captures.count == 3 * 2 + 2 + 2, "nothing is captured twice"
+    assert llm.engine.capture() == count and captures.count == 3 * 2 * 4 + 2 + 2, "nothing is captured twice"
 
 
 def test_where_memory_ends_the_rest_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ def test_drafts_are_verified_and_moved_on_the_device(kind: str, method: str, bra
     tokens = expected[0].outputs[0].token_ids
     wish = {"method": method, "k": 3, "branches": branches, "tokens": tokens}
     llm = stepped()
-    found = outs(llm, WISHES[kind], [wish, None, None])
+    found = outs(llm, WISHES[kind], speculation=[wish, None, None])
     same(found, expected)
     assert found[0].speculation is not None and found[0].speculation.failure is None
     assert bool(llm.engine.report()["accepted"]) == (method == "oracle")
@@ -68,7 +68,7 @@ def test_drafts_are_verified_and_moved_on_the_device(kind: str, method: str, bra
 @pytest.mark.parametrize("wish", [EXIT | {"k": 2}, EXIT | {"branches": [2, 2]},
                                   {"method": "skip", "skip": ["mlp.1"], "k": 3, "adaptive": False}])
 def test_models_that_draft_sample_there_too(wish: dict[str, Any]) -> None:
-    found = outs(stepped(), WISHES["plain"], [wish, wish, wish])
+    found = outs(stepped(), WISHES["plain"], speculation=[wish, wish, wish])
     same(found, outs(on_host(), WISHES["plain"]))
     assert all(out.speculation is not None and out.speculation.failure is None for out in found)
 

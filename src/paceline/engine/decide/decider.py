@@ -21,7 +21,7 @@ from paceline.request import TokenLogprob
 from paceline.sampling.logprobs import prompt_logprobs, token_logprobs, unpacked
 from paceline.sampling.pipeline import Pipeline, Processed, no_token
 from paceline.sampling.trace import Trace, TraceToken
-from paceline.speculation.stats import Provenance
+from paceline.speculation.stats import Provenance, Round
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES, Probs, Verdict, coupled
 
@@ -195,7 +195,29 @@ def _emit_sampled(seq: Sequence, sampled: Sampled) -> Decision:
             emitter.note(unpacked(row, token, top))
     if finish is not None:
         end, error = finish, None
-    return Decision(tokens, range(1, taken), end, error=error, origins=(PLAIN,) * taken)
+    origins: Seq[Provenance] = (PLAIN,) * taken
+    if sampled.rounds and seq.record.speculation is not None:
+        origins = _origins(sampled.rounds, seq.record.speculation.method, taken)
+    return Decision(tokens, range(1, taken), end, error=error, origins=origins, rounds=_cut(sampled.rounds, taken))
+
+
+def _cut(rounds: Seq[Round], taken: int) -> list[Round]:
+    """Those that the first `taken` tokens come from; of the last perhaps a part."""
+    kept: list[Round] = []
+    for one in rounds:
+        if taken <= 0:
+            break
+        kept.append(one._replace(accepted=min(one.accepted, taken)))
+        taken -= one.accepted + 1
+    return kept
+
+
+def _origins(rounds: Seq[Round], method: str, taken: int) -> list[Provenance]:
+    found: list[Provenance] = []
+    for drafted, accepted, _ in rounds:
+        found += [Provenance("accepted", method)] * accepted
+        found.append(PLAIN if not drafted else Provenance("bonus" if accepted == drafted else "corrected"))
+    return found[:taken]
 
 
 def _emit_verified(group: RowGroup, sampled: Sampled, verdict: Verdict) -> Decision:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.schedule.step import GroupResult
 from paceline.errors import PacelineError
-from paceline.speculation.stats import Provenance
+from paceline.speculation.stats import Provenance, Round
 from paceline.speculation.tree import DraftTree
 
 PLAIN = Provenance("plain")
@@ -22,6 +22,8 @@ class Decision(GroupResult):
     draft: DraftTree | None = None
     origins: Seq[Provenance] = (PLAIN,)
     """Where each token came from."""
+    rounds: Seq[Round] = ()
+    """Of a group for which the device drafted by itself, one for each time the step ran."""
     chosen: list[int] = field(default_factory=list)
     """Of a group drafted under the coupled rule: what the target samples after each of its rows. Under the others it
     stays empty: a drafter that knew these tokens could bend the text by what it does or does not propose."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.speculation.stats import Round
 from paceline.speculation.verify import Verdict
 
 
@@ -23,3 +24,5 @@ class Sampled:
     """What a group's draft came to, its accepted path moved into place; `tokens` are the verdict's."""
     chosen: Seq[int] = ()
     """Of a draft: what the target samples after each of its rows."""
+    rounds: Seq[Round] = ()
+    """Where the device drafts by itself: what each time came to. `tokens` are those of all of them."""

@@ -19,7 +19,7 @@ from paceline.speculation.guard import Guard, Proposal, reason
 from paceline.speculation.parts import MadeOfParts
 from paceline.speculation.sequence import DraftedSequence, root_of
 from paceline.speculation.spec import Speculation
-from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.stats import Round, SpeculationStats
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES, check
 
@@ -55,6 +55,9 @@ class Drafting(Guard[Sequence]):
         """What drafting took for each sequence since the last account."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
+        """A sequence starts. One whose drafts a device looks up by itself needs no drafter here."""
+        if seq.lookup:
+            return
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
         self.controller.begin(seq, drafter, wish, len(seq.tokens))
@@ -160,6 +163,20 @@ class Drafting(Guard[Sequence]):
                 one.record(max(draft.depths()), len(observation.accepted), len(draft), emitted)
             elif seq.output_len > emitted:  # the first token comes with the prompt, drafter or not
                 one.plain += emitted
+
+    def count_rounds(self, seq: Sequence, rounds: SequenceOf[Round], tokens: int) -> None:
+        """What a device drafted by itself, and the tokens that came of it."""
+        stats = seq.record.speculation
+        assert stats is not None
+        for one in (stats, self._total(stats)):
+            left = tokens
+            for drafted, accepted, _ in rounds:
+                emitted = min(accepted + 1, left)
+                left -= emitted
+                if drafted:
+                    one.record(drafted, accepted, drafted, emitted)
+                else:
+                    one.plain += emitted
 
     def _total(self, stats: SpeculationStats) -> SpeculationStats:
         total = self.totals.get(stats.method)

@@ -13,7 +13,7 @@ import torch
 from paceline.engine.decide.decision import Decision
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence, Status
-from paceline.engine.schedule.step import Step
+from paceline.engine.schedule.step import Repeat, Step
 
 
 @dataclass(slots=True)
@@ -56,6 +56,9 @@ def dropped_without_memory(step: Step | None) -> Iterator[None]:
 class Executor(Protocol):
     """What one engine's steps run on. Whatever is settled must be committed before the next call."""
 
+    looks_up: bool
+    """Whether drafts that are looked up in a text can be found where the steps run, without the host."""
+
     def make_room(self, seq: Sequence) -> bool:
         """Before a sequence queues: allocate what sampling its tokens takes. False: its tokens are the host's."""
 
@@ -66,8 +69,8 @@ class Executor(Protocol):
     def has_room(self, running: Seq[Sequence]) -> bool:
         """Whether another step, of those who run, may be submitted now."""
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
-        """How often the next step should run by itself; 0: once, as any other. `since_arrival`: seconds since the last
+    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
+        """How the next step should run by itself; None: once, as any other. `since_arrival`: seconds since the last
         request came."""
 
     def submit(self, step: Step) -> None:

@@ -13,6 +13,7 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, DraftRows, worthwhile
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -31,7 +32,8 @@ from paceline.engine.rows.placement import decided_on_device
 from paceline.engine.rows.sample_rows import row_masks
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence
-from paceline.engine.schedule.step import Step
+from paceline.engine.schedule.step import Repeat, Step
+from paceline.kernels.device.lookup import MOST_DRAFTED
 from paceline.sampling.masks import Mask
 
 AHEAD = 2
@@ -88,6 +90,8 @@ class GraphExecutor:
     """Implements Executor. What is captured, repeated or launched kernel by kernel, what waits for the host's masks,
     and what happens without memory, nobody else knows."""
 
+    looks_up = True
+
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
         self.graphs = graphs
@@ -103,6 +107,8 @@ class GraphExecutor:
         self._host_seconds = 0.0
         """What the host needed last between two waits for the device."""
         self._read_at: float | None = None
+        self._draft_rows = DraftRows()
+        self._depths = worthwhile()
 
     def capture(self, most_rows: int, progress: Progress | None = None) -> int:
         """Capture steps of up to `most_rows` rows before the first request; how many there are."""
@@ -121,18 +127,32 @@ class GraphExecutor:
         return (len(self._flight) < AHEAD and newest.ahead and newest.reading is not None
                 and all(seq.placement >= Placement.AHEAD for seq in running))
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
+    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
         running, decode = scheduler.running, self.graphs.decode
         if (not scheduler.can_repeat() or len(running) > decode.most_rows
-                or any(seq.emitter.scored for seq in running)
-                or not self._memory.allows(Use.DECODE, lambda: decode.ready(running))):
+                or any(seq.emitter.scored for seq in running)):
+            return None
+        rows = self._rows(running)
+        if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows)):
+            rows = 0
+        if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
+            return None
+        return Repeat(self.how_often(scheduler, since_arrival), rows, decode.shape(len(running), rows).most)
+
+    def _rows(self, running: Seq[Sequence]) -> int:
+        """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted."""
+        wishes = [seq.request.speculation for seq in running if seq.lookup]
+        if not wishes or len(running) > GROUPS[-1]:
             return 0
-        return self.how_often(scheduler, since_arrival)
+        fixed: list[int] = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
+        if not fixed:
+            return self._draft_rows.choose(len(running))
+        return min(self.graphs.decode.shape(len(running), 1).groups * (1 + max(fixed)), MOST_ROWS)
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
         others in the queue just long enough for the host to keep up: who ends inside keeps them from a seat."""
-        longest = max(seq.limit - seq.computed - 1 for seq in scheduler.running)
+        longest = max(seq.limit - seq.least_computed - 1 for seq in scheduler.running)
         most, patience = MOST_REPEATS, QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
         wanted = patience / AHEAD / self._step_seconds
         if scheduler.queue_length:
@@ -152,7 +172,12 @@ class GraphExecutor:
 
     def _repeat(self, step: Step) -> Flight:
         flight, launch = Flight(step), self.graphs.decode.launch
-        flight.started, flight.reading = True, self._memory.attempt(Use.DECODE, lambda: launch(step))
+        depths: Seq[int] = ()
+        if step.drafted_rows:
+            wishes = [group.seq.request.speculation for group in step.groups]
+            adaptive = all(wish is None or wish.adaptive for wish in wishes)
+            depths = self._depths if adaptive else [MOST_DRAFTED] * len(self._depths)
+        flight.started, flight.reading = True, self._memory.attempt(Use.DECODE, lambda: launch(step, depths))
         if flight.reading is None:  # positions for its repeats are reserved: it can only be planned anew
             raise StepDropped(step, too_large=False)
         return flight
@@ -176,6 +201,8 @@ class GraphExecutor:
         started = self._clock()
         if flight.reading is not None:
             sampled = self._read(flight.reading)
+            if isinstance(flight.reading, RepeatedInFlight):
+                self._learn(step, flight.reading, sampled)
             ran = self._clock()
             decisions = self._decider.decide_sampled(step, sampled)
         else:
@@ -184,6 +211,15 @@ class GraphExecutor:
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
         return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone)
+
+    def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled]) -> None:
+        """What a repeated step took and yielded, each time."""
+        self._step_seconds = reading.seconds
+        # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
+        told = [one for one in sampled if one.tokens]
+        each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
+        if told:
+            self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -268,6 +304,4 @@ class GraphExecutor:
             self._host_seconds = min(asked - self._read_at, ROUND_TRIP)
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
-        if isinstance(reading, RepeatedInFlight):
-            self._step_seconds = reading.seconds
         return sampled

@@ -12,7 +12,7 @@ from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.rows.batch import Batch, BatchBuilder, StepLogits
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import Step
+from paceline.engine.schedule.step import Repeat, Step
 
 
 class HostExecutor:
@@ -36,14 +36,16 @@ class HostExecutor:
         """Of the oldest step, once it has run."""
         self._forward_s = 0.0
 
+    looks_up = False
+
     def make_room(self, seq: Sequence) -> bool:
         return True
 
     def has_room(self, running: Seq[Sequence]) -> bool:
         return len(self._flight) < self._most
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> int:
-        return 0
+    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
+        return None
 
     def start(self) -> None:
         if self._waiting is not None and self._out is None:

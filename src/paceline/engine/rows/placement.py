@@ -10,15 +10,18 @@ from paceline.engine.schedule.sequence import Placement, Sequence
 from paceline.engine.schedule.step import RowGroup
 
 
-def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool) -> None:
+def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool, lookup: int = 0) -> None:
     """Say who samples a new sequence's tokens, and how far a device may run ahead of the host meanwhile. `make_room`:
-    whether the device has room for what that takes."""
+    whether the device has room for what that takes. `drafted`: there is a drafter; `lookup`: whose drafts a device can
+    look up by itself (Sequence.lookup)."""
+    masked, watched = masked_by_host(seq), seq.request.params.interrupt is not None
     if not samples_on_device(seq) or not make_room(seq):
         seq.placement = Placement.HOST
-    elif drafted or seq.request.params.interrupt is not None:
+    elif watched or (drafted and (masked or not lookup)):
         seq.placement = Placement.DEVICE
     else:
-        seq.placement = Placement.AHEAD if masked_by_host(seq) else Placement.FREE
+        seq.placement = Placement.AHEAD if masked else Placement.FREE
+        seq.lookup = lookup if drafted else 0
 
 
 def samples_on_device(seq: Sequence) -> bool:

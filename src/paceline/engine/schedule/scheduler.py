@@ -14,7 +14,7 @@ from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.sequence import UNSEATED, Branch, Sequence, Status
-from paceline.engine.schedule.step import GroupResult, RowGroup, Step
+from paceline.engine.schedule.step import GroupResult, Repeat, RowGroup, Step
 from paceline.engine.schedule.step_builder import StepBuilder
 from paceline.errors import QueueFullError, RequestError
 from paceline.request import Request
@@ -182,18 +182,20 @@ class Scheduler:
         """Whether schedule() may be asked for a step that is repeated."""
         return len(self._flight) < MAX_STEPS_IN_FLIGHT and self._filler.can_repeat()
 
-    def schedule(self, repeat: int = 0) -> Step | None:
+    def schedule(self, repeat: Repeat | None = None) -> Step | None:
         """The next step, or None if nothing can run before a commit (or at all). With `repeat`, which takes
-        can_repeat(), it is one that is repeated up to so many times."""
+        can_repeat(), it is one that is repeated, at most so often."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
-        if repeat:
-            groups, copies, preempted, repeat = self._filler.fill_repeated(repeat)
+        times = drafted_rows = 0
+        if repeat is not None:
+            groups, copies, preempted, times = self._filler.fill_repeated(repeat)
+            drafted_rows = repeat.drafted_rows
         else:
             groups, copies, preempted = self._filler.fill()
         if not groups:
             return None
-        step = Step(self._next_step, groups, copies, self._moves, preempted, repeat)
+        step = Step(self._next_step, groups, copies, self._moves, preempted, times, drafted_rows)
         self._next_step += 1
         self._moves = []
         self._flight.append(step)
@@ -220,16 +222,17 @@ class Scheduler:
         for group, result in zip(step.groups, results):
             seq = group.seq
             seq.in_flight -= 1
-            if group.draft is not None:
-                seq.in_flight_draft = False
+            if group.draft is not None or group.drifts:
+                seq.in_flight_drafts -= 1
             if seq.status is FINISHED:
                 continue
             tokens = seq.tokens
             tokens.extend(result.tokens)
             if seq.epoch == group.epoch:
-                repeats = step.repeat or 1
-                if group.draft is None and len(result.tokens) >= repeats - 1:
-                    length = group.start + len(group.tokens) + repeats - 1
+                if step.repeat:
+                    self._progress(step, group)
+                elif group.draft is None:
+                    length = group.start + len(group.tokens)
                     if length >= seq.allocation.due:
                         cache.commit(seq.allocation, tokens, length)
                 else:
@@ -262,7 +265,7 @@ class Scheduler:
         for sequences in self._requests.values():
             for seq in sequences:
                 seq.in_flight = 0
-                seq.in_flight_draft = False
+                seq.in_flight_drafts = seq.ahead_least = seq.ahead_most = 0
                 self._filler.forget_swapped(seq)
         self._moves = []
         while self._running:
@@ -276,6 +279,20 @@ class Scheduler:
             return False
         self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
         return True
+
+    def _progress(self, step: Step, group: RowGroup) -> None:
+        """A repeated step of a sequence that still holds its blocks is over: all its tokens but the newest are in the
+        cache. What was reserved beyond is given back, unless another step may be writing there."""
+        seq = group.seq
+        length = len(seq.tokens) - 1
+        if length >= seq.allocation.due:
+            self.cache.commit(seq.allocation, seq.tokens, length)
+        if group.drifts:
+            seq.ahead_least -= step.repeat
+            seq.ahead_most -= max(0, group.end - group.start)
+            seq.computed = length + seq.ahead_most
+            if not seq.in_flight:
+                self.cache.rollback(seq.allocation, length)
 
     def _accept(self, group: RowGroup, result: GroupResult) -> None:
         """Keep the accepted rows of a draft (its sequence still holds its blocks) and roll the rest back."""

@@ -75,10 +75,11 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "emitter",
-                 "epoch", "finish_reason", "in_flight", "in_flight_draft", "limit", "order", "parked", "placement",
-                 "preemptions", "prompt_len", "rank", "record", "request", "rule", "sample", "search", "seed",
-                 "siblings", "state", "status", "swapped", "tokens", "wait_for_commit")
+    __slots__ = ("adapter", "admitted", "ahead_least", "ahead_most", "allocation", "cache_miss", "cached_tokens",
+                 "computed", "draft", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
+                 "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
+                 "rule", "sample", "search", "seed", "siblings", "state", "status", "swapped", "tokens",
+                 "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
     state: SampleState
@@ -96,8 +97,10 @@ class Sequence:
         self.computed = 0
         self.in_flight = 0
         """Steps scheduled and not yet committed that hold rows of this sequence (0 or 1, 2 when ahead)."""
-        self.in_flight_draft = False
-        """Whether one of those carries a draft: how far it got is unknown until commit."""
+        self.in_flight_drafts = 0
+        """How many of those carry a draft, or drift: how far they got is unknown until commit."""
+        self.ahead_least = self.ahead_most = 0
+        """Positions that the drifting ones will have computed when they are committed."""
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.draft: DraftTree | None = None
@@ -125,6 +128,9 @@ class Sequence:
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
+        self.lookup = 0
+        """How a device looks its drafts up in its text by itself (kernels.device.columns.LOOKUP); 0: it does not. Set
+        by the engine with the placement."""
         self.placement = Placement.HOST
         """Set by the engine (rows/placement.py)."""
         self.parked = False
@@ -139,6 +145,11 @@ class Sequence:
     def seated(self) -> bool:
         """Whether it holds something of the cache."""
         return self.allocation is not UNSEATED
+
+    @property
+    def least_computed(self) -> int:
+        """Where `computed` may be further than the steps in flight will get: how far they will at least."""
+        return len(self.tokens) - 1 + self.ahead_least if self.ahead_most else self.computed
 
     @property
     def output_len(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.sequence import Branch, Sequence
@@ -12,6 +12,16 @@ from paceline.engine.schedule.sequence import Branch, Sequence
 if TYPE_CHECKING:
     from paceline.cache.allocation import Allocation
     from paceline.speculation.tree import DraftTree
+
+
+class Repeat(NamedTuple):
+    """How a step is to run by itself."""
+
+    times: int
+    drafted_rows: int = 0
+    """Of the step, those of drafts that a device finds included; 0: it finds none, there is one row per group."""
+    lookahead: int = 0
+    """Tokens that may be drafted for one group at a time."""
 
 
 class RowOwner(Protocol):
@@ -55,6 +65,11 @@ class RowGroup:
     epoch: int = 0
     siblings: Seq[Sequence] = ()
     """Further samples whose first token is sampled from this group's last row."""
+    end: int = 0
+    """In a repeated step: the first position that it must not write. There it rests while others go on."""
+    drifts: bool = False
+    """In a repeated step: how far it gets, or where it starts, is known when it is committed, because the device drafts
+    for it. Until then `start` is the furthest that can be."""
 
     @property
     def sampled_rows(self) -> int:
@@ -93,8 +108,10 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     repeat: int = 0
     """0: the rows run once. Else they run so often, each time on the tokens that the time before sampled and that no
-    host has seen: every group is a single token (known or pending) with so many positions reserved. It
-    yields as many tokens, or ends its sequence."""
+    host has seen: every group is a single token (known or pending), with positions reserved up to its end. It yields a
+    token each time, and those of accepted drafts, until it comes to that end or ends its sequence."""
+    drafted_rows: int = 0
+    """Of a repeated step with drafts: its rows, theirs included. 0: there are none."""
 
     @property
     def repeated(self) -> bool:

@@ -13,7 +13,7 @@ from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
 from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Sequence, Status
-from paceline.engine.schedule.step import RowGroup
+from paceline.engine.schedule.step import Repeat, RowGroup
 
 if TYPE_CHECKING:
     from paceline.speculation.tree import DraftTree
@@ -55,6 +55,8 @@ class StepBuilder:
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
+            if seq.in_flight_drafts:
+                continue
             start = seq.computed
             tokens = seq.tokens
             missing = len(tokens) - start
@@ -66,7 +68,7 @@ class StepBuilder:
             elif missing > 0:
                 prompts.append(seq)
                 continue
-            elif seq.in_flight_draft or seq.wait_for_commit or start + 1 >= seq.limit:
+            elif seq.wait_for_commit or start + 1 >= seq.limit:
                 continue
             else:
                 token = PENDING
@@ -116,30 +118,45 @@ class StepBuilder:
     def can_repeat(self) -> bool:
         """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
         and is sampled freely, and nobody who waits could be let in."""
-        if any(seq.placement is not Placement.FREE or seq.in_flight_draft or seq.draft is not None
+        if any(seq.placement is not Placement.FREE or (seq.in_flight_drafts and not seq.lookup)
+               or seq.draft is not None
                or seq.computed < len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
             return False
         first = self.waiting.peek()
         return bool(self.running) and (first is None or self._shut_out(first))
 
-    def fill_repeated(self, repeat: int) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
-        """Like fill() for a step that is repeated, up to `repeat` times; the last of the results says how often. Only
-        when can_repeat()."""
+    def fill_repeated(self, repeat: Repeat) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
+        """Like fill() for a step that is repeated; the last of the results says how often. Only when can_repeat()."""
         groups = self._groups = []
+        times = repeat.times
         for seq in self.running[:self.config.max_batch_tokens]:
             start = seq.computed
-            if start + 1 >= seq.limit:  # what is in flight ends it
+            if seq.least_computed >= seq.limit - 1 or seq.status is not RUNNING:  # what is in flight ends it
                 continue
-            repeat = min(repeat, self.config.max_model_len - start)
-            rows = self._reserve(seq, start, repeat) if seq.status is RUNNING else 0
-            if rows:
-                repeat = rows
-                token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
-                groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
-                seq.in_flight += 1
+            most = 1 + repeat.lookahead if seq.lookup else 1
+            drifts = most > 1 or seq.in_flight_drafts > 0
+            wanted = min(times * most, seq.limit - 1 - start)
+            end = seq.limit - 1
+            if wanted > 0:  # else all that it may still write is reserved
+                rows = self._reserve(seq, start, wanted)
+                if not rows:
+                    continue
+                if rows < wanted:  # the blocks are few: nobody waits for who has used them up
+                    times = min(times, rows)
+                end = start + rows
+            token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
+            groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch, (), end, drifts))
+            seq.in_flight += 1
+            seq.in_flight_drafts += drifts
         for group in groups:
-            group.seq.computed = group.start + repeat
-        return groups, *self._filled(), repeat
+            seq = group.seq
+            if group.drifts:
+                seq.ahead_least += times
+                seq.ahead_most += max(0, group.end - group.start)
+            else:
+                group.end = min(group.end, group.start + times)
+            seq.computed = max(group.start, group.end)
+        return groups, *self._filled(), times
 
     def abandon(self) -> None:
         """Forget the step being built, if fill() was broken off, and the copies for it."""
@@ -171,7 +188,7 @@ class StepBuilder:
             group.tokens += draft.tokens
             if not draft.is_chain:
                 group.parents = [-1, *(parent + 1 for parent in draft.parents)]
-            seq.in_flight_draft = True
+            seq.in_flight_drafts += 1
         self._groups.append(group)
         seq.computed = start + 1
         seq.in_flight += 1
@@ -230,7 +247,7 @@ class StepBuilder:
                 self._spare += len(group.tokens) - 1
                 del group.tokens[1:]
                 group.parents = group.draft = None
-                seq.in_flight_draft = False
+                seq.in_flight_drafts -= 1
                 self.cache.rollback(seq.allocation, kept)
                 self._drop_copies()
                 return True
@@ -245,7 +262,7 @@ class StepBuilder:
                 self._spare += len(group.tokens) - 1
                 victim.computed = group.start
                 victim.in_flight -= 1
-                victim.in_flight_draft = False
+                victim.in_flight_drafts -= group.draft is not None or group.drifts
                 break
         if swap:
             self._swap_out(victim)
@@ -253,7 +270,7 @@ class StepBuilder:
         self.cache.close(victim.allocation)
         self._drop_copies()
         victim.allocation = UNSEATED
-        victim.computed = 0
+        victim.computed = victim.ahead_least = victim.ahead_most = 0
         victim.draft = None
         victim.epoch += 1
         victim.preemptions += 1
@@ -280,6 +297,8 @@ class StepBuilder:
         """Send the KV of a sequence to the host if that pays. Steps in flight write theirs before it is copied; of a
         draft in flight only the token it starts from counts, its moves are never made."""
         length, preemption = victim.computed, self.preemption
+        if victim.in_flight_drafts:
+            length = min(length, len(victim.tokens))
         if not length or not preemption.may_swap or not self.cache.swap.ready:
             return
         allocation: Allocation = victim.allocation

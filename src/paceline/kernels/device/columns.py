@@ -11,6 +11,9 @@ LISTED = 9
 LISTED_EARLY = 10
 """How many count while the position is below EARLY_UNTIL: those and the stop tokens that min_tokens keeps out."""
 EARLY_UNTIL = 11
+LOOKUP = 12
+"""How the seat's text is searched for a draft: the shortest n-gram, 256 times the longest, 65536 times the tokens that
+may be drafted. 0: it is not."""
 COLUMNS = 16
 
 GREEDY, RANKED, NUCLEUS, FLOORED = 1, 2, 4, 8

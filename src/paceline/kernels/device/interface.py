@@ -6,7 +6,7 @@ beyond a step's own are padding. Nothing here waits for the device or reads from
 stream at a time.
 
 A token that the host does not know yet is pending: it is negative, and stands for the newest one of its seat, which the
-step that samples it leaves in SeatTables.last_tokens.
+step that samples it leaves at the end of SeatTables.texts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows, Verdicts
+from paceline.kernels.device.repeats import Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.operands import Heads
@@ -53,8 +54,9 @@ class Verifier(Protocol):
     """The coupled rule for all groups of a step: a draft stands while the target's own token is among the children."""
 
     def verify(self, drafts: PackedDrafts, sampled: Tensor, tables: SeatTables, *, count: bool = False) -> Verdicts:
-        """`sampled` [R]: the target's token after each row (negative: none). `count`: what is emitted counts in what
-        penalised seats sample from now on. The next call overwrites the verdicts."""
+        """`sampled` [R]: the target's token after each row (negative: none). What is emitted goes to the end of the
+        seats' texts. `count`: it counts in what penalised seats sample from now on. The next call overwrites the
+        verdicts."""
         ...
 
 
@@ -91,33 +93,48 @@ class DeviceKernels(Protocol):
         """Bytes that attention takes beside its operands in such a step, texts of up to `longest` tokens."""
         ...
 
-    def begin(self, inputs: Tensor, table: Tensor, last_tokens: Tensor, rows: DeviceRows, slots: Tensor,
-              rope_positions: Tensor, positions: Tensor, seats: Tensor, block_size: int) -> None:
-        """The beginning of a repeated decode step, one row per group, for one cache group.
-
-        inputs [3 R + 1] int64: token, position (-1: padding) and seat of each of the R rows, then the number of the
-        step; pending tokens are filled in. table [R or more, B] int32: the rows' blocks. Written: `rows`, the slots [R]
-        int64 (-1: padding), rope_positions [R] int64 for the rotary tables, and positions [R] int64 and seats [R] int32
-        for the sampler.
-        """
+    def repeat_shape(self, rows: int, groups: int, widest: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        """Room for repeated steps with drafts, of up to `rows` rows in up to `groups` chains of up to `widest`."""
         ...
 
-    def end(self, inputs: Tensor, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
-        """Its end: the tokens sampled [R] int32 go to out[step] [most repeats, R or more] and become the next step's
-        inputs and their seats' newest. `count`: those of penalised seats are counted."""
+    def begin(self, inputs: RepeatInputs, tables: SeatTables, blocks: Tensor, rows: DeviceRows, out: RepeatRows,
+              block_size: int) -> None:
+        """The beginning of a time of a repeated step without drafts, one row per group, for one cache group. blocks
+        [G or more, B] int32: the groups' blocks. Written: `rows` and `out`."""
         ...
 
-    def fill(self, tokens: Tensor, seats: Tensor, last_tokens: Tensor) -> None:
+    def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
+        """Look up a draft for every group in its seat's text, as its columns.LOOKUP says; no longer than
+        inputs.depths allows, nor beyond the group's end. Written: all of `drafts` but what is taken."""
+        ...
+
+    def spread(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, blocks: Tensor, rows: DeviceRows,
+               out: RepeatRows, block_size: int) -> None:
+        """As `begin` for a step with drafts, shaped by repeat_shape: each group's rows lie one after the other. Where
+        they do not suffice for all drafts the longest are cut. Written too: drafts.taken."""
+        ...
+
+    def end(self, inputs: RepeatInputs, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
+        """The end of a time without drafts: the tokens sampled [R] int32 go to out[time] [most repeats, R or more], or
+        IDLE, and to the end of their seats' texts. `count`: those of penalised seats are counted."""
+        ...
+
+    def record(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, verdicts: Verdicts, out: Tensor) -> None:
+        """The end of a time with drafts, which the verifier has noted: a round per group goes to out[time] [most
+        repeats, G or more, ROUND + 1 + most drafts or more] (repeats.ROUND)."""
+        ...
+
+    def fill(self, tokens: Tensor, seats: Tensor, tables: SeatTables) -> None:
         """tokens and seats [N] int64: a pending token becomes its seat's newest."""
         ...
 
     def note(self, sampled: Tensor, seats: Tensor, tables: SeatTables, *, count: bool) -> None:
-        """The tokens sampled [R] int32 become the newest of their seats [R] int32 (-1: padding); `count`: those of
-        penalised seats are counted."""
+        """The tokens sampled [R] int32 go to the end of the texts of their seats [R] int32 (-1: padding); `count`:
+        those of penalised seats are counted."""
         ...
 
     def seat(self, packed: Tensor, tables: SeatTables) -> None:
-        """packed [n, 2 + COLUMNS] int64: seat, newest token, the seat's row of the table."""
+        """packed [n, 2 + COLUMNS] int64: seat, length of its text, the seat's row of the table."""
         ...
 
     def sampler(self, tables: SeatTables, rows: int) -> Sampler | None:

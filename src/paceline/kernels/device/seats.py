@@ -9,17 +9,21 @@ from paceline.kernels.device import columns
 
 
 class SeatTables:
-    """The host writes a seat when a request takes it; the device itself moves `last_tokens` and `counts` on as tokens
-    are sampled. All tensors stay where they are, so captured steps may read them."""
+    """The host writes a seat when a request takes it; the device itself moves `texts` and `counts` on as tokens are
+    sampled. All tensors stay where they are, so captured steps may read them."""
 
-    def __init__(self, seats: int, vocab_size: int, device: torch.device, *, list_room: int = 512) -> None:
-        """`list_room`: tokens a request may bias, stop tokens under min_tokens included."""
+    def __init__(self, seats: int, vocab_size: int, device: torch.device, *, longest: int = 1,
+                 list_room: int = 512) -> None:
+        """`longest`: tokens of a text. `list_room`: tokens a request may bias, stop tokens under min_tokens
+        included."""
         self.seats, self.vocab_size, self.device = seats, vocab_size, device
         self.list_room = list_room
         self.table = torch.zeros(seats, columns.COLUMNS, dtype=torch.int64, device=device)
         """Parameters, as `columns` says."""
-        self.last_tokens = torch.zeros(seats, dtype=torch.int32, device=device)
-        """The newest token of each seat: what a pending one stands for."""
+        self.texts = torch.zeros(seats, longest, dtype=torch.int32, device=device)
+        """The tokens of each seat from its prompt on, `lengths` of them. The newest is what a pending one stands
+        for."""
+        self.lengths = torch.zeros(seats, dtype=torch.int32, device=device)
         self.ids = torch.full((seats, list_room), -1, dtype=torch.int32, device=device)
         self.values = torch.zeros(seats, list_room, dtype=torch.float32, device=device)
         """Biased tokens and what is added to their logits; -inf takes a token out."""

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.device import columns
+from paceline.kernels.device.operands import Verdicts
+from paceline.kernels.device.repeats import Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.operands import Heads
 from paceline.kernels.triton.attention import Tuning, tile_rows, tuning
+from paceline.kernels.triton.drafts_device import propose_kernel, record_kernel, spread_kernel
 from paceline.kernels.triton.plan import room_for
 from paceline.kernels.triton.sampling.compaction import TritonCompaction
 from paceline.kernels.triton.sampling.sampler import TritonSampler
@@ -20,6 +23,8 @@ from paceline.kernels.triton.sampling.verify import TritonVerifier
 from paceline.kernels.triton.stepping_device import begin_kernel, end_kernel, fill_kernel, note_kernel
 
 _BLOCK = 256
+_SEARCHED = 1024
+"""Tokens of a text that are compared at once."""
 
 
 class TritonDevice:
@@ -58,28 +63,59 @@ class TritonDevice:
     def _tuning(self, dtype: torch.dtype, heads: Heads) -> Tuning:
         return tuning(dtype, heads.dim, self._deterministic, self._processors)
 
-    def begin(self, inputs: Tensor, table: Tensor, last_tokens: Tensor, rows: DeviceRows, slots: Tensor,
-              rope_positions: Tensor, positions: Tensor, seats: Tensor, block_size: int) -> None:
-        count = slots.shape[0]
-        begin_kernel[(1,)](inputs, last_tokens, table, table.stride(0), rows.group, rows.positions, rows.prefix,
-                           rows.tiles, slots, rope_positions, positions, seats, count, BLOCK_SIZE=block_size,
+    def repeat_shape(self, rows: int, groups: int, widest: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
+        tile, _ = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        tile = min(tile, widest)
+        return RowsShape(rows, groups * -(-widest // tile), tile)
+
+    def begin(self, inputs: RepeatInputs, tables: SeatTables, blocks: Tensor, rows: DeviceRows, out: RepeatRows,
+              block_size: int) -> None:
+        count = len(inputs.seats)
+        begin_kernel[(1,)](inputs.seats, inputs.ends, tables.texts, tables.texts.stride(0), tables.lengths, blocks,
+                           blocks.stride(0), rows.group, rows.positions, rows.prefix, rows.tiles, out.tokens,
+                           out.rope_positions, out.slots, out.positions, out.seats, count, BLOCK_SIZE=block_size,
                            BLOCK=_power(count))
 
-    def end(self, inputs: Tensor, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
-        rows = sampled.shape[0]
-        end_kernel[(1,)](inputs, tables.last_tokens, sampled, out, out.stride(0), rows, tables.table, tables.counts,
-                         tables.vocab_size, COUNT=count, BLOCK=_power(rows))
+    def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
+        groups, most = drafts.tokens.shape
+        propose_kernel[(groups,)](inputs.seats, inputs.ends, inputs.depths, tables.table, tables.texts,
+                                  tables.texts.stride(0), tables.lengths, drafts.tokens, drafts.found, drafts.matched,
+                                  groups, MOST=most, WIDTH=_power(most), BLOCK=_SEARCHED)
 
-    def fill(self, tokens: Tensor, seats: Tensor, last_tokens: Tensor) -> None:
-        fill_kernel[(-(-len(tokens) // _BLOCK),)](tokens, seats, last_tokens, len(tokens), BLOCK=_BLOCK)
+    def spread(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, blocks: Tensor, rows: DeviceRows,
+               out: RepeatRows, block_size: int) -> None:
+        groups, most = drafts.tokens.shape
+        count, shape = len(out.tokens), rows.shape
+        spread_kernel[(1,)](inputs.seats, inputs.ends, tables.texts, tables.texts.stride(0), tables.lengths,
+                            drafts.tokens, drafts.found, drafts.taken, blocks, blocks.stride(0), rows.group,
+                            rows.positions, rows.prefix, rows.tiles, shape.tiles, out.tokens, out.rope_positions,
+                            out.slots, out.positions, out.seats, out.parents, out.offsets, groups, count, MOST=most,
+                            TILE=shape.tile_rows, PER_GROUP=shape.tiles // groups, BLOCK_SIZE=block_size,
+                            GROUPS=_power(groups), ROWS=_power(count))
+
+    def end(self, inputs: RepeatInputs, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
+        rows = sampled.shape[0]
+        end_kernel[(1,)](inputs.seats, inputs.ends, inputs.time, tables.texts, tables.texts.stride(0), tables.lengths,
+                         sampled, out, out.stride(0), rows, tables.table, tables.counts, tables.vocab_size,
+                         COUNT=count, BLOCK=_power(rows))
+
+    def record(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, verdicts: Verdicts, out: Tensor) -> None:
+        groups, most = drafts.tokens.shape
+        record_kernel[(1,)](inputs.time, verdicts.accepted, verdicts.tokens, verdicts.tokens.stride(0), drafts.taken,
+                            drafts.matched, out, out.stride(0), out.stride(1), groups, MOST=most,
+                            GROUPS=_power(groups))
+
+    def fill(self, tokens: Tensor, seats: Tensor, tables: SeatTables) -> None:
+        fill_kernel[(-(-len(tokens) // _BLOCK),)](tokens, seats, tables.texts, tables.texts.stride(0), tables.lengths,
+                                                  len(tokens), BLOCK=_BLOCK)
 
     def note(self, sampled: Tensor, seats: Tensor, tables: SeatTables, *, count: bool) -> None:
         rows = sampled.shape[0]
-        note_kernel[(1,)](sampled, seats, tables.last_tokens, rows, tables.table, tables.counts, tables.vocab_size,
-                          COUNT=count, BLOCK=_power(rows))
+        note_kernel[(1,)](sampled, seats, tables.texts, tables.texts.stride(0), tables.lengths, rows, tables.table,
+                          tables.counts, tables.vocab_size, COUNT=count, BLOCK=_power(rows))
 
     def seat(self, packed: Tensor, tables: SeatTables) -> None:
-        seat_kernel[(packed.shape[0],)](packed, tables.table, tables.last_tokens, COLUMNS=columns.COLUMNS)
+        seat_kernel[(packed.shape[0],)](packed, tables.table, tables.lengths, COLUMNS=columns.COLUMNS)
 
     def sampler(self, tables: SeatTables, rows: int) -> TritonSampler:
         return TritonSampler(tables, rows)

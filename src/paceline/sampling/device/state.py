@@ -24,12 +24,15 @@ _TRUNCATED = columns.RANKED | columns.NUCLEUS | columns.FLOORED
 
 @dataclass(frozen=True, slots=True)
 class Seated:
-    """A request to seat: its state as it is now, the absolute position of the token it samples next, its last token."""
+    """A request to seat: its state as it is now, and the absolute position of the token it samples next."""
 
     seat: int
     state: SampleState
     position: int
-    last_token: int = 0
+    text: Sequence[int] = ()
+    """Its newest tokens: the device knows those before them already. None: it looks at no text."""
+    lookup: int = 0
+    """How drafts are looked up in it (columns.LOOKUP)."""
 
 
 class DeviceState:
@@ -57,11 +60,12 @@ class DeviceState:
             if (reason := self.why_not(one.state)) is not None:
                 raise ValueError(f"the request of seat {one.seat} must be sampled on the host: {reason}")
         packed = np.empty((len(seated), 2 + columns.COLUMNS), dtype=np.int64)
-        packed[:, :2] = [(one.seat, one.last_token) for one in seated]
+        packed[:, :2] = [(one.seat, one.position) for one in seated]
         table = packed[:, 2:]
         table[:] = [_words(one) for one in seated]
         self._flags[packed[:, 0]] = table[:, columns.FLAGS]
         self._kernels.seat(self._on(packed), self.tables)
+        self._send_texts([one for one in seated if one.text])
         for one, words in zip(seated, table):
             if words[columns.FLAGS] & _EDITED:
                 self._assign_edits(one.seat, one.state, int(words[columns.LISTED_EARLY]))
@@ -70,6 +74,15 @@ class DeviceState:
         """What rows of these seats (all that are taken, by default) need. Masks of rows are the caller's."""
         flags = int(np.bitwise_or.reduce(self._flags if seats is None else self._flags[list(seats)], initial=0))
         return Controls(bool(flags & _EDITED), bool(flags & _TRUNCATED), logprobs)
+
+    def _send_texts(self, seated: Sequence[Seated]) -> None:
+        if not seated:
+            return
+        room = self.tables.texts.shape[1]
+        places = np.concatenate([np.arange(one.position - len(one.text), one.position) + one.seat * room
+                                 for one in seated])
+        tokens = np.concatenate([np.array(one.text, dtype=np.int32) for one in seated])
+        self.tables.texts.view(-1).index_copy_(0, self._on(places), self._on(tokens))
 
     def _assign_edits(self, seat: int, state: SampleState, listed: int) -> None:
         tables = self.tables
@@ -121,6 +134,7 @@ def _words(seated: Seated) -> NDArray[np.int64]:
     words[columns.SEED] = np.uint64(state.seed).astype(np.int64)
     words[columns.FLAGS] = flags
     words[columns.TOP_K] = state.top_k
+    words[columns.LOOKUP] = seated.lookup
     words[columns.LISTED] = len(state.bias_ids)
     words[columns.LISTED_EARLY] = len(ids)
     words[columns.EARLY_UNTIL] = seated.position - state.output_len + state.min_tokens

@@ -63,7 +63,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         super().__init__()
         self.name = name
         needs = [part.drafter.needs for part, _ in parts]
-        self.needs = Needs(samples=any(one.samples for one in needs), probes=any(one.probes for one in needs))
+        self.needs = Needs(samples=any(one.samples for one in needs), probes=any(one.probes for one in needs),
+                           lookup=next((one.lookup for one in needs if one.lookup is not None), None))
         self._candidates = [_Candidate(part, known) for part, known in parts]
         self._records: dict[DraftedSequence, list[_Record]] = {}
         self._clock = clock

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import RequestError
+from paceline.kernels.device.lookup import LONGEST_N, LOOK_BACK, Lookup
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import Options
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
-
-LONGEST_N = 16
-_LOOK_BACK = 32
-"""How far a match is followed backwards, beyond its n-gram, to judge how much it is worth."""
 
 
 class NgramIndex:
@@ -55,10 +52,9 @@ class NgramDrafter:
     repeating itself, and the copy goes on from its own beginning; a shorter match gives a shorter draft.
     """
 
-    needs = Needs()
-
     def __init__(self, name: str = "ngram", *, min_n: int = 1, max_n: int = 3) -> None:
         self.name = name
+        self.needs = Needs(lookup=Lookup(min_n, max_n))
         self._min_n = min_n
         self._max_n = max_n
         self._index: dict[DraftedSequence, NgramIndex] = {}
@@ -101,7 +97,7 @@ def confidence(matched: int) -> float:
 def _match_length(tokens: Sequence[int], at: int, n: int) -> int:
     """How many tokens before `at` equal those at the end; n of them are known to."""
     last = len(tokens)
-    most = min(at, _LOOK_BACK)
+    most = min(at, LOOK_BACK)
     while n < most and tokens[at - n - 1] == tokens[last - n - 1]:
         n += 1
     return n

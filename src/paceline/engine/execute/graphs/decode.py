@@ -1,29 +1,57 @@
-"""Decoding on the device by itself: a step of one row per sequence, captured once for each number of rows, is replayed
-several times before the host looks at the tokens."""
+"""Decoding on the device by itself: a step of one row per sequence, or of some more with drafts that the device looks
+up, captured once for each number of rows, is replayed several times before the host looks at the tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
+from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
-from paceline.kernels.device.operands import Controls, SampledRows
+from paceline.kernels.device.lookup import MOST_DRAFTED
+from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
+from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.operands import Heads
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM
+from paceline.models.interface import CausalLM, activations
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
+class DecodeShape(NamedTuple):
+    """What a captured step has room for."""
+
+    groups: int
+    rows: int
+    """As many as groups: nothing is drafted."""
+
+    @property
+    def most(self) -> int:
+        """Tokens that can be drafted for one group."""
+        return min(self.rows - self.groups, MOST_DRAFTED)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """A step, ready to be replayed on what its inputs hold."""
+
+    shape: DecodeShape
+    inputs: RepeatInputs
+    replay: Callable[[], None]
 
 
 class DecodeGraphs:
@@ -33,101 +61,129 @@ class DecodeGraphs:
                  graphs: GraphCapture, seats: DeviceSeats) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         assert kernels.device is not None
+        config = model.config
         self._model = model
         self._kernels = kernels
         self._on_device = kernels.device
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._dtype = activations(model, graphs.device)
         self._storage = storage
         self._host_tables = tables
         self._device = device = graphs.device
         self._seats = seats
         self.most_rows = seats.most_rows
+        """Sequences of a step."""
         width = tables[0].shape[1]
         self._tables = [torch.zeros((self.most_rows, width), dtype=torch.int32, device=device) for _ in tables]
         self._out = torch.zeros((MOST_REPEATS, self.most_rows), dtype=torch.int32, device=device)
-        self._captured: dict[tuple[int, Controls], DecodeGraph] = {}
+        self._rounds = torch.zeros((MOST_REPEATS, self.most_rows, ROUND + 1 + MOST_DRAFTED), dtype=torch.int32,
+                                   device=device)
+        self._verifier = self._on_device.verifier(self.most_rows, MOST_DRAFTED, device)
+        self._captured: dict[tuple[DecodeShape, Controls], DecodeGraph] = {}
         self._graphs = graphs
 
-    def ready(self, running: Seq[Sequence]) -> None:
-        """Capture what the running sequences need, if it is not there yet."""
-        self._for(len(running), self._seats.seat_all(running))
+    def ready(self, running: Seq[Sequence], rows: int = 0) -> None:
+        """Capture what the running sequences need, if it is not there yet. `rows`: of the step, where there are to be
+        drafts (draft_rows.choices)."""
+        self._for(self.shape(len(running), rows), self._seats.seat_all(running))
+
+    def shape(self, groups: int, rows: int = 0) -> DecodeShape:
+        """The least one that has room for so many groups; with `rows` in all where there are to be drafts."""
+        fitting = min(next(bucket for bucket in (GROUPS if rows else BUCKETS) if bucket >= groups), self.most_rows)
+        return DecodeShape(fitting, max(rows, fitting))
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> RepeatedInFlight:
-        groups, repeat = step.groups, step.repeat
+    def launch(self, step: Step, depths: Seq[int] = ()) -> RepeatedInFlight:
+        """`depths`: how much is drafted where so many tokens match (RepeatInputs.depths)."""
+        groups, times = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
-        captured = self._for(len(groups), self._seats.seat_all([group.seq for group in groups]))
-        self._upload(captured, groups, repeat)
-        in_flight = RepeatedInFlight(repeat, self._device)
-        for _ in range(repeat):
+        controls = self._seats.seat_all([group.seq for group in groups])
+        captured = self._for(self.shape(len(groups), step.drafted_rows), controls)
+        self._upload(captured, groups, depths)
+        in_flight = RepeatedInFlight(times, self._device)
+        for _ in range(times):
             captured.replay()
-        in_flight.sampled(self._out[:repeat, :len(groups)])
+        if captured.shape.most:
+            in_flight.drafted(self._rounds[:times, :len(groups), :ROUND + 1 + captured.shape.most])
+        else:
+            in_flight.sampled(self._out[:times, :len(groups)])
         return in_flight
 
-    def _upload(self, captured: DecodeGraph, groups: Seq[RowGroup], repeat: int) -> None:
-        count, rows = len(groups), captured.rows
-        inputs = np.zeros(3 * rows + 1, dtype=np.int64)
-        tokens, positions, seats = inputs[:-1].reshape(3, rows)
-        positions[count:] = -1
-        tokens[:count] = [group.tokens[0] for group in groups]
-        positions[:count] = [group.start for group in groups]
-        seats[:count] = [group.seq.allocation.seat for group in groups]
-        send(inputs, captured.inputs)
-        pages = (int(positions[:count].max()) + repeat - 1) // self._storage.block_size + 1
+    def _upload(self, captured: DecodeGraph, groups: Seq[RowGroup], depths: Seq[int]) -> None:
+        count, inputs = len(groups), RepeatInputs.over(torch.zeros_like(captured.inputs.data, device="cpu"))
+        inputs.seats[count:] = -1
+        inputs.seats[:count] = torch.tensor([group.seq.allocation.seat for group in groups])
+        inputs.ends[:count] = torch.tensor([group.end for group in groups])
+        inputs.depths[:len(depths)] = torch.tensor(depths, dtype=torch.int64)
+        send(inputs.data.numpy(), captured.inputs.data)
+        seats = inputs.seats[:count].numpy()
+        pages = (max(group.end for group in groups) - 1) // self._storage.block_size + 1
         for host, table in zip(self._host_tables, self._tables):
-            send(host[seats[:count], :pages].astype(np.int32), table[:count, :pages])
+            send(host[seats, :pages].astype(np.int32), table[:count, :pages])
 
     def captures(self) -> list[Callable[[], object]]:
         """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
         others find its memory."""
-        return [partial(self._for, min(rows, self.most_rows), Controls(truncation=truncation))
-                for rows in reversed(BUCKETS) if rows <= power(self.most_rows) for truncation in (False, True)]
+        plain = [self.shape(min(groups, self.most_rows)) for groups in BUCKETS if groups <= power(self.most_rows)]
+        drafted = [self.shape(min(groups, self.most_rows), rows) for groups in GROUPS if groups <= power(self.most_rows)
+                   for rows in choices(groups)]
+        return [partial(self._for, shape, Controls(truncation=truncation))
+                for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
+                for truncation in (False, True)]
 
-    def _for(self, count: int, controls: Controls) -> DecodeGraph:
-        rows = min(next(bucket for bucket in BUCKETS if bucket >= count), self.most_rows)
-        found = self._captured.get((rows, controls))
+    def _for(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
+        found = self._captured.get((shape, controls))
         if found is None:
-            found = self._captured[rows, controls] = self._capture(rows, controls)
+            found = self._captured[shape, controls] = self._capture(shape, controls)
         return found
 
-    def _capture(self, rows: int, controls: Controls) -> DecodeGraph:
+    def _capture(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
         self._seats.prepare(controls)
-        inputs = torch.zeros(3 * rows + 1, dtype=torch.int64, device=self._device)
-        inputs[rows:2 * rows] = -1
-        replay = self._graphs.capture(lambda: self._step(rows, inputs, controls))  # all rows are padding
-        inputs[3 * rows] = 0
-        return DecodeGraph(rows, inputs, replay)
+        inputs = RepeatInputs.over(torch.zeros(RepeatInputs.size(shape.groups), dtype=torch.int64, device=self._device))
+        inputs.seats.fill_(-1)  # all is padding
+        rows = RepeatRows.of(shape.rows, shape.groups, self._device)
+        views = [replace(rows, slots=torch.full_like(rows.slots, -1)) for _ in self._tables]
+        drafts = Drafts.of(shape.groups, shape.most, self._device)
+        return DecodeGraph(shape, inputs,
+                           self._graphs.capture(lambda: self._step(shape, inputs, views, drafts, controls)))
 
-    def _step(self, rows: int, inputs: torch.Tensor, controls: Controls) -> None:
-        """One step of the rows in `inputs`, which become those of the step after it."""
-        model, kernels, storage, device = self._model, self._kernels, self._storage, self._device
-        shape = self._on_device.decode_shape(rows)
-        layout_rows = DeviceRows.over(shape, torch.empty(shape.size, dtype=torch.int32, device=device))
-        rope, positions = torch.empty((2, rows), dtype=torch.int64, device=device)
-        seats = torch.empty(rows, dtype=torch.int32, device=device)
+    def _step(self, shape: DecodeShape, inputs: RepeatInputs, views: Seq[RepeatRows], drafts: Drafts,
+              controls: Controls) -> None:
+        """One time; what it notes is what the next one goes on from."""
+        on_device, device = self._on_device, self._device
         tables = self._seats.state.tables
-        views = []
-        for group, table in zip(model.cache_groups, self._tables):
-            slots = torch.empty(rows, dtype=torch.int64, device=device)
-            self._on_device.begin(inputs, table, tables.last_tokens, layout_rows, slots, rope, positions, seats,
-                                  storage.block_size)
-            views.append(GroupView(table[:rows], slots, group.window))
-        layout = Layout(rope, list(range(rows + 1)), [0] * rows, [None] * rows, storage.block_size, views, layout_rows)
-        context = Forward(kernels, layout, storage.keys, storage.values, model.cache_groups,
+        room = on_device.decode_shape(shape.rows)
+        if shape.most:
+            room = on_device.repeat_shape(shape.rows, shape.groups, 1 + shape.most, self._heads, self._dtype)
+            on_device.propose(inputs, tables, drafts)
+        layout_rows = DeviceRows.over(room, torch.empty(room.size, dtype=torch.int32, device=device))
+        for blocks, view in zip(self._tables, views):
+            if shape.most:
+                on_device.spread(inputs, tables, drafts, blocks, layout_rows, view, self._storage.block_size)
+            else:
+                on_device.begin(inputs, tables, blocks, layout_rows, view, self._storage.block_size)
+        rows = views[0]
+        logits = self._forward(shape, views, layout_rows)
+        if not shape.most:
+            sampled, _ = self._seats.sample(logits, SampledRows(rows.seats, rows.positions), controls)
+            on_device.end(inputs, sampled, self._out, tables, count=controls.edits)
+            return
+        sampled, _ = self._seats.sample(logits, SampledRows(rows.seats, rows.positions, rows.parents, rows.tokens),
+                                        controls)
+        verdicts = self._verifier.verify(
+            PackedDrafts(rows.offsets, rows.parents, rows.tokens, rows.seats, 1 + shape.most), sampled, tables,
+            count=controls.edits)
+        on_device.record(inputs, tables, drafts, verdicts, self._rounds)
+
+    def _forward(self, shape: DecodeShape, views: Seq[RepeatRows], layout_rows: DeviceRows) -> torch.Tensor:
+        model, storage, rows = self._model, self._storage, views[0]
+        layout = Layout(rows.rope_positions, list(range(shape.rows + 1)), [0] * shape.rows, [None] * shape.rows,
+                        storage.block_size,
+                        [GroupView(blocks[:shape.groups], view.slots, group.window)
+                         for group, blocks, view in zip(model.cache_groups, self._tables, views)], layout_rows)
+        context = Forward(self._kernels, layout, storage.keys, storage.values, model.cache_groups,
                           key_scales=storage.key_scales, value_scales=storage.value_scales)
-        logits = model.logits(model.forward(inputs[:rows], context), kernels)
-        sampled, _ = self._seats.sample(logits, SampledRows(seats, positions), controls)
-        self._on_device.end(inputs, sampled, self._out, tables, count=controls.edits)
-
-
-class DecodeGraph:
-    """A step of `rows` rows, ready to be replayed on what its inputs hold."""
-
-    __slots__ = ("inputs", "replay", "rows")
-
-    def __init__(self, rows: int, inputs: torch.Tensor, replay: Callable[[], None]) -> None:
-        self.rows = rows
-        self.inputs = inputs
-        self.replay = replay
+        return model.logits(model.forward(rows.tokens, context), self._kernels)
 
 
 def power(n: int) -> int:

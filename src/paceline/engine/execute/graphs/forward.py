@@ -18,6 +18,7 @@ from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
 from paceline.kernels.device.packing import pack
 from paceline.kernels.device.rows import DeviceRows, RowsShape
+from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads
@@ -44,9 +45,9 @@ class ForwardGraphs:
     """One model over one cache. One stream at a time: its tables are those of the step that was filled in last."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: GraphCapture, buffers: LogitsBuffers, last_tokens: torch.Tensor | None = None,
+                 graphs: GraphCapture, buffers: LogitsBuffers, seat_tables: SeatTables | None = None,
                  sampled_rows_only: bool = False) -> None:
-        """`tables`: the cache's block tables by seat. `last_tokens`: each seat's newest, which stands for a token that
+        """`tables`: the cache's block tables by seat. `seat_tables`: whose newest tokens stand for those that
         the host does not know. `sampled_rows_only`: the other rows end with the last layer's attention, for steps of
         prompts; all that is needed of those are keys and values."""
         assert kernels.device is not None
@@ -63,7 +64,7 @@ class ForwardGraphs:
         self.captured: dict[tuple[RowsShape, int], ForwardGraph] = {}
         self._graphs = graphs
         self._buffers = buffers
-        self._last_tokens = last_tokens
+        self._seat_tables = seat_tables
         self._sampled_rows_only = sampled_rows_only
         self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=graphs.device)
                         for _ in tables]
@@ -125,8 +126,8 @@ class ForwardGraphs:
               logits_buffer: LogitsBuffer) -> None:
         model, storage = self._model, self.storage
         tokens, positions, seats, *slots = by_row
-        if self._last_tokens is not None:
-            self.on_device.fill(tokens, seats, self._last_tokens)
+        if self._seat_tables is not None:
+            self.on_device.fill(tokens, seats, self._seat_tables)
         wanted = to_sample[:logits_buffer.rows]
         layout = Layout(positions, [0, len(tokens)], [0], [None], storage.block_size,
                         [GroupView(table, own, group.window)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.schedule.step import RowGroup
+from paceline.kernels.device.repeats import IDLE
+from paceline.speculation.stats import Round
 from paceline.speculation.verify import Verdict
 
 MOST_REPEATS = 16
@@ -43,6 +45,7 @@ class RepeatedInFlight:
         self._begin: Any = None
         self._started = time.perf_counter()
         self._fetched: Fetched | None = None
+        self._drafted = False
         if device.type == "cuda":
             self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._begin.record()
@@ -52,10 +55,17 @@ class RepeatedInFlight:
         self._fetched = Fetched([tokens])
         self._ended = time.perf_counter()
 
+    def drafted(self, rounds: torch.Tensor) -> None:
+        """The same for a step with drafts, which leaves rounds [repeats, groups, ...] int32 (repeats.ROUND)."""
+        self.sampled(rounds)
+        self._drafted = True
+
     def read(self) -> list[Sampled]:
         assert self._fetched is not None
-        (tokens,) = self._fetched.arrays()
-        return [Sampled(own) for own in tokens.T.tolist()]
+        (found,) = self._fetched.arrays()
+        if self._drafted:
+            return [_joined(own) for own in found.transpose(1, 0, 2).tolist()]
+        return [Sampled(own if own[-1] != IDLE else own[:own.index(IDLE)]) for own in found.T.tolist()]
 
     @property
     def seconds(self) -> float:
@@ -111,6 +121,18 @@ class VerdictsInFlight:
             place += 1
             first += size
         return found
+
+
+def _joined(rounds: list[list[int]]) -> Sampled:
+    """What a group sampled, time after time, until it came to its end."""
+    tokens: list[int] = []
+    told: list[Round] = []
+    for accepted, drafted, matched, *found in rounds:
+        if accepted == IDLE:
+            break
+        tokens += found[:accepted + 1]
+        told.append(Round(drafted, accepted, matched))
+    return Sampled(tokens, rounds=told)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,17 +29,21 @@ class DeviceSeats:
     """Shared by all captured steps of an engine. Steps run in the order in which they are launched, so one may read
     what the one before it samples."""
 
-    def __init__(self, seats: int, vocab_size: int, device: torch.device, kernels: DeviceKernels) -> None:
+    def __init__(self, seats: int, longest: int, vocab_size: int, device: torch.device,
+                 kernels: DeviceKernels) -> None:
+        """`longest`: tokens of a text."""
         self.most_rows = min(seats, MOST_ROWS)
         """Sequences that are sampled for in one step, at most."""
         self.kernels = kernels
-        tables = SeatTables(seats, vocab_size, device)
+        tables = SeatTables(seats, vocab_size, device, longest=longest)
         self.state = DeviceState(tables, kernels)
         self.sampler: Sampler = kernels.sampler(tables, MOST_ROWS) or PipelineSampler(tables)
         self._masks: torch.Tensor | None = None
         self._masked: torch.Tensor | None = None
         self._seated: list[tuple[Sequence, int] | None] = [None] * seats
         """Who sits there for the device, since which epoch."""
+        self._noted: dict[int, int] = {}
+        """Seats whose texts have grown on the host alone, and how many of their tokens the device knows."""
 
     def make_room(self, seq: Sequence, memory: GraphMemory) -> bool:
         """Allocate what sampling for a sequence takes. False: there is no memory for it, or no room in the tables."""
@@ -79,18 +83,25 @@ class DeviceSeats:
         return sampled, None if controls.logprobs is None else self.sampler.logprobs(logits, rows, sampled, controls)
 
     def forget(self, groups: Seq[RowGroup]) -> None:
-        """The host decided: the device's counts of these sequences' tokens are not true any more."""
+        """The host decides about these sequences: what the device knows of their tokens will not be true any more."""
         for group in groups:
-            if group.seq.seated and group.seq.state.counts is not None:
-                self._seated[group.seq.allocation.seat] = None
+            if group.seq.seated:
+                self._noted.setdefault(group.seq.allocation.seat, len(group.seq.tokens))
 
     def seat_all(self, sequences: Seq[Sequence], masks: Seq[Mask | None] = ()) -> Controls:
         """Seat those that the device does not know in their seats, and send the host's masks of the rows they are
         sampled from; what sampling for all of them takes."""
-        fresh = [seq for seq in sequences if self._seated[seq.allocation.seat] != (seq, seq.epoch)]
-        self.state.assign([Seated(seq.allocation.seat, seq.state, len(seq.tokens), seq.tokens[-1]) for seq in fresh])
-        for seq in fresh:  # not before: without memory for it they are seated another time
-            self._seated[seq.allocation.seat] = (seq, seq.epoch)
+        fresh: list[Seated] = []
+        for seq in sequences:
+            seat = seq.allocation.seat
+            known = 0 if self._seated[seat] != (seq, seq.epoch) else self._noted.get(seat)
+            if known is not None:
+                fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[known:], seq.lookup))
+        self.state.assign(fresh)
+        if fresh:  # not before: without memory for it they are seated another time
+            for seq in sequences:
+                self._seated[seq.allocation.seat] = (seq, seq.epoch)
+                self._noted.pop(seq.allocation.seat, None)
         asked = [seq.request.params.logprobs or 0 for seq in sequences if seq.emitter.scored]
         scored = next(size for size in ALTERNATIVES if size >= max(asked)) if asked else None
         controls = self.state.controls([seq.allocation.seat for seq in sequences], scored)

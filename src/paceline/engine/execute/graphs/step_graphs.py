@@ -29,12 +29,13 @@ class StepGraphs:
         self.device = device
         self.memory = GraphMemory()
         capture, vocab_size = GraphCapture(device), model.config.vocab_size
-        self.seats = DeviceSeats(tables[0].shape[0], vocab_size, device, kernels.device)
+        self.seats = DeviceSeats(tables[0].shape[0], tables[0].shape[1] * storage.block_size + 1, vocab_size,
+                                 device, kernels.device)
         self.samples = SampleGraphs(capture, self.seats, storage)
         buffers = LogitsBuffers(vocab_size, len(tables), device)
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
-                                self.seats.state.tables.last_tokens, sampled_rows_only=True)
+                                self.seats.state.tables, sampled_rows_only=True)
         self.prefill = PrefillGraphs(prompts, self.samples)
         self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
 

@@ -8,10 +8,10 @@ import triton.language as tl
 
 
 @triton.jit
-def seat_kernel(packed, table, last_tokens, COLUMNS: tl.constexpr):
-    """A program a request. packed [n, 2 + COLUMNS] int64: seat, newest token, the seat's row of the table."""
+def seat_kernel(packed, table, lengths, COLUMNS: tl.constexpr):
+    """A program per request. packed [n, 2 + COLUMNS] int64: seat, length of its text, the seat's row of the table."""
     own = packed + tl.program_id(0) * (2 + COLUMNS)
     seat = tl.load(own)
-    tl.store(last_tokens + seat, tl.load(own + 1).to(tl.int32))
+    tl.store(lengths + seat, tl.load(own + 1).to(tl.int32))
     column = tl.arange(0, COLUMNS)
     tl.store(table + seat * COLUMNS + column, tl.load(own + 2 + column))

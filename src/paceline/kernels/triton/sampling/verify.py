@@ -14,8 +14,8 @@ from paceline.kernels.triton.sampling.edits import count
 
 
 @triton.jit
-def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_out, tokens_out, path_out, room, table,
-                  counts, width, COUNT: tl.constexpr, ROWS: tl.constexpr):
+def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_out, tokens_out, path_out, room, texts,
+                  text_room, lengths, table, counts, width, COUNT: tl.constexpr, ROWS: tl.constexpr):
     """One program per group: rows offsets[g] .. offsets[g + 1] - 1, its root first, at most ROWS of them.
 
     parents [rows]: the row (of the step) above each, below 0 for roots; tokens [rows]: what each row was fed;
@@ -25,7 +25,7 @@ def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_
     A group without rows, or whose root has no seat, yields nothing: -1 accepted. A path longer than `room` - 1 is cut
     short there, which costs drafts and changes no token.
 
-    COUNT: what is emitted counts in what its seat samples from now on.
+    What is emitted goes to the end of its seat's text. COUNT: it counts in what the seat samples from now on.
     """
     group = tl.program_id(0)
     first = tl.load(offsets + group)
@@ -39,10 +39,13 @@ def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_
     at = first
     accepted = tl.where(seat < 0, -1, 0)
     there = seat >= 0
+    length = tl.load(lengths + seat, mask=there, other=0)
+    text = texts + seat.to(tl.int64) * text_room
     while there:
         token = tl.load(sampled + at)
         tl.store(tokens_out + group * room + accepted, token)
         tl.store(path_out + group * room + accepted, at)
+        tl.store(text + length + accepted, tl.maximum(token, 0), mask=length + accepted < text_room)
         if COUNT:
             count(seat, token, seat >= 0, table, counts, width)
         # Siblings with equal tokens lead to equal continuations; the first one wins.
@@ -52,6 +55,7 @@ def verify_kernel(offsets, parents, tokens, sampled, seats, accepted_out, bonus_
         accepted += there.to(tl.int32)
     leaf = tl.max((inside & (slots > 0) & (parent == at)).to(tl.int32), 0) == 0
     tl.store(accepted_out + group, accepted)
+    tl.store(lengths + seat, length + accepted + 1, mask=seat >= 0)
     tl.store(bonus_out + group, (leaf & (seat >= 0)).to(tl.int32))
     for i in range(accepted + 1, room):
         tl.store(tokens_out + group * room + i, -1)
@@ -71,7 +75,8 @@ class TritonVerifier:
         # One warp: its threads read and write in step.
         verify_kernel[(groups,)](
             drafts.offsets, drafts.parents, drafts.tokens, sampled, drafts.seats, found.accepted, found.bonus,
-            found.tokens, found.rows, room, tables.table, tables.table if tables.counts is None else tables.counts,
-            tables.vocab_size, COUNT=count and tables.counts is not None,
+            found.tokens, found.rows, room, tables.texts, tables.texts.stride(0), tables.lengths, tables.table,
+            tables.table if tables.counts is None else tables.counts, tables.vocab_size,
+            COUNT=count and tables.counts is not None,
             ROWS=max(2, 1 << (drafts.widest - 1).bit_length()), num_warps=1)
         return found

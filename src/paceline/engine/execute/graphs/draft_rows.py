@@ -1,0 +1,97 @@
+"""DraftRows: how many rows of a repeated step drafts get, for all of its sequences together. Every choice is judged by
+what it was measured to yield: tokens a second, of the step as it really runs."""
+
+from __future__ import annotations
+
+from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
+from paceline.speculation.drafters.ngram import confidence
+
+GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Sequences of a step with drafts. Far apart, so that few are captured: its rows are what takes time, and padding has
+none."""
+MOST_ROWS = 512
+LEAST_CHANCE = 0.12
+"""A token that is less likely to be accepted is not drafted."""
+WEIGHT = 0.25
+LEAST_WIN = 1.01
+"""Times the speed of plain steps that drafts must have."""
+FIRST_PAUSE, LONGEST_PAUSE = 16, 256
+"""Steps between two tries of a choice that is not the best."""
+
+
+def choices(groups: int) -> list[int]:
+    """Rows of a step of so many sequences (of GROUPS) that are tried: with few of them texts that repeat themselves are
+    worth long drafts, with many every row has its price."""
+    factors = (2, 4, 8) if groups <= 4 else (2, 4)
+    return [factor * groups for factor in factors if factor * groups <= MOST_ROWS]
+
+
+class _Choice:
+    """What came of one number of rows."""
+
+    __slots__ = ("left", "pause", "seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = 0.0
+        """Of one time the step ran: tokens for each sequence; 0: not tried."""
+        self.pause = self.left = 0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def learn(self, tokens: float, seconds: float) -> None:
+        weight = WEIGHT if self.seconds else 1.0
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+
+
+class DraftRows:
+    """For one engine. Choices are kept by how many sequences there are, roughly."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, _Choice]] = {}
+
+    def choose(self, running: int) -> int:
+        """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        if not groups or not choices(groups):
+            return 0
+        known = self._known.setdefault(groups, {rows: _Choice() for rows in (0, *choices(groups))})
+        for rows, one in known.items():
+            if not one.seconds:
+                return rows
+        best = max(known, key=lambda rows: known[rows].speed if rows else LEAST_WIN * known[rows].speed)
+        known[best].pause = 0
+        for rows, one in known.items():
+            if rows == best:
+                continue
+            if not one.pause:
+                one.pause = one.left = FIRST_PAUSE
+            one.left -= 1
+            if one.left <= 0:  # once more: the texts may have changed
+                one.pause = one.left = min(2 * one.pause, LONGEST_PAUSE)
+                return rows
+        return best
+
+    def learn(self, running: int, rows: int, tokens: float, seconds: float) -> None:
+        """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
+        it ran."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        choice = self._known.get(groups, {}).get(rows)
+        if choice is not None and seconds > 0.0:
+            choice.learn(tokens, seconds)
+
+
+def worthwhile(least: float = LEAST_CHANCE) -> list[int]:
+    """How many tokens are worth drafting where so many matched (RepeatInputs.depths)."""
+    return [0, *(_depth(matched, least) for matched in range(1, LOOK_BACK + 1))]
+
+
+def _depth(matched: int, least: float) -> int:
+    chance = 1.0
+    for depth in range(MOST_DRAFTED):
+        chance *= confidence(matched + depth)
+        if chance < least:
+            return depth
+    return MOST_DRAFTED

@@ -1,0 +1,23 @@
+"""Looking drafts up in a text: what the host and a device agree on. Plain numbers, no torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LONGEST_N = 16
+LOOK_BACK = 32
+"""How far a match is followed backwards, beyond its n-gram, to judge how much it is worth."""
+MOST_DRAFTED = 15
+"""Tokens that a device drafts for one sequence at a time, at most."""
+
+
+class Lookup(NamedTuple):
+    """Drafts what followed the most recent occurrence of the longest n-gram, n = max_n .. min_n, that a text ends with
+    (speculation/drafters/ngram.py)."""
+
+    min_n: int
+    max_n: int
+
+    def packed(self, most: int) -> int:
+        """As columns.LOOKUP holds it, with the tokens that may be drafted."""
+        return self.min_n + 256 * self.max_n + 65536 * min(most, MOST_DRAFTED)

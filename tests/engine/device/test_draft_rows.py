@@ -1,0 +1,59 @@
+"""How many rows drafts get: what was measured decides, and what loses is left soon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, DraftRows, choices, worthwhile
+from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
+
+
+def choose(draft_rows: DraftRows, running: int, steps: int, tokens: Callable[[int], float],
+           seconds: Callable[[int], float]) -> Counter[int]:
+    chosen = Counter[int]()
+    for _ in range(steps):
+        rows = draft_rows.choose(running)
+        chosen[rows] += 1
+        draft_rows.learn(running, rows, tokens(rows), seconds(rows))
+    return chosen
+
+
+def test_choices_have_room_for_a_draft_each() -> None:
+    for groups in GROUPS:
+        assert all(2 * groups <= rows <= MOST_ROWS for rows in choices(groups))
+
+
+def test_what_pays_best_is_chosen() -> None:
+    chosen = choose(DraftRows(), 8, 200, lambda rows: {0: 1.0, 16: 1.5, 32: 1.8}[rows],
+                    lambda rows: {0: 1.0, 16: 1.1, 32: 1.5}[rows])
+    assert chosen[16] > 180 and set(chosen) == {0, 16, 32}
+
+
+def test_drafts_that_lose_are_left_and_tried_rarely() -> None:
+    draft_rows = DraftRows()
+    chosen = choose(draft_rows, 1, 1000, lambda rows: 1.2 if rows else 1.0, lambda rows: 1.5 if rows else 1.0)
+    assert chosen[0] > 960 and sum(chosen.values()) == 1000
+
+
+def test_texts_that_begin_to_repeat_themselves_are_found_out() -> None:
+    draft_rows = DraftRows()
+    choose(draft_rows, 1, 300, lambda rows: 1.0, lambda rows: 1.5 if rows else 1.0)
+    chosen = choose(draft_rows, 1, 600, lambda rows: 4.0 if rows == 8 else 1.0, lambda rows: 1.5 if rows else 1.0)
+    assert chosen[8] > 250
+
+
+def test_a_step_that_was_not_chosen_teaches_nothing() -> None:
+    draft_rows = DraftRows()
+    draft_rows.learn(3, 99, 5.0, 1.0)
+    assert draft_rows.choose(3) == 0  # plain comes first: all is measured against it
+
+
+def test_more_sequences_than_there_are_steps_for_are_not_drafted_for() -> None:
+    assert DraftRows().choose(GROUPS[-1] + 1) == 0
+
+
+def test_longer_matches_are_worth_longer_drafts() -> None:
+    depths = worthwhile()
+    assert len(depths) == LOOK_BACK + 1 and depths == sorted(depths)
+    assert depths[0] == 0 and depths[1] >= 1 and depths[-1] == MOST_DRAFTED
