@@ -13,7 +13,8 @@ PIP_INSTALL = quiet=--quiet; if [ -t 1 ]; then quiet=; fi; \
 
 # One compute thread per test worker: two workers on two cores otherwise fight over four threads.
 # A test that wants more says torch.set_num_threads(2) and gets them.
-PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=$${MKL_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false \
+# Workers read what others have compiled, whatever the shell says of bytecode.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=$${MKL_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false \
 	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help

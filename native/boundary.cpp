@@ -43,7 +43,7 @@ StepView checked_step(const Vector<int64_t>& positions, const Vector<int64_t>& o
         throw std::invalid_argument("offsets must run from 0 to the number of rows, one more than there are groups");
     if (!parents.is_none()) {
         tree = nb::cast<Vector<int64_t>>(parents, false);
-        if (tree.shape(0) != size_t(step.rows)) throw std::invalid_argument("parents must have an entry a row");
+        if (tree.shape(0) != size_t(step.rows)) throw std::invalid_argument("parents must have one entry per row");
         step.parents = tree.data();
     }
     for (int g = 0; g < step.groups; g++)  // all of them first: rows are read by these
@@ -66,7 +66,7 @@ StepView checked_step(const Vector<int64_t>& positions, const Vector<int64_t>& o
 void add_tables(StepView& step, const Rows<int64_t>& tables, const Vector<int64_t>& slots, int window, int64_t limit) {
     if (window < 0) throw std::invalid_argument("a window must not be negative");
     if (tables.shape(0) != size_t(step.groups) || slots.shape(0) != size_t(step.rows))
-        throw std::invalid_argument("a table must have a row a group, slots an entry a row");
+        throw std::invalid_argument("a table must have one row per group, slots one entry per row");
     const int64_t width = int64_t(tables.shape(1)), blocks = limit / step.block_size;
     for (int g = 0; g < step.groups; g++) {
         const int64_t rows = step.offsets[g + 1] - step.offsets[g];

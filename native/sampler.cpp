@@ -201,24 +201,24 @@ int64_t Sampler::support(const float* x, const SampleParams& params) {
 int64_t Sampler::sample(const float* x, const SampleParams& params, int64_t position, float& top) {
     top = read(x);
     if (!(top > -kInf)) return -1;
-    if (params.draw == Draw::kGreedy) return int64_t(first_at(top));
+    if (params.kind == SampleKind::kGreedy) return int64_t(first_at(top));
     const Noise noise(params.seed, position);
-    if (params.draw == Draw::kOpen) {
+    if (params.kind == SampleKind::kOpen) {
         const uint32_t first = first_at(top);
         top = scaled(top, params.temperature);
-        return draw(noise, params.temperature, top, first, std::numeric_limits<uint64_t>::max());
+        return sample_noisy(noise, params.temperature, top, first, std::numeric_limits<uint64_t>::max());
     }
     top = scaled(top, params.temperature);
     const int64_t kept = truncate(params, top);
-    if (kept <= kFew) return draw_few(noise, top, kept);
-    return draw(noise, params.temperature, top, uint32_t(keys_[0]), keys_[size_t(kept) - 1]);
+    if (kept <= kFew) return sample_few(noise, top, kept);
+    return sample_noisy(noise, params.temperature, top, uint32_t(keys_[0]), keys_[size_t(kept) - 1]);
 }
 
 // What rounding may add to a comparison of perturbed scores within reach of `top`, with room to spare.
 double Sampler::slack(float top) { return 0.01 + (std::fabs(double(top)) + 32.0) * 0x1p-20; }
 
 // The best of score and noise among the first `kept` keys.
-int64_t Sampler::draw_few(const Noise& noise, float top, int64_t kept) const {
+int64_t Sampler::sample_few(const Noise& noise, float top, int64_t kept) const {
     const double room = slack(top);
     Best best{-kInf, 0};
     for (int64_t i = 0; i < kept; i++) {
@@ -232,7 +232,7 @@ int64_t Sampler::draw_few(const Noise& noise, float top, int64_t kept) const {
 
 // The best of score and noise among all tokens with keys up to `last`; `first` has the best score. Noise is bounded:
 // what tokens close to the best come to tells how lucky the others must be, which their bits say without a logarithm.
-int64_t Sampler::draw(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last) {
+int64_t Sampler::sample_noisy(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last) {
     const double room = slack(top);
     Best best{-kInf, first};
     offer(first, top, noise.bits(first), room, best);

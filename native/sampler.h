@@ -13,11 +13,11 @@ typedef float Floats __attribute__((vector_size(16)));
 
 constexpr uint32_t kGroup = 4 * kQuad;  // tokens that are looked at together
 
-enum class Draw : uint8_t { kGreedy, kTruncated, kOpen };
+enum class SampleKind : uint8_t { kGreedy, kTruncated, kOpen };
 
 // What one row asks for.
 struct SampleParams {
-    Draw draw = Draw::kGreedy;
+    SampleKind kind = SampleKind::kGreedy;
     float temperature = 1.0f;  // above 0
     int64_t top_k = 1;         // at least 1; the width or more: off
     double top_p = 1.0;        // 1: off
@@ -61,8 +61,8 @@ class Sampler {
     void order(size_t done, size_t until, size_t count);
     void radix_sort(size_t count);
     static double slack(float top);
-    int64_t draw_few(const Noise& noise, float top, int64_t kept) const;
-    int64_t draw(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last);
+    int64_t sample_few(const Noise& noise, float top, int64_t kept) const;
+    int64_t sample_noisy(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last);
     void sweep(const Noise& noise, float temperature, float low, size_t active, double cap, double room, uint64_t last,
                Best& best);
     void offer(uint32_t token, float score, uint32_t bits, double room, Best& best) const;

@@ -39,7 +39,7 @@ class SampleTable {
             require(top_k(i) >= 1, "top_k must be at least 1");
             require(top_p(i) > 0.0 && top_p(i) <= 1.0, "top_p must be above 0 and at most 1");
             require(log_min_p(i) <= 0.0, "log_min_p must be at most 0");
-            rows_.push_back({Draw(kind(i)), temperature(i), top_k(i), top_p(i), log_min_p(i), seed(i)});
+            rows_.push_back({SampleKind(kind(i)), temperature(i), top_k(i), top_p(i), log_min_p(i), seed(i)});
         }
     }
 

@@ -66,7 +66,7 @@ class Workers {
             if (out.shape(axis) != q.shape(axis)) throw std::invalid_argument("out must have the shape of q");
         Vector<int64_t> tree;
         StepView step = checked_step(positions, offsets, starts, parents, tree, block_size);
-        if (step.rows != rows) throw std::invalid_argument("q must have a row a position");
+        if (step.rows != rows) throw std::invalid_argument("q must have one row per position");
         add_tables(step, table, slots, window, int64_t(std::min(keys.shape(0), values.shape(0))));
         const Planes planes{keys.data(), values.data(), nullptr, nullptr};
         nb::gil_scoped_release free;

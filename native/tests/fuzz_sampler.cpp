@@ -58,7 +58,7 @@ void compare(std::mt19937& luck, Sampler& sampler, const std::vector<float>& x) 
     const int64_t width = int64_t(x.size());
     const float temperatures[] = {1e-9f, 0.3f, 0.8f, 1.0f, 3.0f, 1e6f, std::numeric_limits<float>::max()};
     SampleParams params;
-    params.draw = Draw(luck() % 3);
+    params.kind = SampleKind(luck() % 3);
     params.temperature = temperatures[luck() % 7];
     params.top_k = luck() % 2 ? width : 1 + int64_t(luck() % uint64_t(width));
     params.top_p = luck() % 2 ? 1.0 : 1e-6 + (luck() % 1000) / 1001.0;
@@ -74,14 +74,14 @@ void compare(std::mt19937& luck, Sampler& sampler, const std::vector<float>& x) 
         return;
     }
     require(token >= 0 && token < width, "a token of the vocabulary");
-    if (params.draw == Draw::kGreedy) {
+    if (params.kind == SampleKind::kGreedy) {
         const auto best = std::max_element(x.begin(), x.end());
         require(token == best - x.begin() && top == *best, "the first of the best");
         return;
     }
     require(top == scaled(x[order[0]], params.temperature), "the best score");
     size_t size = order.size();
-    if (params.draw == Draw::kTruncated) {
+    if (params.kind == SampleKind::kTruncated) {
         const auto kept = size_t(sampler.support(x.data(), params));
         size = std::min<size_t>(size, size_t(params.top_k));
         while (double(scaled(x[order[size - 1]], params.temperature)) < double(top) + params.log_min_p) size--;

@@ -92,7 +92,8 @@ def outs(llm: LLM, wishes: Sequence[dict[str, Any]], count: int = 9, speculation
     return found
 
 
-def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
+def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput], tolerance: float = 0.0) -> None:
+    """`tolerance`: of scores, where the logits are another backend's."""
     for one, wanted in zip(found, expected, strict=True):
         mine, other = one.outputs[0], wanted.outputs[0]
         assert (mine.token_ids, mine.finish_reason) == (other.token_ids, other.finish_reason)
@@ -102,7 +103,7 @@ def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> N
             assert (left.token, left.rank, list(left.top)) == (right.token, right.rank, list(right.top))
             # The host's own numbers, which a device hands over as float32.
             ours, theirs = (torch.tensor([one.raw, one.processed, *one.top.values()]) for one in (left, right))
-            assert torch.equal(ours, theirs)
+            assert torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def run(llm: LLM) -> None:

@@ -55,7 +55,7 @@ def outs(llm: LLM, wishes: list[dict[str, Any]], speculation: Any = None) -> lis
 @pytest.mark.parametrize("wishes", [[GREEDY, SEEDED | {"top_k": 9}], [SEEDED | HEAVY, GREEDY | {"logprobs": 2}]],
                          ids=["plain", "penalties and scores"])
 def test_prompts_and_repeated_steps(device: torch.device, wishes: list[dict[str, Any]]) -> None:
-    same(outs(made(device, "triton"), wishes), outs(made(device, "reference"), wishes))
+    same(outs(made(device, "triton"), wishes), outs(made(device, "reference"), wishes), 1e-4)
 
 
 def test_a_drafted_tree_is_verified_there(device: torch.device) -> None:
