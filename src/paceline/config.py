@@ -62,7 +62,8 @@ class EngineOptions:
     watermark: float = 0.01
     """Share of the cache blocks that admitting a request must leave free."""
     schedule_ahead: bool = False
-    """Plan a step while the one before it is still undecided. On the CPU; a card whose steps are captured always does."""
+    """Plan a step while the one before it is still undecided. For the CPU: a card whose steps are captured always
+    does."""
     adapters: Mapping[str, str] | None = None
     """PEFT adapters by the names requests use, each a folder or a hub id. Where native code would run the whole model,
     torch runs it on native kernels instead, so that {} makes room for adapters that are loaded later."""

@@ -20,7 +20,8 @@ def test_the_built_in_question_is_answered_well(capsys, monkeypatch):
 
 def test_a_trace_replays_to_the_same_tokens(capsys, tmp_path):
     trace, model = tmp_path / "trace.json", str(write_model(tmp_path))
-    sampled = ["--model", model, "--ignore-eos", "--max-tokens", "6", "--temperature", "0.8", "--seed", "7", "--deterministic"]
+    sampled = ["--model", model, "--ignore-eos", "--max-tokens", "6", "--temperature", "0.8", "--seed", "7",
+               "--deterministic"]
     assert main(["generate", "Once upon a time", *sampled, "--trace", str(trace), "--json"]) == 0
     tokens = json.loads(capsys.readouterr().out)["results"][0]["outputs"][0]["token_ids"]
     assert len(tokens) == 6
