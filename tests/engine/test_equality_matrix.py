@@ -18,7 +18,7 @@ import torch
 from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.sampling.native import load as native_sampler
-from pairwise import pairwise
+from pairwise import each, pairwise
 
 PROMPT = [(i * 31 + 7) % VOCAB for i in range(75)]
 NEW = 24
@@ -69,12 +69,12 @@ def drafts() -> dict[str, dict[str, Any]]:
 
 def fast_cells() -> list[Cell]:
     cells = [Cell("alone again"), Cell("2 threads", threads=2), Cell("warm cache", warm=True),
-             Cell("batch 8", batch=8), Cell("batch 32, 2 threads", batch=32, threads=2),
+             Cell("batch 8", batch=8), Cell("batch 16, 2 threads", batch=16, threads=2),
              Cell("scheduled ahead", batch=4, options={"schedule_ahead": True}),
              Cell("preempted", preempt=True), Cell("preempted in a batch, ahead", batch=8, preempt=True,
                                                      options={"schedule_ahead": True})]
-    cells += [Cell("crowded cache", batch=32, crowded=True),
-              Cell("crowded cache, oracle tree", batch=32, crowded=True, draft=drafts()["oracle-tree"])]
+    cells += [Cell("crowded cache", batch=16, crowded=True),
+              Cell("crowded cache, oracle tree", batch=16, crowded=True, draft=drafts()["oracle-tree"])]
     cells += [Cell(f"chunks of {size}", batch=2, options={"max_prefill_chunk": size}) for size in (1, 7, 64)]
     cells += [Cell(f"{name}", draft=draft) for name, draft in drafts().items()]
     cells += [Cell("oracle tree in a preempted batch", batch=8, preempt=True, draft=drafts()["oracle-tree"]),
@@ -220,8 +220,9 @@ def run_cell(subject: Any, style: str, cell: Cell, expected: tuple[list[int], li
     llm.engine.cache.check([])
 
 
-@pairwise(cell=fast_cells(), name=FAST_MODELS, style=list(STYLES))
-def test_tokens_and_logits_are_equal(name: str, style: str, cell: Cell) -> None:
+@each(cell=fast_cells(), subject={f"{name}-{style}": (name, style) for name in FAST_MODELS for style in STYLES})
+def test_tokens_and_logits_are_equal(subject: tuple[str, str], cell: Cell) -> None:
+    name, style = subject
     run_cell(model(name), style, cell, reference(model(name), style))
 
 

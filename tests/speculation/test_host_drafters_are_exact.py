@@ -20,7 +20,7 @@ from paceline.models.registry import build
 from paceline.speculation.datastore import write_datastore
 from pairwise import pairwise
 
-NEW = 40
+NEW = 28
 STYLES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.8, "top_p": 0.9, "seed": 99},

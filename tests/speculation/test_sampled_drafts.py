@@ -127,7 +127,7 @@ def test_q_is_the_models_distribution_after_every_control(kind: str, rule: str, 
         monkeypatch.setattr("paceline.engine.drafting.models.native_library", lambda: None)
     llm = drafting_llm(kind)
     watch = Watch(llm, wish)
-    wanted = [SamplingParams(max_tokens=7, ignore_eos=True, seed=seed, **controls)
+    wanted = [SamplingParams(max_tokens=5, ignore_eos=True, seed=seed, **controls)
               for seed, controls in enumerate(CONTROLS)]
     outs = llm.generate([PROMPT] * len(wanted), wanted, speculation=wish)
     assert all(out.error is None and out.speculation.failure is None for out in outs)
@@ -175,7 +175,7 @@ def test_siblings_share_one_q(rule: str, method: str) -> None:
 
 @each(method=[name for name in WISHES if name != "cascade on one cache"], rule=RULES)
 def test_drafts_are_drawn_from_q(rule: str, method: str) -> None:
-    """800 seeds, the same prompt: after the same text q is the same every time, and what is drawn follows it. Of two
+    """400 seeds, the same prompt: after the same text q is the same every time, and what is drawn follows it. Of two
     siblings the pairs are counted: the second follows q whatever the first is, or q without the first. Too sharp or
     too flat a draw shows best in the mean of log q."""
     llm = drafting_llm(max_num_seqs=64)
@@ -184,8 +184,8 @@ def test_drafts_are_drawn_from_q(rule: str, method: str) -> None:
     if siblings:
         wish["branches"] = 2
     watch = Watch(llm, wish)
-    llm.generate([PROMPT] * 800, [SamplingParams(max_tokens=3, temperature=0.5, top_k=9, seed=seed, ignore_eos=True)
-                                  for seed in range(800)], speculation=wish)
+    llm.generate([PROMPT] * 400, [SamplingParams(max_tokens=3, temperature=0.5, top_k=9, seed=seed, ignore_eos=True)
+                                  for seed in range(400)], speculation=wish)
     by_text: dict[tuple[int, ...], list[Any]] = {}
     for tokens, tree in watch.proposals:
         if tree is not None:
@@ -211,7 +211,7 @@ def test_drafts_are_drawn_from_q(rule: str, method: str) -> None:
         counts.append(seen)
         laws.append(law * len(trees))
     drafts = sum(map(np.sum, counts))
-    assert drafts >= 800 and chi_square(np.array(counts), np.array(laws) / drafts) > 1e-4
+    assert drafts >= 400 and chi_square(np.array(counts), np.array(laws) / drafts) > 1e-4
     assert abs(surplus) < 4.5 * variance ** 0.5
 
 
