@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -258,13 +258,17 @@ def small_model() -> Any:
 
 
 @functools.cache
+def conditionals() -> dict[tuple[int, ...], np.ndarray]:
+    """The target's next-token law after START and up to three tokens, read off plain decoding."""
+    contexts = [context for length in range(4) for context in product(range(SIZE), repeat=length)]
+    outs = tiny_llm(small_model()).generate([[*START, *context] for context in contexts], SamplingParams(
+        max_tokens=1, logprobs=SIZE, seed=0, temperature=1.0))
+    laws = [np.exp([out.outputs[0].logprobs[0].top[token] for token in range(SIZE)]) for out in outs]
+    return {context: law / law.sum() for context, law in zip(contexts, laws)}
+
+
 def conditional(context: tuple[int, ...]) -> np.ndarray:
-    """The target's next-token law, read off plain decoding."""
-    llm = tiny_llm(small_model())
-    out = llm.generate([[*START, *context]], SamplingParams(max_tokens=1, logprobs=SIZE, seed=0, temperature=1.0))[0]
-    top = out.outputs[0].logprobs[0].top
-    law = np.exp(np.array([top[token] for token in range(SIZE)]))
-    return law / law.sum()
+    return conditionals()[context]
 
 
 def three_gram_law() -> np.ndarray:
