@@ -234,8 +234,7 @@ def test_some_cells_of_more_models(name: str, cell: Cell) -> None:
     run_cell(model(name), "seeded", cell, reference(model(name), "seeded"))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
-@pytest.mark.parametrize("cell", FEW_HOST_CELLS, ids=lambda cell: cell.name)
+@each(cell=FEW_HOST_CELLS, name=["llama", "qwen2"])
 def test_host_memory_and_back_changes_nothing(name: str, cell: Cell) -> None:
     run_cell(model(name), "seeded", cell, reference(model(name), "seeded"))
 

@@ -19,6 +19,7 @@ from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.sequence import Placement
 from paceline.errors import EmptySupportError, GrammarError, RequestError
 from paceline.sampling.trace import Trace
+from pairwise import each
 
 PERSON = {"json_schema": SCHEMAS["person"], "max_tokens": 600}
 
@@ -47,10 +48,9 @@ def alone() -> list[list[int]]:
     return tokens_of([llm.generate([prompt], one)[0] for prompt, one in zip(PROMPTS, MIXED)])
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"max_prefill_chunk": 3}, {"schedule_ahead": True}, {"kv_blocks": 20, "max_model_len": 152, "watermark": 0.0},
-], ids=["plain", "chunks", "ahead", "preempted"])
-@pytest.mark.parametrize("speculation", [None, {"method": "auto", "adaptive": False}], ids=["plain", "drafted"])
+@each(options={"plain": {}, "chunks": {"max_prefill_chunk": 3}, "ahead": {"schedule_ahead": True},
+               "preempted": {"kv_blocks": 20, "max_model_len": 152, "watermark": 0.0}},
+      speculation={"plain": None, "drafted": {"method": "auto", "adaptive": False}})
 def test_company_and_circumstances_change_nothing(options: dict[str, Any], speculation: Any) -> None:
     llm = structured_llm(**options)
     outs = llm.generate(PROMPTS, MIXED, speculation=speculation)

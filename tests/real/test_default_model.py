@@ -69,6 +69,7 @@ def test_speculation_crowds_chunks_and_warm_caches_change_nothing(exact: LLM) ->
     assert out.speculation.accepted > 4
 
 
+@pytest.mark.parametrize("exact", ["auto", pytest.param("reference", marks=pytest.mark.full)], indirect=True)
 def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: Path) -> None:
     out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=3, seed=5, trace=True))[0]
     path = tmp_path / "trace.json"

@@ -35,7 +35,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "cascade": {"method": "cascade", "drafter": "exit", "by": OTHER, "small_k": 2},
     "cascade on one cache": {"method": "cascade", "drafter": "ngram", "by": {"method": "skip", "skip": [1]}},
 }
-IN_TORCH = ("multi-round", "draft"), ("rejection", "skip")
+IN_TORCH = (("multi-round", "draft"),)
 LATER = set(zip(RULES * 2, WISHES))
 """Native kernels take less time: on them every run meets every method with all rules but one."""
 CONTROLS: list[dict[str, Any]] = [
