@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 import suite_time
 from paceline.errors import PacelineError
@@ -19,8 +21,20 @@ if not CARD:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Without deadlines: a busy machine takes its time, and that is no mistake of a test.
+settings.register_profile("some", deadline=None, max_examples=40)
+settings.register_profile("full", deadline=None, max_examples=300)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("some" if "not full" in config.option.markexpr else "full")
     suite_time.register(config)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage has to look at a million objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

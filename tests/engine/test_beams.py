@@ -63,7 +63,7 @@ SEARCH = beams(4, 18, n=4, early_stopping="never", length_penalty=0.7, stop_toke
 CASES = list(itertools.product((2, 3, 4, 5), (-1.0, 0.0, 0.6, 1.0, 2.0), (False, True, "never")))
 
 
-@pytest.mark.parametrize(("seed", "cases"), [(0, 24), (1, 24), *(
+@pytest.mark.parametrize(("seed", "cases"), [(0, 14), (1, 14), *(
     pytest.param(seed, len(CASES), marks=pytest.mark.full) for seed in range(2, 10))])
 def test_texts_order_and_scores_are_those_of_transformers(seed: int, cases: int) -> None:
     theirs, ours = pair(seed)
@@ -260,9 +260,9 @@ def subject(name: str) -> tuple[Any, Any]:
     return model, found
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", pytest.param("mistral", marks=pytest.mark.full),
-                                  pytest.param("mixtral", marks=pytest.mark.full)])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("name", "cell"), [
+    pytest.param(name, cell, marks=() if name == ("llama", "qwen2")[place % 2] else pytest.mark.full)
+    for place, cell in enumerate(CELLS) for name in ("llama", "qwen2", "mistral", "mixtral")])
 def test_a_search_finds_the_same_whatever_happens_around_it(name: str, cell: str) -> None:
     model, expected = subject(name)
     options = dict(CELLS[cell])
@@ -291,7 +291,7 @@ def test_a_search_finds_the_same_whatever_happens_around_it(name: str, cell: str
     assert llm.engine.cache.usage().used == 0
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 30))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 30))])
 def test_searches_come_and_go_in_a_crowd(seed: int) -> None:
     """Many at once, some cancelled, in a cache that holds few of them, with blocks swapped or computed again."""
     luck = random.Random(seed)

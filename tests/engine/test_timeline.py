@@ -96,15 +96,15 @@ def test_being_watched_changes_no_token(speculation: Any) -> None:
 
 def test_memory_is_bounded_for_one_request_and_for_all() -> None:
     llm, timelines = watched(most_requests=4, most_weight=40, request_weight=20)
-    for _ in range(12):
-        run(llm, length=30)
+    for _ in range(6):
+        run(llm, length=24)
         assert len(timelines.requests) <= 4
         assert timelines.weight <= 40
         assert timelines.weight == sum(one.weight for one in timelines.requests.values())
     newest = list(timelines.requests.values())[-1]
-    assert newest.id == "request-11"
+    assert newest.id == "request-5"
     assert newest.weight <= 20
-    assert newest.dropped == 30 - len(newest.events)
+    assert newest.dropped == 24 - len(newest.events)
     assert newest.record is None
 
 

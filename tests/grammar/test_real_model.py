@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real_model
 
 
 def check(path: Path, names: list[str]) -> None:
-    llm = LLM(str(path), max_model_len=2048)
+    llm = LLM(str(path), max_model_len=2048, threads=1)
     schemas = {name: SCHEMAS[name] for name in names}
     plain, drafted = (generate(llm, schemas, 1000, speculation) for speculation in (None, "auto"))
     found = judge(plain, schemas)
@@ -26,7 +26,7 @@ def check(path: Path, names: list[str]) -> None:
 
 
 def test_some_schemas(default_model_path: Path) -> None:
-    check(default_model_path, ["person", "tool_choice", "unicode_keys", "enum_unicode"])
+    check(default_model_path, ["person", "unicode_keys", "enum_unicode"])
 
 
 @pytest.mark.full

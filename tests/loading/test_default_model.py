@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from small_tokenizers import EDGES, texts
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -97,7 +97,6 @@ def test_known_splits(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
 
 
 @given(text=texts())
-@settings(max_examples=200, deadline=None)
 def test_equal_to_the_real_tokenizer(tokenizer: Tokenizer, truth: Backend, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids == truth.encode(text).ids
@@ -105,7 +104,6 @@ def test_equal_to_the_real_tokenizer(tokenizer: Tokenizer, truth: Backend, text:
 
 
 @given(text=texts().filter(representable))
-@settings(max_examples=200, deadline=None)
 def test_round_trip_is_exact_streamed_or_not(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special=False) == text

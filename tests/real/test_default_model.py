@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ def llm(default_model_path: Path) -> LLM:
     return LLM(str(default_model_path), max_model_len=1024)
 
 
+@pytest.fixture(scope="module")
+def floats(default_model_path: Path) -> LLM:
+    """The file's weights in floats."""
+    return LLM(str(default_model_path), max_model_len=256, kernels="eager")
+
+
 @pytest.fixture(scope="module", params=["auto", "reference"])
 def exact(request: pytest.FixtureRequest, default_model_path: Path) -> LLM:
     return LLM(str(default_model_path), max_model_len=512, deterministic=True, kernels=request.param)
@@ -34,32 +41,37 @@ def test_it_knows_the_capital_of_france(llm: LLM) -> None:
     assert out.outputs[0].finish_reason == "stop"
 
 
-def test_greedy_tokens_in_floats_equal_transformers(default_model_path: Path) -> None:
-    llm = LLM(str(default_model_path), max_model_len=256, kernels="eager")
-    peer = TransformersPeer(str(default_model_path))
-    for text in ("The quick brown fox", "def fibonacci(n):\n", "In 1984, 2 + 2 ="):
-        prompt = llm.engine.tokenizer.encode(text)  # type: ignore[union-attr]
-        ours = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))[0]
-        assert ours.outputs[0].token_ids == peer.generate([prompt], 12)[0]
+def test_greedy_tokens_in_floats_equal_transformers(floats: LLM, default_model_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for name in ("normal_", "uniform_"):  # a hundred million random numbers, for weights that the file has
+            patch.setattr(torch.Tensor, name, lambda tensor, *_, **__: tensor)
+        peer = TransformersPeer(str(default_model_path))
+    texts = ("The quick brown fox", "def fibonacci(n):\n", "In 1984, 2 + 2 =")
+    prompts = [floats.engine.tokenizer.encode(text)[:4] for text in texts]  # type: ignore[union-attr]
+    ours = floats.generate(prompts, replace(GREEDY, max_tokens=8, ignore_eos=True))
+    assert [out.outputs[0].token_ids for out in ours] == peer.generate(prompts, 8)
 
 
 def test_speculation_crowds_chunks_and_warm_caches_change_nothing(exact: LLM) -> None:
-    params = SamplingParams(max_tokens=12, temperature=0.9, top_p=0.95, seed=11, ignore_eos=True)
+    params = SamplingParams(max_tokens=7, temperature=0.9, top_p=0.95, seed=11, ignore_eos=True)
+    short = replace(params, max_tokens=2)
     prompt = "Once upon a time, in a village by the sea, there lived"
     alone = exact.generate([prompt], params)[0].outputs[0].token_ids
-    crowd = ["Hello", prompt, "1, 2, 3, 4,", "The weather today"]
-    wish = [None, {"method": "oracle", "tokens": alone, "k": 4, "branches": 2}, None, None]
+    crowd = ["Hello", prompt, "1, 2, 3, 4,"]
+    wish = [None, {"method": "oracle", "tokens": alone, "k": 5, "branches": 2}, None]
     torch.set_num_threads(2)
     try:
-        out = exact.generate(crowd, params, speculation=wish)[1]
+        out = exact.generate(crowd, [short, params, short], speculation=wish)[1]
     finally:
         torch.set_num_threads(1)
     assert out.outputs[0].token_ids == alone
     assert out.speculation.accepted > 4
 
 
+@pytest.mark.parametrize("exact", ["auto", pytest.param("reference", marks=pytest.mark.full)], indirect=True)
 def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: Path) -> None:
-    out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=6, seed=5, trace=True))[0]
+    out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=3, seed=5, trace=True))[0]
     path = tmp_path / "trace.json"
     path.write_text(out.trace.to_json())
     assert json.loads(path.read_text())["kernels"] == exact.engine.kernels.name
@@ -67,7 +79,7 @@ def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: P
     assert report.equal and report.same_model
 
 
-def test_native_kernels_stay_close_to_the_files_weights_in_floats(llm: LLM, default_model_path: Path) -> None:
+def test_native_kernels_stay_close_to_the_files_weights_in_floats(llm: LLM, floats: LLM) -> None:
     if llm.engine.kernels.name != "native":
         pytest.skip("the native kernels are not built here (no C++ compiler)")
     text = ("It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in "
@@ -75,6 +87,5 @@ def test_native_kernels_stay_close_to_the_files_weights_in_floats(llm: LLM, defa
             "neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is "
             "considered the rightful property of some one or other of their daughters.")
     score = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    floats = LLM(str(default_model_path), max_model_len=256, kernels="eager")
     means = [sum(s.raw for s in model.generate([text], score)[0].prompt_logprobs[1:]) for model in (llm, floats)]
     assert abs(means[0] - means[1]) / 80 < 0.03

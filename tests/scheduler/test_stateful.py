@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -32,8 +33,8 @@ class Serving(RuleBasedStateMachine):
     @initialize(groups=GROUPS, block_size=st.integers(1, 4), slack=st.integers(0, 12), seats=st.integers(1, 5),
                 budget=st.sampled_from([1, 2, 5, 16]), chunk=st.sampled_from([None, 1, 3]), caching=st.booleans(),
                 watermark=st.sampled_from([0.0, 0.25]), collide=st.booleans(),
-                preemption=st.sampled_from(["recompute", "swap", "swap"]), swap=st.sampled_from([0, 5, 50]),
-                cold=st.sampled_from([0, 3, 8, 60]))
+                preemption=st.sampled_from(["recompute", "swap", "swap"]), swap=st.sampled_from([0, 5, 30]),
+                cold=st.sampled_from([0, 3, 8, 30]))
     def build(self, groups, block_size, slack, seats, budget, chunk, caching, watermark, collide, preemption, swap,
               cold) -> None:
         longest = -(-24 // block_size)
@@ -113,9 +114,14 @@ class ServingOn(Serving):
     step_fails = None  # type: ignore[assignment]
 
 
+class ServingLong(ServingOn):
+    """The same, for longer."""
+
+
 TestServing = ServingOn.TestCase
-TestServing.settings = settings(max_examples=60, stateful_step_count=50, deadline=None,
-                                suppress_health_check=list(HealthCheck))
+TestServing.settings = settings(max_examples=20, stateful_step_count=50, suppress_health_check=list(HealthCheck))
 TestServingWithFailures = Serving.TestCase
-TestServingWithFailures.settings = settings(max_examples=20, stateful_step_count=40, deadline=None,
+TestServingWithFailures.settings = settings(max_examples=10, stateful_step_count=40,
                                             suppress_health_check=list(HealthCheck))
+TestServingLong = pytest.mark.full(ServingLong.TestCase)
+TestServingLong.settings = settings(max_examples=300, stateful_step_count=50, suppress_health_check=list(HealthCheck))

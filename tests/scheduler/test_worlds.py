@@ -25,11 +25,11 @@ def random_world(chance: random.Random) -> World:
     if chance.random() < 0.2:
         groups = groups[1:] or groups
     block_size = chance.choice([1, 2, 3, 4])
-    max_len = chance.choice([12, 24, 40])
+    max_len = chance.choice([12, 24, 36])
     longest = -(-max_len // block_size)
-    blocks = [chance.randint(longest // 2 + 3, 4 * longest) for _ in groups]
+    blocks = [chance.randint(longest // 2 + 3, 2 * longest + 3) for _ in groups]
     extra = {"hash_function": lambda *_: 7} if chance.random() < 0.2 else {}
-    host = HostLimits(chance.choice([0, 12, 200, 200]), chance.choice([0, 4, 200, 200]))
+    host = HostLimits(chance.choice([0, 12, 40, 40]), chance.choice([0, 4, 40, 40]))
     cache = CacheManager(groups, blocks, block_size, chance.randint(1, 6), longest + chance.randint(0, 3),
                          chance.random() < 0.9, host=host, **extra)
     config = SchedulerLimits(max_batch_tokens=chance.choice([1, 3, 8, 32]), max_num_seqs=chance.randint(1, 6),
@@ -66,19 +66,22 @@ def live(world: World, chance: random.Random, events: int = 60) -> None:
         event = chance.random()
         if event < 0.25:
             add_at_random(world, chance, stems)
+            world.check()
         elif event < 0.3 and world.everyone:
             world.scheduler.cancel(chance.choice(world.everyone).request.id)
+            world.check()
         elif event < 0.35:
             world.now += chance.randint(0, 5)
             world.scheduler.expire()
+            world.check()
         elif event < 0.38 and world.scheduler.running:
             world.scheduler.preempt(chance.choice(world.scheduler.running))
+            world.check()
         elif event < 0.7:
             draft_at_random(world, chance, 0.5)
             world.launch()
         elif world.flight:
             world.commit()
-        world.check()
     for _ in range(3000):
         draft_at_random(world, chance, 0.3)
         step = world.launch()
@@ -90,10 +93,10 @@ def live(world: World, chance: random.Random, events: int = 60) -> None:
     world.check_outputs()
 
 
-@pytest.mark.parametrize("batch", [0, 1, 2, *(pytest.param(batch, marks=pytest.mark.full) for batch in (3, 4, 5))])
+@pytest.mark.parametrize("batch", [0, 1, *(pytest.param(batch, marks=pytest.mark.full) for batch in range(2, 12))])
 def test_every_output_is_the_oracles_and_no_block_leaks(batch: int) -> None:
     steps = preemptions = hits = evictions = drafted = swapped = fetched = 0
-    for number in range(12):
+    for number in range(6):
         chance = random.Random(1000 * batch + number)
         world = random_world(chance)
         live(world, chance)
@@ -104,7 +107,7 @@ def test_every_output_is_the_oracles_and_no_block_leaks(batch: int) -> None:
         drafted += world.accepted
         swapped += world.cache.swap.blocks_in
         fetched += world.cache.cold.blocks_in
-    assert steps > 500 and preemptions and hits and evictions and drafted, "these worlds were too quiet to prove it"
+    assert steps > 250 and preemptions and hits and evictions and drafted, "these worlds were too quiet to prove it"
     assert swapped and fetched, "the host was too quiet to prove it"
 
 

@@ -305,7 +305,7 @@ def test_it_is_made_of_the_drafters_it_is_given() -> None:
 def test_the_text_is_that_of_plain_decoding_and_drafts_are_accepted(style: dict[str, Any]) -> None:
     llm = tiny_llm()
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6] * 6, [(i * 31 + 7) % VOCAB for i in range(40)]]
-    params = SamplingParams(max_tokens=60, ignore_eos=True, **({"seed": 1} | style))
+    params = SamplingParams(max_tokens=40, ignore_eos=True, **({"seed": 1} | style))
     plain = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
     outs = llm.generate(prompts, params, speculation="auto")
     again = llm.generate(prompts, params, speculation={"method": "auto", "adaptive": False, "k": 6})
@@ -324,7 +324,7 @@ def test_a_part_that_cannot_be_built_refuses_the_request() -> None:
 def test_trees_without_scores_are_used_and_change_nothing(part: str) -> None:
     llm = tiny_llm()
     prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 6
-    params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     plain = llm.generate([prompt], params)[0].outputs[0].token_ids
     wish = {"method": "oracle", "tokens": plain, "branches": 2} if part == "oracle" else part
     out = llm.generate([prompt], params, speculation={

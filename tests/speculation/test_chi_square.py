@@ -16,7 +16,7 @@ from speculation.statistics import chi_square, sigmas
 START = 20
 """Where the cycle starts."""
 LEAST = 1e-6
-SMALL = (32, 30_000)
+SMALL = (16, 12_000)
 LARGE = (512, 200_000)
 
 
@@ -126,7 +126,7 @@ def test_two_siblings(rule: str, size: int, count: int) -> None:
 
 def test_deterministic_drafts() -> None:
     """The target's own draw, by its Gumbel noise, is what comes out."""
-    size, count = 12, 40_000
+    size, count = 12, 12_000
     p = distributions(size, 1, 5, 0.7)[0]
     noise = Noise(count, 1, 1)
     randomness = Randomness(noise, [0, 1, 1], np.stack([noise.target(p)] * 2, 1))

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES
+from pairwise import each
 from speculation.enumeration import (
     ADVERSARIES,
     Draft,
@@ -87,8 +88,7 @@ def test_deterministic_trees(rule: str, pair: str) -> None:
     is_exact(rule, draft, *ADVERSARIES[pair](3), 3)
 
 
-@pytest.mark.parametrize("pair", ADVERSARIES)
-@pytest.mark.parametrize("rule", ["multi-round", "without-replacement"])
+@each(pair=list(ADVERSARIES), rule=["multi-round", "without-replacement"])
 def test_guesses_beside_drawn_tokens(rule: str, pair: str) -> None:
     """Several drafters in one tree: two draws of one, a guess, and a draw of another, each with a child of its own."""
     p, q = ADVERSARIES[pair](3)

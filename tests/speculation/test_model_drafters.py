@@ -24,7 +24,7 @@ from paceline.kernels import cpu
 from pairwise import pairwise
 from speculation.model_drafting import FAST, METHODS, PROMPT, Watch, drafting_llm
 
-NEW = 24
+NEW = 16
 SEED = 1234567
 STYLES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -54,7 +54,7 @@ def neighbours(count: int) -> tuple[list[list[int]], list[SamplingParams], list[
     """Other requests: some share our prompt's beginning, some draft (with siblings of their own), one does not."""
     methods = ["draft, full tree", None, "exit", "cascade"]
     return ([PROMPT[:9 * (i % 2)] + PROMPT[i:i + 35] for i in range(count)],
-            [SamplingParams(max_tokens=10 + 5 * i, temperature=0.4 * i, seed=i, n=1 + i % 2, ignore_eos=True)
+            [SamplingParams(max_tokens=6 + 3 * i, temperature=0.4 * i, seed=i, n=1 + i % 2, ignore_eos=True)
              for i in range(count)],
             [None if name is None else METHODS[name] | FIXED for name in methods[:count]])
 
@@ -97,11 +97,12 @@ def nothing_left(llm: Any) -> None:
 
 
 def sample() -> list[Any]:
-    """Every method on torch and on native kernels; styles and circumstances take turns. `make test-full` runs all."""
+    """Every method on native kernels, every other one in torch; styles and circumstances take turns. `make test-full`
+    runs all."""
     cells = []
     styles, circumstances, torch_kinds = (itertools.cycle(x) for x in (STYLES, CIRCUMSTANCES, ("llama", "qwen2")))
-    for name in METHODS:
-        for kind in (next(torch_kinds), KINDS[-1]):
+    for number, name in enumerate(METHODS):
+        for kind in (KINDS[-1],) if number % 2 else (next(torch_kinds), KINDS[-1]):
             values, marks = (kind.values[0], kind.marks) if not isinstance(kind, str) else (kind, ())
             cells.append(pytest.param(values, next(styles), name, next(circumstances), marks=marks))
     return cells
@@ -129,7 +130,7 @@ CONTROLS = st.fixed_dictionaries({}, optional={
     "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-3, 3), max_size=4)})
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(CONTROLS, st.sampled_from([*METHODS]), st.integers(1, 6)), min_size=1, max_size=5),
        st.sampled_from(["llama", "native"]), st.booleans())
 def test_random_controls_and_mixed_methods(cases: list[tuple[dict[str, Any], str, int]], kind: str,

@@ -142,7 +142,7 @@ def test_the_default_model_drafts_for_itself(default_model_path: Path) -> None:
     """The file as its own draft model; skipped, cut short, in 4 bits; and, in 4 bits already, not rounded further."""
     llm = LLM(threads=1)
     prompt = "The three largest oceans are"
-    params = SamplingParams(max_tokens=24, temperature=0.0)
+    params = SamplingParams(max_tokens=16, temperature=0.0)
     plain = llm.generate([prompt], params)[0].outputs[0].token_ids
     for wish, least in (({"method": "draft", "model": str(default_model_path)}, 4.0), ({"method": "skip"}, 1.0),
                         ({"method": "exit", "layers": 20}, 1.0), ({"method": "precision"}, 2.5)):

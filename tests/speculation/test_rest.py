@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RequestError
@@ -44,7 +44,6 @@ def stored(folder: Path, texts: list[list[int]], vocab: int = VOCAB, fingerprint
     return Datastore(path)
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(1, 12))
 def test_hits_are_those_of_a_scan(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], end: list[int],
                                   size: int) -> None:
@@ -63,7 +62,6 @@ def test_hits_are_those_of_a_scan(tmp_path_factory: pytest.TempPathFactory, text
         assert sorted(rows.tolist()) == sorted(scan(end[-length:]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=30), st.integers(1, 20))
 def test_the_tree_holds_the_most_frequent_prefixes(continuations: list[list[int]], nodes: int) -> None:
     """The rows come as the datastore gives them: sorted, a text's end (-1) after every token."""

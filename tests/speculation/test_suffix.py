@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RequestError
@@ -166,7 +166,6 @@ def test_salts_keep_requests_apart() -> None:
         assert (None if draft is None else draft.tokens) == expected
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 4), max_size=30)), max_size=40),
        st.integers(1, 80))
 def test_the_library_is_bounded_and_forgets_the_oldest_first(deeds: list[tuple[int, list[int]]], most: int) -> None:
