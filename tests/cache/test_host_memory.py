@@ -221,6 +221,20 @@ def test_without_host_memory_blocks_are_forgotten_and_it_is_asked_for_once() -> 
     assert asked == [1] and cache.cold.used == cache.cold.blocks_out == cache.hits == 0
 
 
+def test_what_is_forgotten_does_not_come_back_from_the_host() -> None:
+    cache = manager(cold=20)
+    run(cache, TEXT)
+    run(cache, [7] * 40)
+    assert cache.cold.used == 10
+    cache.forget()
+    assert cache.cold.used == 0
+    cache.check([])
+    allocation = cache.open(TEXT)
+    assert allocation is not None and allocation.cached == 0 and not allocation.absent
+    cache.close(allocation)
+    cache.check([])
+
+
 # ------------------------------------------------------------------ swapped sequences
 
 def test_a_swapped_sequence_gets_everything_back_that_the_prefix_cache_has_lost() -> None:
