@@ -29,8 +29,8 @@ class TransformersPeer:
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
             factory: Any = AutoModelForCausalLM
             self._model: Any = factory.from_config(config, dtype=torch.float32).eval()
-            state = {name: checkpoint.tensor(name) for name in checkpoint.names() if name in
-                     self._model.state_dict()}
+            known = set(self._model.state_dict())
+            state = {name: checkpoint.tensor(name) for name in checkpoint.names() if name in known}
             missing = self._model.load_state_dict(state, strict=False).missing_keys
         if any(name != "lm_head.weight" for name in missing):
             raise RuntimeError(f"transformers misses {missing[0]}")
