@@ -207,7 +207,7 @@ class CacheManager:
                     free -= 1
                 index += 1
             else:
-                index += free
+                index = len(blocks) + free
             reach = min(reach, index)
         return max(0, reach * size - start)
 

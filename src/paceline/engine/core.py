@@ -147,9 +147,10 @@ class Engine:
             wish = None
         drafter = None if wish is None else speculations.build(wish, self._draft_context)
         rule = None if wish is None or drafter is None else rule_for(wish.verify, drafter.needs.samples)
+        found = None if drafter is None or not self.executor.looks_up else drafter.needs.lookup
         lookup = 0
-        if wish is not None and drafter is not None and drafter.needs.lookup is not None and self.executor.looks_up:
-            lookup = drafter.needs.lookup.packed(wish.k) if rule is not None and rule.name == "coupled" else 0
+        if wish is not None and found is not None and rule is not None and rule.name == "coupled":
+            lookup = found.packed(wish.k, always=not wish.adaptive)
         compilation = self.structures.begin(params)
 
         now = self.clock()

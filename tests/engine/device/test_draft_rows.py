@@ -53,6 +53,20 @@ def test_more_sequences_than_there_are_steps_for_are_not_drafted_for() -> None:
     assert DraftRows().choose(GROUPS[-1] + 1) == 0
 
 
+def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
+    draft_rows = DraftRows()
+    choose(draft_rows, 1, 10, lambda rows: 4.0, lambda rows: 1.0)
+    draft_rows.refuse(4)
+    assert set(choose(draft_rows, 1, 50, lambda rows: 4.0, lambda rows: 1.0)) == {0, 2}
+    assert draft_rows.choose(32) == 0 and draft_rows.insist(1, 15) == 2 and draft_rows.insist(4, 1) == 0
+
+
+def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:
+    draft_rows = DraftRows()
+    assert [draft_rows.insist(3, depth) for depth in (1, 2, 7, 15, 1024)] == [8, 16, 32, 64, 64]
+    assert draft_rows.insist(200, 15) == MOST_ROWS and draft_rows.insist(GROUPS[-1] + 1, 3) == 0
+
+
 def test_longer_matches_are_worth_longer_drafts() -> None:
     depths = worthwhile()
     assert len(depths) == LOOK_BACK + 1 and depths == sorted(depths)

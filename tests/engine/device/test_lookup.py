@@ -46,6 +46,20 @@ def some_requests(rng: random.Random, count: int) -> tuple[list[list[int]], list
     return prompts, params, [rng.choice(known) for _ in range(count)]
 
 
+def within_blocks(llm: LLM) -> None:
+    """Every repeated step that is planned may only write what is reserved."""
+    builder: Any = llm.engine.scheduler._filler
+    fill = builder.fill_repeated
+
+    def checked(repeat: Any) -> Any:
+        found = fill(repeat)
+        for group in found[0]:
+            assert group.end <= len(group.seq.allocation.blocks[0]) * llm.engine.cache.block_size
+        return found
+
+    builder.fill_repeated = checked
+
+
 def check_mix(seed: int) -> int:
     """One mix of requests with few seats and blocks; how many drafts were accepted."""
     rng = random.Random(seed)
@@ -55,7 +69,10 @@ def check_mix(seed: int) -> int:
     options["kv_blocks"] = max(rng.choice([12, 20, 40]), 100 // options["block_size"])
     prompts, params, wishes = some_requests(rng, rng.randint(3, 9))
     expected = on_host(**options).generate(prompts, params)
-    llm = made(rng.choice([1, 2, 4, 16]), **options)
+    llm = made(4, **options)
+    often = rng.choice([[1], [16], [1, 1, 2, 5, 8]])
+    executor_of(llm).how_often = lambda *_: rng.choice(often)
+    within_blocks(llm)
     found = llm.generate(prompts, params, speculation=wishes)
     same(found, expected)
     assert llm.engine.cache.usage().used == 0
@@ -176,8 +193,54 @@ def test_without_memory_for_such_a_step_there_are_no_drafts(monkeypatch: pytest.
     monkeypatch.setattr(decode, "_capture", lambda shape, controls: (full if shape.most else capture)(shape, controls))
     found = outs(llm, [GREEDY] * 3, 30, ngram())
     same(found, outs(on_host(), [GREEDY] * 3, 30))
-    assert lacks(llm, Use.LOOKUP) and not lacks(llm, Use.DECODE)
+    assert not lacks(llm, Use.LOOKUP) and not lacks(llm, Use.DECODE), "smaller ones may find memory"
     assert llm.engine.report()["drafted"] == 0
+
+
+def test_without_memory_for_a_wide_step_narrower_ones_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = made(4)
+    decode = executor_of(llm).graphs.decode
+    capture = decode._capture
+    monkeypatch.setattr(decode, "_capture", lambda shape, *more: (full if shape.rows > 8 else capture)(shape, *more))
+    for k in (15, 15, 1):
+        same(outs(llm, [GREEDY] * 3, 30, ngram(k)), outs(on_host(), [GREEDY] * 3, 30))
+    assert llm.engine.report()["drafted"] > 0
+    assert max(shape.rows for shape, _ in decode._captured) == 8
+
+
+def test_a_wish_for_very_long_drafts_widens_nobodys_steps_beyond_what_can_be_used() -> None:
+    llm = made(4)
+    wishes = [ngram(1024), None, "ngram"]
+    same(outs(llm, [GREEDY] * 3, 30, wishes), outs(on_host(), [GREEDY] * 3, 30))
+    assert max(shape.rows for shape, _ in executor_of(llm).graphs.decode._captured) <= 16 * 4
+
+
+def test_drafts_take_nobodys_blocks() -> None:
+    """Four texts that fit, and would not if the longest progress of all were reserved at once."""
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    prompts = [[3 + i, 14, 15, 9, 3 + i, 14, 15, 9] * 2 for i in range(4)]
+    options: dict[str, Any] = {"kv_blocks": 34, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
+    llm = made(16, **options)
+    found = llm.generate(prompts, params, speculation=ngram(15))
+    same(found, on_host(**options).generate(prompts, params))
+    assert llm.engine.report()["preemptions"] == 0 and llm.engine.report()["accepted"] > 0
+
+
+def test_few_blocks_and_changing_times() -> None:
+    """Ends that are cut short by few blocks must not be taken for progress: it hung, and wrote into nobody's block."""
+    for seed in (24, 33, 34):
+        rng = random.Random(seed)
+        count = rng.randint(2, 3)
+        cycle = [rng.randrange(90) for _ in range(rng.randint(1, 3))]
+        prompts = [(cycle * 20)[:rng.randint(6, 14)] for _ in range(count)]
+        params = [SamplingParams(temperature=0.0, max_tokens=rng.randint(25, 45), ignore_eos=True,
+                                 logit_bias={token: rng.choice([3.0, 6.0]) for token in cycle}) for _ in range(count)]
+        options: dict[str, Any] = {"block_size": 4, "max_num_seqs": count, "max_model_len": 64}
+        llm = made(4, kv_blocks=rng.choice([20, 24, 28]), **options)
+        executor_of(llm).how_often = lambda *_, rng=rng: rng.choice([1, 1, 2, 5, 8])
+        within_blocks(llm)
+        found = llm.generate(prompts, params, speculation=ngram(rng.choice([3, 7, 15])))
+        same(found, on_host(kv_blocks=100, **options).generate(prompts, params))
 
 
 def test_without_memory_when_such_a_step_is_launched_it_is_planned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +251,8 @@ def test_without_memory_when_such_a_step_is_launched_it_is_planned_anew(monkeypa
 
 @pytest.mark.parametrize(("wish", "params", "placement"), [
     ("ngram", {}, Placement.FREE), ("auto", {}, Placement.FREE), ("suffix", {}, Placement.DEVICE),
+    ({"method": "auto", "drafters": ["suffix", "ngram"]}, {}, Placement.DEVICE),
+    ({"method": "auto", "drafters": ["ngram"]}, {}, Placement.FREE), ("ngram", {"logprobs": 2}, Placement.DEVICE),
     ({"method": "ngram", "verify": "typical"}, {}, Placement.DEVICE),
     ("ngram", {"no_repeat_ngram_size": 3}, Placement.DEVICE), ("ngram", {"trace": True}, Placement.HOST)])
 def test_who_is_drafted_for_by_the_device(wish: Any, params: dict[str, Any], placement: Placement) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels.device import columns
-from paceline.kernels.device.lookup import Lookup
+from paceline.kernels.device.lookup import ALWAYS, Lookup
 from paceline.kernels.device.operands import PackedDrafts, Verdicts
 from paceline.kernels.device.repeats import Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows, RowsShape
@@ -136,10 +136,10 @@ def test_the_tiles_of_a_step_with_drafts_hold_its_rows(device: torch.device) -> 
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=40), max_n=st.integers(1, 4), min_n=st.integers(1, 4),
-       depth=st.integers(1, 9))
+@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=40), max_n=st.integers(1, 16), min_n=st.integers(1, 4),
+       depth=st.integers(1, 9), always=st.booleans())
 def test_a_device_finds_the_drafts_of_the_host(device: torch.device, text: list[int], max_n: int, min_n: int,
-                                               depth: int) -> None:
+                                               depth: int, always: bool) -> None:
     min_n = min(min_n, max_n)
     drafter = NgramDrafter(min_n=min_n, max_n=max_n)
     sequence: Any = type("Text", (), {"tokens": text})()
@@ -152,6 +152,9 @@ def test_a_device_finds_the_drafts_of_the_host(device: torch.device, text: list[
         own.table[0, columns.LOOKUP] = Lookup(min_n, max_n).packed(depth)
         inputs = RepeatInputs.over(torch.full((RepeatInputs.size(1),), 99))
         inputs.seats[0] = 0
+        if always:
+            own.table[0, columns.LOOKUP] |= ALWAYS
+            inputs.depths.zero_()
         drafts = Drafts.of(1, 9, device)
         kernels.propose(inputs, own, drafts)
         count = int(drafts.found)

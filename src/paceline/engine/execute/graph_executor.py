@@ -13,7 +13,7 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
-from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, DraftRows, worthwhile
+from paceline.engine.execute.graphs.draft_rows import DraftRows, worthwhile
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -33,7 +33,6 @@ from paceline.engine.rows.sample_rows import row_masks
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence
 from paceline.engine.schedule.step import Repeat, Step
-from paceline.kernels.device.lookup import MOST_DRAFTED
 from paceline.sampling.masks import Mask
 
 AHEAD = 2
@@ -133,7 +132,9 @@ class GraphExecutor:
                 or any(seq.emitter.scored for seq in running)):
             return None
         rows = self._rows(running)
-        if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows)):
+        if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
+            self._memory.warn(Use.LOOKUP)
+            self._draft_rows.refuse(rows)
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
@@ -142,12 +143,10 @@ class GraphExecutor:
     def _rows(self, running: Seq[Sequence]) -> int:
         """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted."""
         wishes = [seq.request.speculation for seq in running if seq.lookup]
-        if not wishes or len(running) > GROUPS[-1]:
+        if not wishes:
             return 0
         fixed: list[int] = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
-        if not fixed:
-            return self._draft_rows.choose(len(running))
-        return min(self.graphs.decode.shape(len(running), 1).groups * (1 + max(fixed)), MOST_ROWS)
+        return self._draft_rows.insist(len(running), max(fixed)) if fixed else self._draft_rows.choose(len(running))
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
@@ -172,13 +171,11 @@ class GraphExecutor:
 
     def _repeat(self, step: Step) -> Flight:
         flight, launch = Flight(step), self.graphs.decode.launch
-        depths: Seq[int] = ()
-        if step.drafted_rows:
-            wishes = [group.seq.request.speculation for group in step.groups]
-            adaptive = all(wish is None or wish.adaptive for wish in wishes)
-            depths = self._depths if adaptive else [MOST_DRAFTED] * len(self._depths)
-        flight.started, flight.reading = True, self._memory.attempt(Use.DECODE, lambda: launch(step, depths))
+        use = Use.LOOKUP if step.drafted_rows else Use.DECODE
+        flight.started = True
+        flight.reading = self._memory.attempt(use, lambda: launch(step, self._depths), final=not step.drafted_rows)
         if flight.reading is None:  # positions for its repeats are reserved: it can only be planned anew
+            self._draft_rows.refuse(step.drafted_rows)
             raise StepDropped(step, too_large=False)
         return flight
 

@@ -17,7 +17,7 @@ def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool, l
     masked, watched = masked_by_host(seq), seq.request.params.interrupt is not None
     if not samples_on_device(seq) or not make_room(seq):
         seq.placement = Placement.HOST
-    elif watched or (drafted and (masked or not lookup)):
+    elif watched or (drafted and (masked or seq.emitter.scored or not lookup)):
         seq.placement = Placement.DEVICE
     else:
         seq.placement = Placement.AHEAD if masked else Placement.FREE

@@ -229,8 +229,10 @@ class Scheduler:
             tokens = seq.tokens
             tokens.extend(result.tokens)
             if seq.epoch == group.epoch:
+                if seq.drifting:
+                    del seq.drifting[0]
                 if step.repeat:
-                    self._progress(step, group)
+                    self._progress(group)
                 elif group.draft is None:
                     length = group.start + len(group.tokens)
                     if length >= seq.allocation.due:
@@ -265,7 +267,8 @@ class Scheduler:
         for sequences in self._requests.values():
             for seq in sequences:
                 seq.in_flight = 0
-                seq.in_flight_drafts = seq.ahead_least = seq.ahead_most = 0
+                seq.in_flight_drafts = 0
+                seq.drifting = []
                 self._filler.forget_swapped(seq)
         self._moves = []
         while self._running:
@@ -280,7 +283,7 @@ class Scheduler:
         self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
         return True
 
-    def _progress(self, step: Step, group: RowGroup) -> None:
+    def _progress(self, group: RowGroup) -> None:
         """A repeated step of a sequence that still holds its blocks is over: all its tokens but the newest are in the
         cache. What was reserved beyond is given back, unless another step may be writing there."""
         seq = group.seq
@@ -288,9 +291,7 @@ class Scheduler:
         if length >= seq.allocation.due:
             self.cache.commit(seq.allocation, seq.tokens, length)
         if group.drifts:
-            seq.ahead_least -= step.repeat
-            seq.ahead_most -= max(0, group.end - group.start)
-            seq.computed = length + seq.ahead_most
+            seq.drift()
             if not seq.in_flight:
                 self.cache.rollback(seq.allocation, length)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from paceline.request import Request
 
@@ -58,6 +58,16 @@ class Branch:
     finish: str | None = None
 
 
+class Reach(NamedTuple):
+    """Of a repeated step in which a device drafts for a sequence."""
+
+    times: int
+    most: int
+    """Positions that it may advance each time; one at least, before the end."""
+    end: int
+    """The first position that it must not write."""
+
+
 class Search(Protocol):
     """Decides about several sequences together (decide/beams.py)."""
 
@@ -75,8 +85,8 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("adapter", "admitted", "ahead_least", "ahead_most", "allocation", "cache_miss", "cached_tokens",
-                 "computed", "draft", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
+    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
+                 "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
                  "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
                  "rule", "sample", "search", "seed", "siblings", "state", "status", "swapped", "tokens",
                  "wait_for_commit")
@@ -99,8 +109,8 @@ class Sequence:
         """Steps scheduled and not yet committed that hold rows of this sequence (0 or 1, 2 when ahead)."""
         self.in_flight_drafts = 0
         """How many of those carry a draft, or drift: how far they got is unknown until commit."""
-        self.ahead_least = self.ahead_most = 0
-        """Positions that the drifting ones will have computed when they are committed."""
+        self.drifting: list[Reach] = []
+        """How far each of those may get, oldest first, while one of them drifts."""
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.draft: DraftTree | None = None
@@ -148,8 +158,20 @@ class Sequence:
 
     @property
     def least_computed(self) -> int:
-        """Where `computed` may be further than the steps in flight will get: how far they will at least."""
-        return len(self.tokens) - 1 + self.ahead_least if self.ahead_most else self.computed
+        """How far the steps in flight get at least; `computed` is how far they may."""
+        if not self.drifting:
+            return self.computed
+        least = len(self.tokens) - 1
+        for reach in self.drifting:
+            least = max(least, min(least + reach.times, reach.end))
+        return least
+
+    def drift(self) -> None:
+        """Set `computed` to how far the steps in flight may get from the tokens that are known."""
+        most = len(self.tokens) - 1
+        for reach in self.drifting:
+            most = max(most, min(most + reach.times * reach.most, reach.end))
+        self.computed = most
 
     @property
     def output_len(self) -> int:

@@ -123,4 +123,4 @@ class Step:
 
     @property
     def rows(self) -> int:
-        return sum(len(group.tokens) for group in self.groups) * max(self.repeat, 1)
+        return (self.drafted_rows or sum(len(group.tokens) for group in self.groups)) * max(self.repeat, 1)

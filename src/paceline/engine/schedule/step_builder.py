@@ -12,7 +12,7 @@ from paceline.cache.transfers import BlockCopy, Route
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
-from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Sequence, Status
+from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Reach, Sequence, Status
 from paceline.engine.schedule.step import Repeat, RowGroup
 
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ class StepBuilder:
     def fill_repeated(self, repeat: Repeat) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
         """Like fill() for a step that is repeated; the last of the results says how often. Only when can_repeat()."""
         groups = self._groups = []
-        times = repeat.times
-        for seq in self.running[:self.config.max_batch_tokens]:
+        running = self.running[:self.config.max_batch_tokens]
+        times, lookahead = self._affordable(running, repeat)
+        for seq in running:
             start = seq.computed
             if seq.least_computed >= seq.limit - 1 or seq.status is not RUNNING:  # what is in flight ends it
                 continue
-            most = 1 + repeat.lookahead if seq.lookup else 1
-            drifts = most > 1 or seq.in_flight_drafts > 0
+            most = 1 + lookahead if seq.lookup else 1
             wanted = min(times * most, seq.limit - 1 - start)
             end = seq.limit - 1
             if wanted > 0:  # else all that it may still write is reserved
@@ -145,18 +145,33 @@ class StepBuilder:
                     times = min(times, rows)
                 end = start + rows
             token = seq.tokens[-1] if start < len(seq.tokens) else PENDING
+            drifts = most > 1 or seq.in_flight_drafts > 0
             groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch, (), end, drifts))
             seq.in_flight += 1
             seq.in_flight_drafts += drifts
         for group in groups:
             seq = group.seq
             if group.drifts:
-                seq.ahead_least += times
-                seq.ahead_most += max(0, group.end - group.start)
+                if seq.in_flight > 1 and not seq.drifting:  # the one before it gets exactly there
+                    seq.drifting.append(Reach(group.start - len(seq.tokens) + 1, 1, group.start))
+                seq.drifting.append(Reach(times, 1 + lookahead if seq.lookup else 1, group.end))
+                seq.drift()
             else:
-                group.end = min(group.end, group.start + times)
-            seq.computed = max(group.start, group.end)
+                group.end = seq.computed = min(group.end, group.start + times)
         return groups, *self._filled(), times
+
+    def _affordable(self, running: list[Sequence], repeat: Repeat) -> tuple[int, int]:
+        """How often, and with how much lookahead, a step can be repeated without taking blocks from anybody for drafts
+        that may come to nothing."""
+        times, lookahead = repeat.times, repeat.lookahead
+        while lookahead:
+            ends = [(seq.allocation, min(seq.computed + times * (1 + lookahead if seq.lookup else 1), seq.limit - 1))
+                    for seq in running]
+            if all(sum(self.cache.needed(allocation, g, end) for allocation, end in ends) <= pool.free
+                   for g, pool in enumerate(self.cache.pools)):
+                break
+            times, lookahead = (times // 2, lookahead) if times > 1 else (repeat.times, 0)
+        return times, lookahead
 
     def abandon(self) -> None:
         """Forget the step being built, if fill() was broken off, and the copies for it."""
@@ -270,7 +285,8 @@ class StepBuilder:
         self.cache.close(victim.allocation)
         self._drop_copies()
         victim.allocation = UNSEATED
-        victim.computed = victim.ahead_least = victim.ahead_most = 0
+        victim.computed = 0
+        victim.drifting = []
         victim.draft = None
         victim.epoch += 1
         victim.preemptions += 1

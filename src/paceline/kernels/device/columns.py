@@ -13,7 +13,7 @@ LISTED_EARLY = 10
 EARLY_UNTIL = 11
 LOOKUP = 12
 """How the seat's text is searched for a draft: the shortest n-gram, 256 times the longest, 65536 times the tokens that
-may be drafted. 0: it is not."""
+may be drafted, and lookup.ALWAYS if so many are wanted wherever something matches. 0: it is not."""
 COLUMNS = 16
 
 GREEDY, RANKED, NUCLEUS, FLOORED = 1, 2, 4, 8

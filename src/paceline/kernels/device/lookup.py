@@ -7,6 +7,7 @@ from typing import NamedTuple
 LONGEST_N = 16
 LOOK_BACK = 32
 """How far a match is followed backwards, beyond its n-gram, to judge how much it is worth."""
+ALWAYS = 1 << 24
 MOST_DRAFTED = 15
 """Tokens that a device drafts for one sequence at a time, at most."""
 
@@ -18,6 +19,6 @@ class Lookup(NamedTuple):
     min_n: int
     max_n: int
 
-    def packed(self, most: int) -> int:
-        """As columns.LOOKUP holds it, with the tokens that may be drafted."""
-        return self.min_n + 256 * self.max_n + 65536 * min(most, MOST_DRAFTED)
+    def packed(self, most: int, always: bool = False) -> int:
+        """As columns.LOOKUP holds it, with the tokens that may be drafted, `always`: whatever they are worth."""
+        return self.min_n + 256 * self.max_n + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.kernels.device import columns
 from paceline.kernels.device.interface import Sampler
-from paceline.kernels.device.lookup import LOOK_BACK
+from paceline.kernels.device.lookup import ALWAYS, LOOK_BACK
 from paceline.kernels.device.operands import PackedDrafts, Verdicts
 from paceline.kernels.device.repeats import IDLE, ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows, RowsShape
@@ -53,7 +53,8 @@ class SteppedDevice:
             seat, place = int(inputs.seats[group]), int(places[group])
             words = int(tables.table[seat, columns.LOOKUP])
             found, matched = look_up(tables.texts[seat, :place + 1].tolist(), words & 255, words >> 8 & 255, most)
-            depth = min(words >> 16, most, int(inputs.depths[matched]), int(inputs.ends[group]) - place - 1)
+            worth = most if words & ALWAYS else int(inputs.depths[matched])
+            depth = min(words >> 16 & 255, most, worth, int(inputs.ends[group]) - place - 1)
             found = found[:max(0, depth)]
             drafts.tokens[group, :len(found)] = torch.tensor(found, dtype=torch.int32)
             drafts.found[group], drafts.matched[group] = len(found), matched

@@ -12,6 +12,7 @@ from paceline.kernels.triton.stepping_device import newest
 
 LOOKUP = tl.constexpr(columns.LOOKUP)
 LOOK_BACK = tl.constexpr(lookup.LOOK_BACK)
+ALWAYS = tl.constexpr(lookup.ALWAYS)
 IDLE = tl.constexpr(repeats.IDLE)
 ROUND = tl.constexpr(repeats.ROUND)
 
@@ -25,7 +26,7 @@ def propose_kernel(seats, ends, depths, table, texts, room, lengths, tokens, fou
     seat, place, live = newest(seats, ends, lengths, group, groups)
     end = tl.load(ends + group)
     words = tl.load(table + seat * COLUMNS + LOOKUP, mask=live, other=0)
-    shortest, longest, most = words & 255, (words >> 8) & 255, words >> 16
+    shortest, longest, most = words & 255, (words >> 8) & 255, (words >> 16) & 255
     text, length = texts + seat * room, place + 1
     best = tl.full((), -1, tl.int64)
     high = tl.where(live & (longest > 0), length - 1, 0)
@@ -35,7 +36,8 @@ def propose_kernel(seats, ends, depths, table, texts, room, lengths, tokens, fou
         run = tl.zeros_like(at)
         for i in range(longest):
             there = equal & (at - 1 - i >= 0)
-            equal = there & (tl.load(text + at - 1 - i, mask=there, other=-1) == tl.load(text + length - 1 - i))
+            last = tl.load(text + length - 1 - i, mask=i < length, other=-2)
+            equal = there & (tl.load(text + at - 1 - i, mask=there, other=-1) == last)
             run += equal.to(tl.int32)
         key = tl.where(run >= shortest, run.to(tl.int64) * 4294967296 + at, -1)
         best = tl.maximum(best, tl.max(tl.where(run > 0, key, -1), 0))
@@ -48,7 +50,8 @@ def propose_kernel(seats, ends, depths, table, texts, room, lengths, tokens, fou
     same = seen & (tl.load(text + at - 1 - back, mask=seen, other=-1)
                    == tl.load(text + length - 1 - back, mask=seen, other=-2))
     matched = tl.min(tl.where(same, LOOK_BACK, back), 0)
-    depth = tl.minimum(tl.load(depths + matched), tl.minimum(most, end - place - 1))
+    worth = tl.where((words & ALWAYS) != 0, MOST, tl.load(depths + matched))
+    depth = tl.minimum(worth, tl.minimum(most, end - place - 1))
     ahead = length - at
     # A match of full length that runs into the end of the text goes on from its own beginning.
     whole = (best >> 32) == longest

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from paceline.kernels.device.lookup import Lookup
 from paceline.speculation.acceptance import outcomes, survival
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.guard import Guard, reason
@@ -59,12 +60,13 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
     """
 
     def __init__(self, name: str, parts: Sequence[tuple[Part, History]],
-                 clock: Callable[[], float] = time.perf_counter) -> None:
+                 clock: Callable[[], float] = time.perf_counter, lookup: Lookup | None = None) -> None:
+        """`lookup`: what a device, if there is one, does in place of all the parts."""
         super().__init__()
         self.name = name
         needs = [part.drafter.needs for part, _ in parts]
         self.needs = Needs(samples=any(one.samples for one in needs), probes=any(one.probes for one in needs),
-                           lookup=next((one.lookup for one in needs if one.lookup is not None), None))
+                           lookup=lookup)
         self._candidates = [_Candidate(part, known) for part, known in parts]
         self._records: dict[DraftedSequence, list[_Record]] = {}
         self._clock = clock
@@ -208,4 +210,7 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         wishes = DEFAULT
     check_wishes(wishes, method)
     known = context.shared.setdefault("auto histories", Histories())
-    return AutoDrafter(method, [(part_of(wish, method, context), known.of(wish)) for wish in wishes])
+    parts = [(part_of(wish, method, context), known.of(wish)) for wish in wishes]
+    # Those that were named are all to be asked; of those that were not, what needs no host is enough.
+    lookup = parts[0][0].drafter.needs.lookup if wishes is DEFAULT or len(parts) == 1 else None
+    return AutoDrafter(method, parts, lookup=lookup)

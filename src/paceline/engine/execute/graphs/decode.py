@@ -80,12 +80,15 @@ class DecodeGraphs:
                                    device=device)
         self._verifier = self._on_device.verifier(self.most_rows, MOST_DRAFTED, device)
         self._captured: dict[tuple[DecodeShape, Controls], DecodeGraph] = {}
+        self._planned = DecodeShape(0, 0)
+        """What was made ready last."""
         self._graphs = graphs
 
     def ready(self, running: Seq[Sequence], rows: int = 0) -> None:
         """Capture what the running sequences need, if it is not there yet. `rows`: of the step, where there are to be
         drafts (draft_rows.choices)."""
-        self._for(self.shape(len(running), rows), self._seats.seat_all(running))
+        self._planned = self.shape(len(running), rows)
+        self._for(self._planned, self._seats.seat_all(running))
 
     def shape(self, groups: int, rows: int = 0) -> DecodeShape:
         """The least one that has room for so many groups; with `rows` in all where there are to be drafts."""
@@ -98,7 +101,10 @@ class DecodeGraphs:
         groups, times = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
         controls = self._seats.seat_all([group.seq for group in groups])
-        captured = self._for(self.shape(len(groups), step.drafted_rows), controls)
+        shape = self.shape(len(groups), step.drafted_rows)
+        if self._planned.groups >= shape.groups and self._planned.rows == shape.rows:  # who is left out takes no room
+            shape = self._planned
+        captured = self._for(shape, controls)
         self._upload(captured, groups, depths)
         in_flight = RepeatedInFlight(times, self._device)
         for _ in range(times):

@@ -51,13 +51,31 @@ class DraftRows:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, _Choice]] = {}
+        self._most_rows = MOST_ROWS
+        """What there is memory for, as far as is known."""
+
+    def refuse(self, rows: int) -> None:
+        """There was no memory for a step of so many rows."""
+        if rows:
+            self._most_rows = min(self._most_rows, rows - 1)
+            for known in self._known.values():
+                for beyond in [other for other in known if other > self._most_rows]:
+                    del known[beyond]
+
+    def insist(self, running: int, depth: int) -> int:
+        """Rows of a step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        wanted = groups * (1 + min(depth, MOST_DRAFTED))
+        fitting = [rows for factor in (2, 4, 8, 16) if (rows := factor * groups) <= self._most_rows]
+        return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
 
     def choose(self, running: int) -> int:
         """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
         groups = next((groups for groups in GROUPS if groups >= running), 0)
-        if not groups or not choices(groups):
+        possible = [rows for rows in choices(groups) if rows <= self._most_rows] if groups else []
+        if not possible:
             return 0
-        known = self._known.setdefault(groups, {rows: _Choice() for rows in (0, *choices(groups))})
+        known = self._known.setdefault(groups, {rows: _Choice() for rows in (0, *possible)})
         for rows, one in known.items():
             if not one.seconds:
                 return rows

@@ -18,7 +18,7 @@ class Use(Enum):
     """What takes memory beside weights and cache: what it is, and what happens without it."""
 
     DECODE = "to capture repeated steps", "tokens are decoded one step at a time from now on"
-    LOOKUP = "to capture repeated steps with drafts", "they are decoded without from now on"
+    LOOKUP = "to capture wide steps with drafts", "fewer tokens are drafted at a time from now on"
     PREFILL = "to capture steps", "steps are launched kernel by kernel from now on"
     VERIFY = "to capture steps with drafts", "they are launched kernel by kernel from now on"
     DRAFT = "to capture what draft models run", "it is launched kernel by kernel from now on"
