@@ -56,10 +56,21 @@ def device() -> Iterator[torch.device]:
         yield torch.device("cuda" if CARD else "cpu")
 
 
+NOT_TRACED = (
+    "gpu", "kernels/triton", "real", "sampling/device", "scheduler/test_stateful.py", "scheduler/test_worlds.py",
+    "engine/test_equality_matrix.py", "grammar/test_engine.py", "grammar/test_schemas.py", "native/test_torch_models.py",
+    "speculation/test_chi_square.py", "speculation/test_every_drafter_in_the_matrix.py",
+    "speculation/test_model_drafters.py", "speculation/test_host_drafters_are_exact.py",
+    "speculation/test_sampled_drafts.py", "speculation/test_engine_rules.py")
+"""Tests that run over and over what others cover: tracing would double what they take."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is a card, what asks for the device runs on it."""
+    """Where there is a card, what asks for the device runs on it. Coverage is measured where it says something."""
     suite_time.shuffle(items)
     for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(NOT_TRACED):
+            item.add_marker(pytest.mark.no_cover)
         if CARD and "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.gpu)
