@@ -14,7 +14,7 @@ EXCUSED = frozenset(("slow", "full", "sanitize"))
 """Marks of tests that may take their time."""
 LISTED = 10.0
 """Seconds above which another test is listed."""
-REFUSED = 120.0
+REFUSED = 240.0
 """Seconds above which one fails the run in CI: a busy machine takes its time."""
 UNTIL = "PACELINE_TESTS_UNTIL"
 """Environment: seconds since the epoch after which tests are skipped, chosen by SHUFFLED."""
