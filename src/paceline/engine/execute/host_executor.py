@@ -21,6 +21,8 @@ class HostExecutor:
 
     stale = False
 
+    looks_up = False
+
     def __init__(self, runner: ModelRunner, builder: BatchBuilder, decider: Decider, clock: Callable[[], float],
                  schedule_ahead: bool) -> None:
         """`schedule_ahead`: a step is planned and laid out after the one before it has run, before that is decided."""
@@ -35,8 +37,6 @@ class HostExecutor:
         self._out: StepLogits | None = None
         """Of the oldest step, once it has run."""
         self._forward_s = 0.0
-
-    looks_up = False
 
     def make_room(self, seq: Sequence) -> bool:
         return True

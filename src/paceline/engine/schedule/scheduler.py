@@ -187,15 +187,15 @@ class Scheduler:
         can_repeat(), it is one that is repeated, at most so often."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
-        times = drafted_rows = 0
+        planned = Repeat(0)
         if repeat is not None:
-            groups, copies, preempted, times = self._filler.fill_repeated(repeat)
-            drafted_rows = repeat.drafted_rows
+            groups, copies, preempted, planned = self._filler.fill_repeated(repeat)
         else:
             groups, copies, preempted = self._filler.fill()
         if not groups:
             return None
-        step = Step(self._next_step, groups, copies, self._moves, preempted, times, drafted_rows)
+        step = Step(self._next_step, groups, copies, self._moves, preempted, planned.times,
+                    planned.drafted_rows)
         self._next_step += 1
         self._moves = []
         self._flight.append(step)

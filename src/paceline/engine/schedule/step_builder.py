@@ -125,11 +125,12 @@ class StepBuilder:
         first = self.waiting.peek()
         return bool(self.running) and (first is None or self._shut_out(first))
 
-    def fill_repeated(self, repeat: Repeat) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], int]:
-        """Like fill() for a step that is repeated; the last of the results says how often. Only when can_repeat()."""
+    def fill_repeated(self, repeat: Repeat) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], Repeat]:
+        """Like fill() for a step that is repeated; the last of the results is what there were blocks for. Only when
+        can_repeat()."""
         groups = self._groups = []
         running = self.running[:self.config.max_batch_tokens]
-        times, lookahead = self._affordable(running, repeat)
+        times, drafted_rows, lookahead = self._affordable(running, repeat)
         for seq in running:
             start = seq.computed
             if seq.least_computed >= seq.limit - 1 or seq.status is not RUNNING:  # what is in flight ends it
@@ -158,10 +159,10 @@ class StepBuilder:
                 seq.drift()
             else:
                 group.end = seq.computed = min(group.end, group.start + times)
-        return groups, *self._filled(), times
+        return groups, *self._filled(), Repeat(times, drafted_rows, lookahead)
 
-    def _affordable(self, running: list[Sequence], repeat: Repeat) -> tuple[int, int]:
-        """How often, and with how much lookahead, a step can be repeated without taking blocks from anybody for drafts
+    def _affordable(self, running: list[Sequence], repeat: Repeat) -> Repeat:
+        """How often a step can be repeated, and with how much lookahead, without taking blocks from anybody for drafts
         that may come to nothing."""
         times, lookahead = repeat.times, repeat.lookahead
         while lookahead:
@@ -170,8 +171,10 @@ class StepBuilder:
             if all(sum(self.cache.needed(allocation, g, end) for allocation, end in ends) <= pool.free
                    for g, pool in enumerate(self.cache.pools)):
                 break
-            times, lookahead = (times // 2, lookahead) if times > 1 else (repeat.times, 0)
-        return times, lookahead
+            if times == 1:
+                return Repeat(repeat.times)
+            times //= 2
+        return Repeat(times, repeat.drafted_rows, lookahead)
 
     def abandon(self) -> None:
         """Forget the step being built, if fill() was broken off, and the copies for it."""
