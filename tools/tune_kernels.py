@@ -203,7 +203,7 @@ def attention(bench: Bench, shape: Shape) -> None:
     device, heads = bench.device, shape.heads
     arrived = torch.zeros(1 << 16, dtype=torch.int32, device=device)
     fast, exact = (load(mode, device).tuning(BF16, heads.dim) for mode in (False, True))
-    grid = {"default": fast, "64 high": replace(fast, small_m=64), "blocks of 32": replace(fast, block_n=32),
+    grid = {"default": fast, "blocks of 32": replace(fast, block_n=32),
             "blocks of 128": replace(fast, block_n=128), "spans of 64": replace(fast, split=64),
             "spans of 256": replace(fast, split=256)}
     for items, warps, stages, height in ((2, 2, 5, 64), (2, 4, 6, 64), (4, 2, 3, 64), (4, 2, 6, 64), (4, 4, 3, 64),

@@ -36,8 +36,9 @@ class EngineOptions:
     """Of the cache: "float32", "float16", "bfloat16", "int8" (native path), "fp8" or "auto" (docs/serving.md)."""
     speculation: Any = None
     """For requests that do not say: a method's name, a dict with a "method", or None to decode plainly."""
-    deterministic: bool = False
-    """Logits of a row are the same bits alone, in any batch and chunking. The native CPU path always is."""
+    deterministic: bool | None = None
+    """Logits of a row are the same bits alone, in any batch and chunking, so that speculation changes no text. None:
+    wherever there are kernels for it, which is everywhere but in plain torch on a CPU; False: as fast as can be."""
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens."""
     block_size: int = 16
@@ -51,8 +52,8 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     """Prompts that begin alike share cache blocks."""
     kernels: str = "auto"
-    """auto: native where it can run the model as the file stores it, else eager (reference if deterministic). stepped:
-    the device path in plain torch on the CPU, with the reference's bits: to test and to debug."""
+    """auto: native where it can run the model as the file stores it, else eager (reference if deterministic=True).
+    stepped: the device path in plain torch on the CPU, with the reference's bits: to test and to debug."""
     threads: int | None = None
     """Threads of the native kernels; None: as many as torch uses."""
     max_prefill_chunk: int | None = None
@@ -112,7 +113,6 @@ class Facts:
 class EngineConfig:
     """Everything decided. `why` has one sentence for each value that was not given as it stands."""
 
-    deterministic: bool
     max_model_len: int
     block_size: int
     kv_blocks: int
@@ -271,8 +271,8 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
 
     swap, cold = host_blocks(options, facts, blocks, why)
     return EngineConfig(
-        deterministic=options.deterministic, max_model_len=longest, block_size=size, kv_blocks=blocks,
-        max_batch_tokens=rows, max_num_seqs=wanted, enable_prefix_caching=options.enable_prefix_caching,
+        max_model_len=longest, block_size=size, kv_blocks=blocks, max_batch_tokens=rows, max_num_seqs=wanted,
+        enable_prefix_caching=options.enable_prefix_caching,
         max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark,
         schedule_ahead=options.schedule_ahead, captures=options.capture != "never",
         preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, why=why)

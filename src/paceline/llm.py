@@ -26,7 +26,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, *, device: str = "auto", dtype: str = "auto",
                  quantization: str | None = None, kv_dtype: str = "auto", speculation: Any = None,
-                 deterministic: bool = False, max_model_len: int | None = None, block_size: int = 16,
+                 deterministic: bool | None = None, max_model_len: int | None = None, block_size: int = 16,
                  kv_blocks: int | None = None, max_batch_tokens: int | None = None, max_num_seqs: int | None = None,
                  enable_prefix_caching: bool = True, adapters: Mapping[str, str] | None = None,
                  progress: Progress | None = None, **more: Any) -> None:

@@ -31,11 +31,13 @@ Caches = tuple[Tensor, Tensor]
 
 
 @torch.inference_mode()
-def run(device: torch.device) -> dict[str, Any]:
-    """The document: a row a check, with its seconds and what was seen of a problem."""
+def run(device: torch.device, only: str = "") -> dict[str, Any]:
+    """The document: a row a check, with its seconds and what was seen of a problem. `only`: a part of their names."""
     rows: list[Row] = []
     failures: list[str] = []
     for name, check in _checks(device):
+        if only not in name:
+            continue
         began = time.perf_counter()
         try:
             problem = check()
@@ -171,30 +173,72 @@ def _attention(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> st
     return problem
 
 
+WIDTHS = ((0, 1), (1, 3), (5, 13), (3, 19), (100, 133), (0, 64), (0, 65), (0, 128), (0, 256), (299, 300))
+
+
 def _product_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    """Of every product alone and among 384 rows, of even and of wild values."""
     make, problem = _random(device, dtype), ""
-    for inputs, outputs in ((4096, 1024), (14336, 256), (576, 960), (1536, 576)):
-        x, weight, norm = make(300, inputs), make(outputs, inputs), Norm(make(inputs), 1e-5)
-        ops: dict[str, Callable[[Tensor], Tensor]] = {
-            "linear": lambda x, w=weight: kernels.linear(x, w),  # type: ignore[misc]
-            "gated": lambda x, w=weight, n=norm: kernels.gated(x, n, w, None)}  # type: ignore[misc]
-        for name, op in ops.items():
-            whole = op(x)
-            for first, last in ((0, 1), (1, 3), (5, 13), (100, 133), (0, 64), (0, 65), (299, 300)):
-                if not torch.equal(op(x[first:last].clone()), whole[first:last]):
-                    problem += f"{name} {outputs}x{inputs} differs at {last - first} rows. "
+    for inputs, outputs in ((4096, 1024), (14336, 256), (576, 960), (1536, 576), (4096, 6144), (1152, 320)):
+        weight, norm, bias = make(outputs, inputs), Norm(make(inputs), 1e-5), make(outputs)
+        for wild in (0, 8):
+            x = (make(384, inputs) * torch.exp2(torch.randint(-wild, wild + 1, (384, inputs), device=device))).to(dtype)
+            residual = make(384, outputs)
+            whole = _products_of(kernels, x, residual, weight, norm, bias)
+            for first, last in WIDTHS:
+                part = _products_of(kernels, x[first:last], residual[first:last], weight, norm, bias)
+                problem += "".join(f"{name} {outputs}x{inputs} differs at {last - first} rows. " for name in whole
+                                   if not torch.equal(part[name], whole[name][first:last]))
+    return problem + _project_bits(kernels, device, dtype)
+
+
+def _products_of(kernels: Kernels, x: Tensor, residual: Tensor, weight: Tensor, norm: Norm,
+                 bias: Tensor) -> dict[str, Tensor]:
+    x = x.clone()
+    return {"linear": kernels.linear(x, weight), "biased": kernels.linear(x, weight, bias),
+            "linear_add": kernels.linear_add(x, weight, None, residual.clone()),
+            "linear_add, biased": kernels.linear_add(x, weight, bias, residual.clone()),
+            "gated": kernels.gated(x, norm, weight, None), "gated, biased": kernels.gated(x, norm, weight, bias),
+            "head": kernels.head(x, norm, weight)}
+
+
+def _project_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    make, problem = _random(device, dtype), ""
+    for heads, inputs in ((Heads(9, 3, 64), 576), (Heads(32, 8, 128), 4096)):
+        wide = (heads.query + 2 * heads.keys) * heads.dim
+        weight, norm, x = make(wide, inputs), Norm(make(inputs), 1e-5), make(384, inputs) * inputs ** 0.5
+        angles = torch.rand(384, heads.dim // 2, device=device) * 6
+        whole = _projected(kernels, x, norm, weight, heads, angles)
+        for first, last in WIDTHS:
+            part = _projected(kernels, x[first:last].clone(), norm, weight, heads, angles[first:last])
+            if not all(torch.equal(a, b[first:last]) for a, b in zip(part, whole)):
+                problem += f"projection of {inputs} differs at {last - first} rows. "
     return problem
+
+
+def _projected(kernels: Kernels, x: Tensor, norm: Norm, weight: Tensor, heads: Heads,
+               angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
+    cos = torch.cat((angles.cos(), angles.cos()), -1)[:, None]
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
+    cache = KVCache(*(torch.zeros(len(x), heads.keys, heads.dim, dtype=x.dtype, device=x.device) for _ in range(2)))
+    q = kernels.project(x, norm, weight, None, heads, cos, sin, cache, torch.arange(len(x), device=x.device))
+    return q, cache.keys, cache.values
 
 
 def _attention_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
     problem = ""
-    together = _attend(kernels, make_step(MIXED, device, dtype))
-    offset = 0
-    for index, group in enumerate(MIXED):
-        alone = _attend(kernels, make_step([group], device, dtype, seed=index + 1))
-        if not torch.equal(alone, together[offset:offset + group[1]]):
-            problem += f"group {index} {group[:2]} alone differs. "
-        offset += group[1]
+    crowd = [*MIXED, *((90 + 37 * i % 900, 1, None) for i in range(150))]  # so many that texts are one item each
+    for heads, kv_heads, dim, window in ((32, 8, 128, None), (9, 3, 64, None), (9, 3, 64, 100)):
+        shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "window": window}
+        for company in (MIXED, crowd, crowd[len(MIXED):]):
+            together = _attend(kernels, make_step(company, device, dtype, **shape))
+            offset = 0
+            for index, group in enumerate(company[:12]):
+                alone = _attend(kernels, make_step([group], device, dtype, seed=index + 1, **shape))
+                if not torch.equal(alone, together[offset:offset + group[1]]):
+                    problem += f"group {index} {group[:2]} among {len(company)} of {heads}/{kv_heads} differs. "
+                offset += group[1]
     whole, q, caches = make_step([(0, 600, None)], device, dtype)
     all_rows = _attend(kernels, (whole, q, caches))
     for count in (1, 2, 17, 64, 129, 300):
@@ -244,9 +288,10 @@ def _fp8(device: torch.device) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/gpu/kernel_checks.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="checks whose name has this in it")
     json_argument(parser)
     given = parser.parse_args()
-    conclude(lambda: run(card()), given.json)
+    conclude(lambda: run(card(), given.only), given.json)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ def test_every_check_is_a_row_and_every_problem_a_failure(monkeypatch: pytest.Mo
     monkeypatch.setattr(kernel_checks, "_checks", lambda device: iter(made))
     found = kernel_checks.run(torch.device("cpu"))
     assert [row["case"] for row in found["rows"]] == ["fine", "far", "broken"]
+    assert [row["case"] for row in kernel_checks.run(torch.device("cpu"), "f")["rows"]] == ["fine", "far"]
     first, second = found["failures"]
     assert first == "far: off by 1.00e+00" and second.startswith("broken: ValueError: no such shape")
 
@@ -27,7 +28,7 @@ def test_a_failure_is_the_status_of_the_command(monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["kernel_checks.py"])
     monkeypatch.setattr(kernel_checks.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernel_checks, "run", lambda device: {
+    monkeypatch.setattr(kernel_checks, "run", lambda device, only: {
         "machine": {"cpu": "x", "cores": 1, "threads": 1, "torch": "0"}, "rows": [], "failures": ["far: off"]})
     with pytest.raises(SystemExit) as left:
         kernel_checks.main()

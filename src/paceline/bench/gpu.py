@@ -105,7 +105,7 @@ def mixed(llm: LLM, vocab: int, requests: int) -> float:
 
 
 def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str = "bfloat16",
-        deterministic: bool = False, batches: tuple[int, ...] = BATCHES, repeats: int = 2, requests: int = 512,
+        deterministic: bool = True, batches: tuple[int, ...] = BATCHES, repeats: int = 2, requests: int = 512,
         kv_dtype: str = "auto", peers: tuple[int, ...] = ()) -> dict[str, Any]:
     """`peers`: batches at which other engines are measured beside it, where they are importable."""
     wrong = [case for case in cases if case not in CASES]
@@ -113,7 +113,7 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         raise ConfigError(f"No case {wrong[0]!r}: use some of {', '.join(CASES)}.")
     number = getattr(torch, dtype)
     config = config_of(shape)
-    as_measured = dtype == "bfloat16" and kv_dtype == "auto" and not deterministic
+    as_measured = dtype == "bfloat16" and kv_dtype == "auto"
     peer = VLLM.get(shape, {}) if as_measured and "H200" in torch.cuda.get_device_name() else {}
     rows: list[Row] = []
     beside = measure(shape, dtype, cases, peers, PROMPT) if peers else {}
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated, of " + ", ".join(CASES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--kv-dtype", default="auto")
-    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--requests", type=int, default=512)

@@ -119,7 +119,8 @@ def gpu(
                                             "them.")] = "smollm2-135m",
     cases: Annotated[str, typer.Option(help="Separated by commas.")] = "tpot,ttft,mixed,verify,controls,breakdown",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Batch-invariant kernels.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic/--no-deterministic", help="Batch-invariant kernels.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs; the best counts.")] = 2,
     kv_dtype: Annotated[str, typer.Option(help="Type of the cache: auto or fp8.")] = "auto",
     batches: Annotated[str, typer.Option(help="Requests at once of tpot, separated by commas.")] = "1,8,32,128",

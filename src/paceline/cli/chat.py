@@ -201,7 +201,7 @@ def chat(
     dtype: options.Dtype = "auto",
     kv_dtype: options.KvDtype = "auto",
     quantization: options.Quantization = None,
-    deterministic: options.Deterministic = False,
+    deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
 ) -> None:

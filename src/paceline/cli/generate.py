@@ -49,7 +49,7 @@ def generate(
     dtype: options.Dtype = "auto",
     kv_dtype: options.KvDtype = "auto",
     quantization: options.Quantization = None,
-    deterministic: options.Deterministic = False,
+    deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
 ) -> None:

@@ -35,7 +35,10 @@ KvDtype = Annotated[str, _engine("Of the cache: auto, float32, bfloat16, float16
 Quantization = Annotated[
     str | None, _engine("Of the weights on the native CPU path: int8, or blocks (as the file has them).")
 ]
-Deterministic = Annotated[bool, _engine("Bitwise the same logits at any batch size and chunking.", "--deterministic")]
+Deterministic = Annotated[
+    bool | None, _engine("Bitwise the same logits at any batch size and chunking. Default: wherever there are kernels "
+                         "for it, everywhere but in plain torch on a CPU.", "--deterministic/--no-deterministic")
+]
 KernelChoice = Annotated[str, _engine("auto, native, eager, reference, triton or stepped (to debug).", "--kernels")]
 Lora = Annotated[
     list[str] | None, _engine("NAME=FOLDER of a PEFT adapter that requests may name; repeatable.", "--lora")

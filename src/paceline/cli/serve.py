@@ -49,7 +49,7 @@ def serve(
     dtype: options.Dtype = "auto",
     kv_dtype: options.KvDtype = "auto",
     quantization: options.Quantization = None,
-    deterministic: options.Deterministic = False,
+    deterministic: options.Deterministic = None,
     kernels: options.KernelChoice = "auto",
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[int | None, options._engine("Most sequences that run at once.")] = None,

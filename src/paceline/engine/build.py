@@ -180,6 +180,9 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)
     kernels = kernels_for(model, options, device)
+    if options.speculation is not None and options.deterministic is None and not kernels.deterministic:
+        log.warning("plain torch on a CPU adds in an order that depends on the batch: speculation can change a text "
+                    "where two tokens are all but equally likely. deterministic=True never does.")
     while True:
         try:
             return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,

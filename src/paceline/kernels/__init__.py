@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from paceline.kernels.interface import Kernels
 
 
-def select(deterministic: bool, device: torch.device, wish: str = "auto") -> Kernels:
-    """The backend for models written in torch, by name or what suits the device: Triton's on CUDA; on a CPU the
-    reference when bits must not depend on the batch, eager (fast) otherwise. "stepped": the reference through the
-    device path, in torch on the CPU."""
+def select(deterministic: bool | None, device: torch.device, wish: str = "auto") -> Kernels:
+    """The backend for models written in torch, by name or what suits the device: Triton's on CUDA, whose bits
+    do not depend on the batch unless `deterministic` is False; on a CPU the reference where it is True, eager (fast)
+    otherwise. "stepped": the reference through the device path, in torch on the CPU."""
     if wish == "auto":
         wish = "triton" if device.type == "cuda" else "reference" if deterministic else "eager"
     if wish == "triton":
         from paceline.kernels.triton import load
 
-        return load(deterministic, device)
+        return load(deterministic is not False, device)
     if wish == "reference":
         from paceline.kernels.reference import ReferenceKernels
 

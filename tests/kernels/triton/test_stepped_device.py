@@ -124,7 +124,7 @@ def test_the_tiles_of_a_step_with_drafts_hold_its_rows(device: torch.device) -> 
     kernels = load(True, device).device
     assert kernels is not None
     inputs, drafts, out = some_inputs(), Drafts.of(GROUPS, 9, device), RepeatRows.of(40, GROUPS, device)
-    shape = kernels.repeat_shape(40, GROUPS, 10, Heads(64, 2, 16), torch.bfloat16)
+    shape = kernels.repeat_shape(40, GROUPS, 10, Heads(32, 2, 16), torch.bfloat16)
     assert shape.tile_rows == 2 and shape.tiles == 5 * GROUPS
     rows = untouched(shape)
     kernels.propose(inputs, repetitive(device), drafts)

@@ -169,11 +169,12 @@ def test_rows_between_the_products(kernels, random, dtype):
     agree(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up.cpu()), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, *(pytest.param(dtype, marks=pytest.mark.gpu)
+                                                    for dtype in (torch.float16, torch.bfloat16))])
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 40), (1536, 24)])
 def test_a_row_of_a_product_has_the_same_bits_in_any_company(exact, random, device, inputs, outputs, dtype):
-    if dtype == torch.bfloat16 and device.type == "cpu":
-        pytest.skip("the interpreter multiplies bfloat16 matrices as integers")
+    if dtype != torch.float32 and device.type == "cpu":
+        pytest.skip("a tile's order of sums is the tensor cores': the interpreter's depends on its size")
     rows = 16 if device.type == "cpu" else 300
     x, weight, norm = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype), \
         Norm(random(inputs, dtype=dtype), 1e-5)
@@ -192,3 +193,22 @@ def test_without_triton_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ConfigError, match="Triton"):
         package.load(False, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("rows", [3, 12, 40])
+def test_long_rows_are_summed_in_pieces(kernels, random, rows, dtype):
+    """Side by side in one program, one after the other, or a program each: three pieces, the last of them short."""
+    x, weight, residual = random(rows, 1100, dtype=dtype), random(24, 1100, dtype=dtype), random(rows, 24, dtype=dtype)
+    agree(kernels.linear(x, weight), REFERENCE.linear(*host(x, weight)), dtype)
+    agree(kernels.linear_add(x, weight, None, residual.clone()),
+          REFERENCE.linear_add(x.cpu(), weight.cpu(), None, residual.cpu()), dtype)
+
+
+def test_the_vendors_pieces_are_added_in_order(random):
+    from paceline.kernels.triton import vendor
+    x, weight, residual = random(5, 300), random(24, 300), random(5, 24)
+    for piece in (0, 100, 160):
+        agree(vendor.in_pieces(x, weight, piece, torch.float32), x @ weight.t(), torch.float32)
+        agree(vendor.in_pieces(x, weight, piece, torch.float32, residual.clone()), x @ weight.t() + residual,
+              torch.float32)

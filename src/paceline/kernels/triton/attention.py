@@ -41,7 +41,8 @@ class KeySplit:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Shapes of the tiles. In deterministic mode every number that shapes a sum is the same for every tile."""
+    """Shapes of the tiles. In deterministic mode the blocks and spans of keys, which shape the sums, are the same for
+    every tile."""
 
     chunk_m: int
     """(row, head) pairs of a chunk's tile."""
@@ -57,8 +58,6 @@ class Tuning:
     """By number of tiles, for tiles of one row; none: as the others."""
     chunk_warps: int = 8
     chunk_stages: int = 2
-    small_m: int = LOWEST
-    """No tile is lower: rows that are missing are computed as if they were there."""
 
     def sharing(self, shape: RowsShape) -> KeySplit:
         if shape.tile_rows == 1 and self.single:
@@ -75,9 +74,6 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
     if dtype == torch.float32:
         return Tuning(16, 32, 32, 256, processors, (KeySplit(math.inf, 4, stages=1, height=16),), chunk_warps=4,
                       chunk_stages=1)
-    if deterministic:
-        # One height, one number of warps: one instruction for decode, verification and prompts.
-        return Tuning(64, 64, 64, 256, processors, (KeySplit(math.inf, 2),), chunk_warps=4, small_m=64)
     if dim > 64:
         single = (KeySplit(16, 4), KeySplit(32, 2, stages=6), KeySplit(128, 4, warps=2), KeySplit(math.inf, 4, 2, 6))
         several: tuple[KeySplit, ...] = (
@@ -87,7 +83,11 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
         several = (KeySplit(32, 2, stages=5, height=16), KeySplit(math.inf, 2, stages=5, height=32))
     # Heads of 64 come with small models: low chunks, of which there are enough to keep the card busy (9 heads tried).
     chunk_m, chunk_n = (128, 64) if dim > 64 else (64, 128)
-    return Tuning(chunk_m, chunk_n, 64, 128, processors, several, single, chunk_warps=4, chunk_stages=3)
+    split, warps = 128, 4
+    if deterministic:
+        # Blocks and spans define the bits. Chunks need more registers: for the span they are in, and for what is past.
+        chunk_n, split, warps = 64, 256 if dim > 64 else 128, 8 if dim > 64 else 4
+    return Tuning(chunk_m, chunk_n, 64, split, processors, several, single, chunk_warps=warps, chunk_stages=3)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
@@ -109,7 +109,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": not deterministic,
         **overlapped(q.device, q.shape[0], heads * dim)}
     base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
-    shape = rows.shape
+    shape, spans = rows.shape, chosen.split if deterministic else 0
     if shape.tiles * kv_heads > arrived.shape[0]:
         raise ValueError(f"{shape.tiles} tiles of {kv_heads} heads do not fit into {arrived.shape[0]} counters")
     if shape.tiles:
@@ -120,15 +120,15 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2,
-            view.window or 0, cap, BLOCK_M=_height(tile_m, chosen.small_m), BLOCK_N=chosen.block_n, DEPTH=shape.depth,
-            REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
+            view.window or 0, cap, BLOCK_M=_height(tile_m), BLOCK_N=chosen.block_n, DEPTH=shape.depth,
+            SPLIT=spans, REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
             num_warps=how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
             q.stride(0), out.stride(0), k_cache.stride(0), view.tables.stride(0), shape.chunks, base2,
-            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, LOWEST),
-            BLOCK_N=chosen.chunk_n, SPLIT=chosen.split, BY_SPLIT=deterministic, **common, num_warps=chosen.chunk_warps,
+            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared),
+            BLOCK_N=chosen.chunk_n, SPLIT=spans, **common, num_warps=chosen.chunk_warps,
             num_stages=chosen.chunk_stages)
     return out
 
@@ -143,9 +143,9 @@ def tile_rows(chosen: Tuning, shared: int, rows: int) -> tuple[int, int]:
     return max(1, chosen.several(rows).height // shared), max(1, chosen.chunk_m // shared)
 
 
-def _height(pairs: int, least: int) -> int:
+def _height(pairs: int) -> int:
     """BLOCK_M for a tile of so many (row, head) pairs."""
-    return max(least, 1 << (pairs - 1).bit_length())
+    return max(LOWEST, 1 << (pairs - 1).bit_length())
 
 
 def _plan(rows: DeviceRows, layout: Layout, view: GroupView, heads: int, kv_heads: int, dim: int, chosen: Tuning,

@@ -6,9 +6,12 @@ Keys come in blocks of BLOCK_N at absolute positions, in logical order: through 
 beyond it through its ancestors. Scores are kept in base 2. What a row must not see weighs exactly zero and is loaded
 as zero, so neither its neighbours nor foreign slots can reach it.
 
-Spans of SPLIT keys are summed up each by itself and then combined in order. The split kernel gives every span to a
-program of its own and lets the last one to finish combine them; the chunk kernel does the same spans one after the
-other (BY_SPLIT), with the same operations in the same order, or ignores spans (not BY_SPLIT, faster).
+SPLIT > 0: spans of SPLIT keys are summed up each by itself and then combined in order, whether one program does them
+one after the other or each has a program of its own and the last one to finish combines them: the operations and their
+order are the same. Else a program sums up whatever keys it was given.
+
+Sums over keys are products, also the sum of the weights: a product on tensor cores adds in an order that depends on
+neither the height of the tile nor the warps that share it.
 """
 
 from __future__ import annotations
@@ -24,13 +27,20 @@ _FAR = tl.constexpr(1 << 30)
 
 
 @triton.jit
+def sum_keys(weights, PRECISION: tl.constexpr):
+    """[M, N] -> [M]."""
+    ones = tl.full([weights.shape[1], 16], 1.0, weights.dtype)
+    return tl.max(tl.dot(weights, ones, input_precision=PRECISION), 1)  # of equal columns
+
+
+@triton.jit
 def fold(scores, v, v_scale, highest, total, acc, SCALED: tl.constexpr, PRECISION: tl.constexpr):
     """One block of masked scores [M, N] and its values [N, D] into the running softmax."""
     new = tl.maximum(highest, tl.max(scores, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     rescale = tl.exp2(highest - safe)
     weights = tl.exp2(scores - safe[:, None])
-    total = total * rescale + tl.sum(weights, 1)
+    total = total * rescale + sum_keys(weights.to(v.dtype), PRECISION)
     acc = acc * rescale[:, None]
     if SCALED:
         weights = weights * v_scale[None, :]
@@ -46,6 +56,19 @@ def combine(highest, total, acc, more_highest, more_total, more_acc):
     a = tl.exp2(highest - safe)
     b = tl.exp2(more_highest - safe)
     return new, total * a + more_total * b, acc * a[:, None] + more_acc * b[:, None]
+
+
+@triton.jit
+def next_span(first_key, highest, total, acc, past_highest, past_total, past_acc, SPLIT: tl.constexpr):
+    """Before a block of keys: where a span begins, what was found in the one before it goes to what is past. SPLIT 0:
+    there are no spans."""
+    if SPLIT > 0:  # noqa: SIM102 decided when it is compiled
+        if first_key % SPLIT == 0:
+            past_highest, past_total, past_acc = combine(past_highest, past_total, past_acc, highest, total, acc)
+            highest = tl.full(highest.shape, float("-inf"), tl.float32)
+            total = tl.zeros(total.shape, tl.float32)
+            acc = tl.zeros(acc.shape, tl.float32)
+    return highest, total, acc, past_highest, past_total, past_acc
 
 
 @triton.jit
@@ -83,13 +106,16 @@ def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexp
 
 
 @triton.jit
-def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head, stride,
-         scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-         BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
-         PRECISION: tl.constexpr, WHOLE: tl.constexpr = False):
+def walk(q, pos, lowest, begin, end, highest, total, acc, past_highest, past_total, past_acc, table, keys, values,
+         key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+         BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
+         WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+         WHOLE: tl.constexpr = False):
     """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
     `lowest`: the lowest position of the tile. WHOLE: blocks that all rows see, every key of them."""
     for first_key in range(begin, end, BLOCK_N):
+        highest, total, acc, past_highest, past_total, past_acc = next_span(
+            first_key, highest, total, acc, past_highest, past_total, past_acc, SPLIT)
         j = first_key + tl.arange(0, BLOCK_N)
         inside = j < end
         if WINDOW:
@@ -110,25 +136,7 @@ def walk(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, k
         v, v_scale = load_block(values, value_scales, slots, inside, head, stride, KV_HEADS, DIM, BLOCK_D, SCALED,
                                 q.dtype, WHOLE)
         highest, total, acc = fold(scores, v, v_scale, highest, total, acc, SCALED, PRECISION)
-    return highest, total, acc
-
-
-@triton.jit
-def walk_chain(q, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales, head,
-               stride, scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-               BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-               SCALED: tl.constexpr, PRECISION: tl.constexpr):
-    """The same; blocks before all rows, most of a prompt's, are not masked, which changes no bit."""
-    masked_from = begin
-    if not WINDOW:
-        masked_from = tl.maximum(begin, tl.minimum(end, (lowest + 1) // BLOCK_N * BLOCK_N))
-        highest, total, acc = walk(
-            q, pos, lowest, begin, masked_from, highest, total, acc, table, keys, values, key_scales, value_scales,
-            head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
-            PRECISION, WHOLE=True)
-    return walk(q, pos, lowest, masked_from, end, highest, total, acc, table, keys, values, key_scales, value_scales,
-                head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
-                PRECISION)
+    return highest, total, acc, past_highest, past_total, past_acc
 
 
 @triton.jit
@@ -141,14 +149,16 @@ def path_slots(table, slots, ancestors, row, j, prefix, inside, DEPTH: tl.conste
 
 
 @triton.jit
-def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, table, slots, positions, prefixes,
-               ancestors, keys, values, key_scales, value_scales, head, stride, scale, window, cap,
-               KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr, WINDOW: tl.constexpr,
-               CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
+def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, past_highest, past_total, past_acc, table,
+               slots, positions, prefixes, ancestors, keys, values, key_scales, value_scales, head, stride, scale,
+               window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
+               WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
     """The same where each row has keys of its own. One row after the other gets its scores and its values; the
     others' weights are zero then, which changes no bit of theirs."""
     for first_key in range(begin, end, BLOCK_N):
+        highest, total, acc, past_highest, past_total, past_acc = next_span(
+            first_key, highest, total, acc, past_highest, past_total, past_acc, SPLIT)
         j = first_key + tl.arange(0, BLOCK_N)
         scores = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
         for r in range(rows):
@@ -169,7 +179,7 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
         safe = tl.where(new == float("-inf"), 0.0, new)
         rescale = tl.exp2(highest - safe)
         weights = tl.exp2(scores - safe[:, None])
-        total = total * rescale + tl.sum(weights, 1)
+        total = total * rescale + sum_keys(weights.to(q.dtype), PRECISION)
         acc = acc * rescale[:, None]
         highest = new
         for r in range(rows):
@@ -184,7 +194,7 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, tab
             if SCALED:
                 mine = mine * v_scale[None, :]
             acc = tl.dot(mine.to(v.dtype), v, acc, input_precision=PRECISION)
-    return highest, total, acc
+    return highest, total, acc, past_highest, past_total, past_acc
 
 
 @triton.jit(do_not_specialize=["table_stride", "height", "window"])
@@ -192,7 +202,7 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
                  ancestors, results, extremes, arrived, q_stride, out_stride, stride, table_stride, height, scale,
                  window, cap, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
-                 REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
+                 SPLIT: tl.constexpr, REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
                  CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
     """Programs take the work list's items in turn, each for every KV head. Who finishes a tile's last item combines
     them all; `arrived` [tiles * KV heads] is left at zero."""
@@ -228,15 +238,21 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        highest, total, acc = walk(
-            query, pos, lowest, begin, tl.minimum(end, shared), highest, total, acc, table, keys, values, key_scales,
-            value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED,
-            SCALED, PRECISION)
+        past_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        past_total = tl.zeros([BLOCK_M], tl.float32)
+        past_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        highest, total, acc, past_highest, past_total, past_acc = walk(
+            query, pos, lowest, begin, tl.minimum(end, shared), highest, total, acc, past_highest, past_total, past_acc,
+            table, keys, values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D,
+            BLOCK_N, BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
         if DEPTH > 0:
-            highest, total, acc = walk_paths(
-                query, of_row, pos, first, rows, tl.maximum(begin, shared), end, highest, total, acc, table, slots,
-                positions, prefixes, ancestors, keys, values, key_scales, value_scales, head, stride, scale, window,
-                cap, KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE, DEPTH, WINDOW, CAPPED, SCALED, PRECISION)
+            highest, total, acc, past_highest, past_total, past_acc = walk_paths(
+                query, of_row, pos, first, rows, tl.maximum(begin, shared), end, highest, total, acc, past_highest,
+                past_total, past_acc, table, slots, positions, prefixes, ancestors, keys, values, key_scales,
+                value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE,
+                DEPTH, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
+        if SPLIT > 0:
+            highest, total, acc = combine(past_highest, past_total, past_acc, highest, total, acc)
 
         if pieces == 1:
             mixed = acc / tl.where(live, total, 1.0)[:, None]
@@ -288,9 +304,8 @@ def gather(results, extremes, out, cells_from, pieces, first, rows, head, out_st
 def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_of_row, positions, tables, q_stride,
                  out_stride, stride, table_stride, count, scale, window, cap, KV_HEADS: tl.constexpr,
                  SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, BY_SPLIT: tl.constexpr,
-                 WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-                 OVERLAP: tl.constexpr):
+                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+                 CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid (KV heads, chunks): all keys of one tile of a chain; the last chunks, which have most, start first."""
     start(OVERLAP)
     head = tl.program_id(0)
@@ -317,20 +332,22 @@ def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_o
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        if BY_SPLIT:
-            for span in range(begin // SPLIT, tl.cdiv(end, SPLIT)):
-                span_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-                span_total = tl.zeros([BLOCK_M], tl.float32)
-                span_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                span_highest, span_total, span_acc = walk_chain(
-                    query, pos, lowest, tl.maximum(span * SPLIT, begin), tl.minimum(span * SPLIT + SPLIT, end),
-                    span_highest, span_total, span_acc, table, keys, values, key_scales, value_scales, head, stride,
-                    scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, PRECISION)
-                highest, total, acc = combine(highest, total, acc, span_highest, span_total, span_acc)
-        else:
-            highest, total, acc = walk_chain(
-                query, pos, lowest, begin, end, highest, total, acc, table, keys, values, key_scales, value_scales,
-                head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED,
-                PRECISION)
+        past_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        past_total = tl.zeros([BLOCK_M], tl.float32)
+        past_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        masked_from = begin
+        if not WINDOW:
+            # Blocks before all rows, most of a prompt's, are not masked, which changes no bit.
+            masked_from = tl.maximum(begin, tl.minimum(end, (lowest + 1) // BLOCK_N * BLOCK_N))
+            highest, total, acc, past_highest, past_total, past_acc = walk(
+                query, pos, lowest, begin, masked_from, highest, total, acc, past_highest, past_total, past_acc, table,
+                keys, values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D,
+                BLOCK_N, BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION, WHOLE=True)
+        highest, total, acc, past_highest, past_total, past_acc = walk(
+            query, pos, lowest, masked_from, end, highest, total, acc, past_highest, past_total, past_acc, table, keys,
+            values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N,
+            BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
+        if SPLIT > 0:
+            highest, total, acc = combine(past_highest, past_total, past_acc, highest, total, acc)
         mixed = acc / tl.where(live, total, 1.0)[:, None]
         tl.store(out + (place * out_stride + across)[:, None] + d[None, :], mixed.to(out.dtype.element_ty), mask=cells)

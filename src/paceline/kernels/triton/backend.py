@@ -9,10 +9,11 @@ from paceline.kernels.eager import EagerKernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
-from paceline.kernels.triton import attention, elementwise, latent, linear
+from paceline.kernels.triton import attention, elementwise, latent, linear, vendor
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
 from paceline.kernels.triton.device import TritonDevice
+from paceline.kernels.triton.vendor import ComparedShapes
 
 COUNTERS = 1 << 18
 """Tiles of one launch that several programs may share: tiles of a product, items of attention times KV heads."""
@@ -23,7 +24,7 @@ class TritonKernels(Composed):
     depend on data. Rows whose slot is -1 and rows outside all tiles are padding: nothing of theirs is written to a
     cache, and what they return means nothing.
 
-    deterministic: every row is computed by the same instructions in the same order, however many come with it."""
+    deterministic: every sum of a row is added in the same order, however many rows come with it."""
 
     device: TritonDevice
 
@@ -38,21 +39,36 @@ class TritonKernels(Composed):
         self.device = TritonDevice(deterministic, self._processors)
         # Programs that share a tile count themselves here. All zero between launches, hence made before any capture.
         self._arrived = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        self._compared = ComparedShapes(self._arrived)
 
     def _how(self, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Product:
         size = weight.shape[0] // 2 if gated else weight.shape[0]
         return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated)
 
+    def _by_vendor(self, x: torch.Tensor, weight: torch.Tensor, how: Product, dtype: torch.dtype | None = None) -> bool:
+        if how.way is Way.VENDOR:
+            return True
+        many = self.deterministic and x.shape[0] > SKINNY_ROWS
+        return many and self._compared.same(x, weight, how, dtype or x.dtype)
+
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product, *,
                  norm: Norm | None = None, gated: bool = False, residual: torch.Tensor | None = None,
                  dtype: torch.dtype | None = None) -> torch.Tensor:
         return linear.product(x, weight, bias, how, self._arrived, norm=norm, gated=gated, residual=residual,
-                              dtype=dtype, fused=not self.deterministic)
+                              dtype=dtype, exact=self.deterministic)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        return linear.vendor(x, matrix, bias) if how.way is Way.VENDOR else self._product(x, matrix, bias, how)
+        if self._by_vendor(x, matrix, how):
+            return self._vendor(x, matrix, bias, how)
+        return self._product(x, matrix, bias, how)
+
+    def _vendor(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product) -> torch.Tensor:
+        if not self.deterministic:
+            return vendor.linear(x, weight, bias)
+        out = vendor.in_pieces(x, weight, how.piece, x.dtype)
+        return out if bias is None else out.add_(bias)
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.deterministic or x.shape[0] <= SKINNY_ROWS:
@@ -63,9 +79,13 @@ class TritonKernels(Composed):
                    residual: torch.Tensor) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is Way.VENDOR:
-            return linear.vendor_add(x, matrix, bias, residual)
-        return self._product(x, matrix, bias, how, residual=residual)
+        if not self._by_vendor(x, matrix, how):
+            return self._product(x, matrix, bias, how, residual=residual)
+        if not self.deterministic:
+            return vendor.linear_add(x, matrix, bias, residual)
+        if bias is not None:
+            return residual.add_(self._vendor(x, matrix, bias, how))
+        return vendor.in_pieces(x, matrix, how.piece, x.dtype, residual)
 
     def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
               activation: str = "silu") -> torch.Tensor:
@@ -73,15 +93,16 @@ class TritonKernels(Composed):
         if activation != "silu":  # the one that products have inside
             return super().gated(x, norm, matrix, bias, activation)
         how = self._how(x, matrix, gated=True)
-        if how.way is Way.VENDOR:
-            return self.silu_mul(linear.vendor(self.norm(x, norm), matrix, bias))
+        if self._by_vendor(x, matrix, how):
+            return self.silu_mul(self._vendor(self.norm(x, norm), matrix, bias, how))
         return self._normed(x, norm, matrix, bias, how, gated=True)
 
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
         how = self._how(x, matrix)
-        if how.way is Way.VENDOR:
-            return linear.vendor_wide(self.norm(x, norm), matrix, bias)
+        if self._by_vendor(x, matrix, how, torch.float32):
+            out = vendor.in_pieces(self.norm(x, norm), matrix, how.piece, torch.float32)
+            return out if bias is None else out.add_(bias)
         return self._normed(x, norm, matrix, bias, how, dtype=torch.float32)
 
     def _normed(self, x: torch.Tensor, norm: Norm | None, weight: torch.Tensor, bias: torch.Tensor | None,

@@ -13,6 +13,8 @@ class Way(Enum):
     """One row: multiply and add, no tensor cores; memory bound."""
     TILES = "tiles"
     """Tensor cores with the weight's rows as M."""
+    ABREAST = "abreast"
+    """The same for few rows, the pieces of K side by side in the warps of a program."""
     VENDOR = "vendor"
     """The vendor's library, through torch."""
 
@@ -32,17 +34,19 @@ class Product:
     piece: int = 0
     """Columns that are summed up by themselves, 0: all."""
     apart: bool = False
-    """The pieces run side by side."""
+    """The pieces run side by side, a program each."""
 
 
 VENDOR = Product(Way.VENDOR)
+FEW_ROWS = 16
+"""Up to here tiles are as low as tensor cores allow."""
 SKINNY_ROWS = 64
 """Up to here tiles are tried against the vendor's product, which is made for more rows."""
 NORM_INSIDE = 2048
 """Up to so many columns a norm is computed by every program of a single row's product, which saves a launch; longer
 rows take each of them longer than a launch takes."""
 PIECE = 1024
-"""Columns of a piece of a matrix with few rows."""
+"""Columns of a piece of a matrix with few rows, where nothing else is said."""
 
 
 def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic: bool, gated: bool) -> Product:
@@ -51,6 +55,8 @@ def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic:
         return _fixed_order(rows, size, inputs, dtype, gated)
     if rows == 1:
         return _row(size, inputs)
+    if rows <= FEW_ROWS and inputs < 8192 and dtype != torch.float32:
+        return _few(rows, size, inputs, gated)
     if rows <= SKINNY_ROWS and dtype != torch.float32:
         return _skinny(rows, size, inputs, gated)
     return VENDOR
@@ -80,9 +86,6 @@ def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
             return Product(Way.TILES, 64, width, 128, 4, 4)
         narrow = size < 6144 and rows <= 32
         return Product(Way.TILES, 64, width, 128, 4, 4, PIECE, True) if narrow else VENDOR
-    if rows <= 16:
-        cut = inputs > PIECE and size < 8192
-        return Product(Way.TILES, 64, width, 128, 4, 4, PIECE if cut else 0, cut)
     if size >= 16384:
         return Product(Way.TILES, 64, width, 64, 4, 6)
     if gated:
@@ -93,28 +96,58 @@ def _skinny(rows: int, size: int, inputs: int, gated: bool) -> Product:
 
 
 def _quarter(inputs: int) -> int:
-    """Columns of a piece that make four of them, whole blocks each."""
+    """Columns of a piece that make four of them, whole blocks of 128 each."""
     return -(-inputs // 512) * 128
 
 
-def _fixed_piece(size: int, inputs: int) -> int:
-    """Part of what defines the bits in deterministic mode, so a function of the matrix alone: long rows are cut, and
-    those of matrices that have too few rows to keep the memory busy with one program per tile."""
+def piece_of(size: int, inputs: int, gated: bool) -> int:
+    """Part of what defines the bits in deterministic mode, so a function of the matrix alone: long rows are cut where
+    there are too few of them to keep the memory busy. Else the sum goes through, as in the vendor's products."""
+    if gated or inputs <= PIECE:
+        return 0
     if inputs >= 8192:
-        return _quarter(inputs)
-    return PIECE if size < 8192 else 0
+        return -(-inputs // 1024) * 512 if size < 8192 else 0
+    return _quarter(inputs) if size <= 2048 else 0
+
+
+def _few(rows: int, size: int, inputs: int, gated: bool) -> Product:
+    """Trials on an H200: tiles as low as can be make the most programs, each with all of its columns on their way at
+    once. What the memory bounds is better off with high ones."""
+    piece = piece_of(size, inputs, gated)
+    width = 8 if rows <= 8 else 16
+    if piece and inputs < 8192:
+        return Product(Way.ABREAST, 16, width, 128, 4, 3, piece)
+    if inputs <= PIECE:
+        if size >= 16384:
+            return Product(Way.TILES, 16, width, 64, 1, 4)
+        if gated:
+            return Product(Way.TILES, 16, width, 128, 1, 5)
+        return Product(Way.TILES, 16, width, 256, 1, 4) if rows <= 8 else Product(Way.TILES, 16, width, 64, 1, 12)
+    if gated or size >= 16384:
+        return Product(Way.TILES, 64, 16, 128, 4, 4)
+    return Product(Way.TILES, 16, width, 512 if inputs >= 8192 else 256, 1, 3 if inputs >= 8192 else 4, piece)
 
 
 def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: bool) -> Product:
-    """The instruction and the pieces of K are the same for every number of rows; only how many tiles run side by side
-    differs, which changes no sum."""
-    piece = _fixed_piece(size, inputs)
-    if dtype == torch.float32:
+    """The pieces of K are the same for every number of rows, and tensor cores add a piece's products in one order, in
+    tiles of any size (a check on this card says so: vendor.py, tests/gpu/kernel_checks.py)."""
+    piece = piece_of(size, inputs, gated)
+    if dtype == torch.float32:  # without tensor cores an order is a tile's: one for all
         return Product(Way.TILES, 32, 16, 32, 4, 2, piece)
-    width = min(128, max(16, 1 << (rows - 1).bit_length()))
+    if rows <= FEW_ROWS:
+        return _few(rows, size, inputs, gated)
+    width = min(128, 1 << (rows - 1).bit_length())
+    apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 264
     if rows > SKINNY_ROWS:
+        if apart:
+            return Product(Way.TILES, 64, width, 64, 4, 4, piece, True)
         return Product(Way.TILES, 128, width, 64, 8, 3, piece)
-    if gated and piece == 0:
-        return Product(Way.TILES, 128, width, 64, 4, 4, piece)
-    apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 528
-    return Product(Way.TILES, 64, width, 128, 4, 4 if width <= 32 else 3, piece, apart)
+    if apart:
+        return Product(Way.TILES, 64, width, 128, 4, 4 if width <= 32 else 3, piece, True)
+    if inputs >= 2048:
+        if gated or (size >= 65536 and rows > 32):
+            return Product(Way.TILES, 128, width, 64, 4, 4)
+        return Product(Way.TILES, 64, width, 128, 4, 5 if width <= 32 else 4, piece)
+    if size >= 16384 or (not gated and inputs < 1024):
+        return Product(Way.TILES, 64, width, 64, 4, 6, piece)
+    return Product(Way.TILES, 16, width, 128 if piece else 256, 4, 3, piece)

@@ -134,4 +134,5 @@ def record_kernel(time, accepted, verdict_tokens, verdict_room, taken, matched, 
     for depth in range(MOST + 1):
         tl.store(into + ROUND + depth, tl.load(verdict_tokens + g * verdict_room + depth, mask=there, other=-1),
                  mask=there)
+    tl.debug_barrier()  # all warps have read the time before one of them sets it
     tl.store(time, now + 1)

@@ -2,7 +2,8 @@
 """Matrix products on the device: one row at a time, and tiles for more.
 
 The order in which an output's K products are added depends on neither the number of rows nor their place. Epilogues:
-bias, SiLU of a gate times its up, a residual; all in float32, rounded once.
+bias, SiLU of a gate times its up, a residual; in float32, rounded once (or, ROUNDED, after each of them, as where they
+are kernels of their own).
 """
 
 from __future__ import annotations
@@ -120,17 +121,26 @@ def row_project_kernel(x, norm, weight, bias, q_out, keys, values, slots, cos, s
 
 
 @triton.jit
-def products(x, weight, m, other, live, n, rows, K, x_stride, first, last, BLOCK_M: tl.constexpr,
+def products(x, weight, m, other, live, n, rows, K, x_stride, first, last, PIECE: tl.constexpr, BLOCK_M: tl.constexpr,
              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, TWO: tl.constexpr,
              PRECISION: tl.constexpr):
-    """Weight rows m, and `other` where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N]
-    each."""
+    """Weight rows m, and `other` where TWO, times rows n of x over columns first .. last - 1: [BLOCK_M, BLOCK_N] each.
+    PIECE > 0, a multiple of BLOCK_K: so many columns are summed up by themselves, then added in order."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    past = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    past2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     w_at = weight + m.to(tl.int64)[:, None] * K
     other_at = weight + other.to(tl.int64)[:, None] * K
     x_at = x + n.to(tl.int64)[:, None] * x_stride
     for column in range(first, last, BLOCK_K):
+        if PIECE > 0:  # noqa: SIM102 decided when it is compiled
+            if column % PIECE == 0:
+                past += acc
+                acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                if TWO:
+                    past2 += acc2
+                    acc2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         k = column + tl.arange(0, BLOCK_K)
         w_cells = live[:, None]
         x_cells = (n < rows)[:, None]
@@ -141,19 +151,31 @@ def products(x, weight, m, other, live, n, rows, K, x_stride, first, last, BLOCK
         acc = tl.dot(tl.load(w_at + k[None, :], mask=w_cells, other=0.0), v, acc, input_precision=PRECISION)
         if TWO:
             acc2 = tl.dot(tl.load(other_at + k[None, :], mask=w_cells, other=0.0), v, acc2, input_precision=PRECISION)
+    if PIECE > 0:
+        acc = past + acc
+        acc2 = past2 + acc2
     return acc, acc2
 
 
 @triton.jit
-def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BIASED: tl.constexpr,
-           ADDED: tl.constexpr):
+def rounded(y, like, ROUNDED: tl.constexpr):
+    """As stored in `like`'s numbers and read again, which the vendor's products are too."""
+    return y.to(like.dtype.element_ty).to(tl.float32) if ROUNDED else y
+
+
+@triton.jit
+def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+           ROUNDED: tl.constexpr):
     """Epilogue of a tile y [BLOCK_M, BLOCK_N] and, where GATED, of its ups."""
     cells = (m < size)[:, None] & (n < rows)[None, :]
+    y = rounded(y, residual, ROUNDED)
+    up = rounded(up, residual, ROUNDED)
     if BIASED:
-        y += tl.load(bias + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
+        y = rounded(y + tl.load(bias + m, mask=m < size, other=0.0).to(tl.float32)[:, None], residual, ROUNDED)
     if GATED:
         if BIASED:
-            up += tl.load(bias + size + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
+            more = tl.load(bias + size + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
+            up = rounded(up + more, residual, ROUNDED)
         y = y / (1.0 + tl.exp(-y)) * up
     at = n.to(tl.int64)[None, :] * size + m[:, None]
     if ADDED:
@@ -165,9 +187,10 @@ def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BI
 def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K, x_stride, PIECE: tl.constexpr,
                 PIECES: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-                ADDED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
+                ADDED: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr,
+                OVERLAP: tl.constexpr):
     """out [rows, size] = x [rows, K] times weight [size, K]. The weight's rows are the M of the product, so tensor
-    cores are full however few rows there are. EVEN: BLOCK_K divides K.
+    cores are full however few rows there are. EVEN: BLOCK_K divides K. ROUNDED: between the product and what follows.
 
     With PIECES > 1, K is cut into pieces of PIECE columns, each summed up by itself, then added in order: one after
     the other in one program, or (APART) each by a program of its own, where the last to finish adds them: the bits
@@ -181,13 +204,13 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K,
     if GATED:
         fetch(weight, m + size, live, piece * PIECE, K, FETCHED, OVERLAP)
     start(OVERLAP)
-    if PIECES == 1:
-        y, up = products(x, weight, m, m + size, live, n, rows, K, x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN,
-                         GATED, PRECISION)
-        finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
-    elif APART:
+    if not APART:
+        y, up = products(x, weight, m, m + size, live, n, rows, K, x_stride, 0, K, PIECE, BLOCK_M, BLOCK_N, BLOCK_K,
+                         EVEN, GATED, PRECISION)
+        finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED, ROUNDED)
+    else:
         y, up = products(x, weight, m, m + size, live, n, rows, K, x_stride, piece * PIECE,
-                         tl.minimum(piece * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED, PRECISION)
+                         tl.minimum(piece * PIECE + PIECE, K), 0, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED, PRECISION)
         PARTS: tl.constexpr = 2 if GATED else 1
         cells = (m < size)[:, None] & (n < rows)[None, :]
         at = partial + n[None, :] * (size * PARTS) + m[:, None]
@@ -206,17 +229,52 @@ def tile_kernel(x, weight, bias, residual, out, partial, arrived, rows, size, K,
                 y += tl.load(there, mask=cells, other=0.0, cache_modifier=".cg")
                 if GATED:
                     up += tl.load(there + size, mask=cells, other=0.0, cache_modifier=".cg")
-            finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
-    else:
-        y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for one in range(PIECES):
-            more, more_up = products(x, weight, m, m + size, live, n, rows, K, x_stride, one * PIECE,
-                                     tl.minimum(one * PIECE + PIECE, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN, GATED,
-                                     PRECISION)
-            y += more
-            up += more_up
-        finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED)
+            finish(y, up, bias, residual, out, m, n, size, rows, GATED, BIASED, ADDED, ROUNDED)
+
+
+@triton.jit
+def add_pieces_kernel(first, second, third, fourth, residual, out, count, PIECES: tl.constexpr, ADDED: tl.constexpr,
+                      BLOCK: tl.constexpr):
+    """out [count] = the pieces, float32, in order, rounded, and onto the residual; as tile_kernel does (ROUNDED)."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.zeros([BLOCK], tl.float32) + tl.load(first + i, mask=i < count, other=0.0)
+    if PIECES > 1:
+        y += tl.load(second + i, mask=i < count, other=0.0)
+    if PIECES > 2:
+        y += tl.load(third + i, mask=i < count, other=0.0)
+    if PIECES > 3:
+        y += tl.load(fourth + i, mask=i < count, other=0.0)
+    y = y.to(out.dtype.element_ty)
+    if ADDED:
+        y = (y.to(tl.float32) + tl.load(residual + i, mask=i < count, other=0.0).to(tl.float32)).to(y.dtype)
+    tl.store(out + i, y, mask=i < count)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def abreast_kernel(x, weight, bias, residual, out, rows, size, K, x_stride, PIECE: tl.constexpr, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+                   ROUNDED: tl.constexpr, PRECISION: tl.constexpr, FETCHED: tl.constexpr, OVERLAP: tl.constexpr):
+    """tile_kernel of few rows with up to four pieces, each with a warp of the program. The bits are the same."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = m < size
+    fetch(weight, m, live, 0, K, FETCHED, OVERLAP)
+    start(OVERLAP)
+    begin = tl.arange(0, 4) * PIECE
+    acc = tl.zeros([4, BLOCK_M, BLOCK_N], tl.float32)
+    w_at = weight + m.to(tl.int64)[None, :, None] * K + begin[:, None, None]
+    x_at = x + n.to(tl.int64)[None, None, :] * x_stride + begin[:, None, None]
+    for column in range(0, PIECE, BLOCK_K):
+        k = column + tl.arange(0, BLOCK_K)
+        inside = (k < PIECE)[None, :] & (begin[:, None] + k[None, :] < K)
+        w = tl.load(w_at + k[None, None, :], mask=live[None, :, None] & inside[:, None, :], other=0.0)
+        v = tl.load(x_at + k[None, :, None], mask=(n < rows)[None, None, :] & inside[:, :, None], other=0.0)
+        acc = tl.dot(w, v, acc, input_precision=PRECISION)
+    even, odd = tl.split(tl.permute(tl.reshape(acc, [2, 2, BLOCK_M, BLOCK_N]), [0, 2, 3, 1]))
+    first, third = tl.split(tl.permute(even, [1, 2, 0]))
+    second, fourth = tl.split(tl.permute(odd, [1, 2, 0]))
+    y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + first + second + third + fourth
+    finish(y, y, bias, residual, out, m, n, size, rows, False, BIASED, ADDED, ROUNDED)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -229,6 +287,6 @@ def by_head_kernel(x, weight, out, rows, size, K, x_stride, head_stride, BLOCK_M
     head = tl.program_id(2)
     live = m < size
     y, _ = products(x + head.to(tl.int64) * head_stride, weight + head.to(tl.int64) * size * K, m, m, live, n, rows, K,
-                    x_stride, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, False, PRECISION)
+                    x_stride, 0, K, 0, BLOCK_M, BLOCK_N, BLOCK_K, EVEN, False, PRECISION)
     at = (n.to(tl.int64)[None, :] * tl.num_programs(2) + head) * size + m[:, None]
     tl.store(out + at, y.to(out.dtype.element_ty), mask=live[:, None] & (n < rows)[None, :])

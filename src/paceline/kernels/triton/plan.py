@@ -27,8 +27,9 @@ _FAR = tl.constexpr(1 << 30)
 def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, window, target, KV_HEADS: tl.constexpr,
                 WINDOW: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, BLOCK_N: tl.constexpr,
                 ROWS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
-    """One program per tile; each counts the items of the tiles before its own. FIXED: spans of SPLIT keys; else spans
-    are multiples of SPLIT that make about `target` items for all KV heads together."""
+    """One program per tile; each counts the items of the tiles before its own. About `target` items are wanted for all
+    KV heads together. FIXED: a tile is one item where its keys are no more than an item's share of all, else it has an
+    item for each SPLIT keys; not FIXED: items are spans of the same multiple of SPLIT keys."""
     start(OVERLAP)
     own = tl.program_id(0)
     t = tl.arange(0, TILES)
@@ -41,13 +42,16 @@ def plan_kernel(tiles, group_of_row, positions, prefix, items, total, count, win
     low = tl.zeros_like(high)
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(there, pos, _FAR), 1) - window + 1, 0)
-    span = SPLIT
-    if not FIXED:
-        keys = tl.sum(tl.where(high > 0, high - low, 0), 0)
-        # Beyond 32 bits where many share a long prefix.
-        shares = tl.cdiv(keys.to(tl.int64) * KV_HEADS, target.to(tl.int64) * SPLIT)
-        span = SPLIT * tl.maximum(1, shares).to(tl.int32)
-    pieces = tl.where(high > 0, tl.cdiv(high, span) - low // span, 0)
+    keys = tl.sum(tl.where(high > 0, high - low, 0), 0).to(tl.int64) * KV_HEADS  # beyond 32 bits: long shared prefixes
+    share = target.to(tl.int64) * SPLIT
+    if FIXED:
+        spans = tl.cdiv(high, SPLIT) - low // SPLIT
+        whole = spans <= tl.cdiv(keys, share)
+        pieces = tl.where(high > 0, tl.where(whole, 1, spans), 0)
+        span = tl.where(tl.sum(tl.where((t == own) & whole, 1, 0), 0) > 0, _FAR, SPLIT)
+    else:
+        span = SPLIT * tl.maximum(1, tl.cdiv(keys, share)).to(tl.int32)
+        pieces = tl.where(high > 0, tl.cdiv(high, span) - low // span, 0)
     if own == 0:
         tl.store(total, tl.sum(pieces, 0))
 

@@ -67,6 +67,7 @@ def end_kernel(seats, ends, time, texts, room, lengths, sampled, out, out_stride
     now = tl.load(time)
     token = tl.load(sampled + row, mask=row < rows, other=-1)
     tl.store(out + now * out_stride + row, tl.where(live, token, IDLE), mask=row < rows)
+    tl.debug_barrier()  # all warps have read the time before one of them sets it
     tl.store(time, now + 1)
     append(seat, token, live, texts, room, lengths)
     if COUNT:
