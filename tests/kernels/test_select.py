@@ -28,7 +28,8 @@ def test_kernels_of_a_card_are_exact_unless_told(deterministic: bool | None, exa
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"deterministic": None, "speculation": "ngram"}, True), ({"deterministic": None}, False),
-    ({"deterministic": False, "speculation": "ngram"}, False), ({"deterministic": True, "speculation": "ngram"}, False)])
+    ({"deterministic": False, "speculation": "ngram"}, False),
+    ({"deterministic": True, "speculation": "ngram"}, False)])
 def test_the_one_exception_is_named(options: dict[str, object], said: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         tiny_llm(tiny_model(), **options)
