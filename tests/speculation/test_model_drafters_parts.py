@@ -139,18 +139,22 @@ def test_vocabularies_are_compared_token_by_token() -> None:
 
 @pytest.mark.real_model
 def test_the_default_model_drafts_for_itself(default_model_path: Path) -> None:
-    """The file as its own draft model; skipped, cut short, in 4 bits; and, in 4 bits already, not rounded further."""
+    """The file as its own draft model; skipped, cut short, in 4 bits."""
     llm = LLM(threads=1)
     prompt = "The three largest oceans are"
-    params = SamplingParams(max_tokens=16, temperature=0.0)
+    params = SamplingParams(max_tokens=12, temperature=0.0)
     plain = llm.generate([prompt], params)[0].outputs[0].token_ids
     for wish, least in (({"method": "draft", "model": str(default_model_path)}, 4.0), ({"method": "skip"}, 1.0),
                         ({"method": "exit", "layers": 20}, 1.0), ({"method": "precision"}, 2.5)):
         out = llm.generate([prompt], params, speculation=wish | {"k": 4, "adaptive": False})[0]
         assert out.outputs[0].token_ids == plain and out.speculation.failure is None
         assert out.speculation.mean_accepted_length >= least
+
+
+@pytest.mark.real_model
+def test_what_has_4_bits_is_not_rounded_further() -> None:
     with pytest.raises(RequestError, match="4 bits already"):
-        LLM(threads=1, quantization="blocks").generate([prompt], params, speculation="precision")
+        LLM(threads=1, quantization="blocks").generate(["The"], SamplingParams(max_tokens=2), speculation="precision")
 
 
 def test_the_skip_bench_ranks_lists_by_what_they_promise() -> None:

@@ -159,9 +159,9 @@ def test_a_tree_row_has_the_bits_of_its_chain(exact, device):
 
 def test_a_prompt_has_the_same_bits_in_any_chunking(exact, device):
     """In one chunk, in verify passes, row by row: the last rows of a prompt."""
-    whole = attend(exact, on(make([Group(0, 262)]), device))
+    whole = attend(exact, on(make([Group(0, 262)], heads=2, kv_heads=1), device))
     for rows in (1, 7, 131):
-        part = make([Group(0, 262)])
+        part = make([Group(0, 262)], heads=2, kv_heads=1)
         layout, view = part.layout, part.layout.views[0]
         layout = replace(layout, positions=layout.positions[-rows:], offsets=[0, rows], starts=[262 - rows],
                          views=[GroupView(view.tables, view.slots[-rows:])])

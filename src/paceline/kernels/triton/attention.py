@@ -19,8 +19,9 @@ from paceline.kernels.triton.plan import Plan, make_plan
 PROGRAMS = 64
 """For each processor, at most. So many that most items have one of their own, which the device starts as others end:
 programs that take their share in turn are as slow as the one whose items happen to be longest."""
-LOWEST = 16
-"""(row, head) pairs of a tile, at least: what a product on tensor cores takes."""
+LOWEST, ONE_HEIGHT = 16, 64
+"""(row, head) pairs of a tile, at least: what a product on tensor cores takes, and where all tiles must be computed by
+one instruction (4 warps each)."""
 AHEAD = 4
 """Pieces of a tile whose results are loaded at once when they are combined."""
 
@@ -92,8 +93,9 @@ def tuning(dtype: torch.dtype, dim: int, deterministic: bool, processors: int) -
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
            scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None, chosen: Tuning, deterministic: bool,
-           arrived: torch.Tensor, softcap: float = 0.0) -> torch.Tensor:
-    """The contract is Kernels.attend. `arrived`: int32 zeros, at least tiles * KV heads; left as they were."""
+           arrived: torch.Tensor, softcap: float = 0.0, low: bool = True) -> torch.Tensor:
+    """The contract is Kernels.attend. `arrived`: int32 zeros, at least tiles * KV heads; left as they were. low: tiles
+    of any height add alike on this card."""
     _, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     shared = heads // kv_heads
@@ -110,6 +112,9 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         **overlapped(q.device, q.shape[0], heads * dim)}
     base2, cap = scale * math.log2(math.e), softcap * math.log2(math.e)
     shape, spans = rows.shape, chosen.split if deterministic else 0
+    # Keys of 8 bits are widened in an order of its own by each instruction.
+    one = deterministic and q.dtype != torch.float32 and (not low or scales is not None)
+    least = ONE_HEIGHT if one else LOWEST
     if shape.tiles * kv_heads > arrived.shape[0]:
         raise ValueError(f"{shape.tiles} tiles of {kv_heads} heads do not fit into {arrived.shape[0]} counters")
     if shape.tiles:
@@ -120,14 +125,14 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
             q, k_cache, v_cache, key_scales, value_scales, out, plan.items, plan.total, view.tables, view.slots,
             rows.positions, rows.prefix, rows.ancestors, plan.results, plan.extremes, arrived, q.stride(0),
             out.stride(0), k_cache.stride(0), view.tables.stride(0), plan.extremes.shape[1], base2,
-            view.window or 0, cap, BLOCK_M=_height(tile_m), BLOCK_N=chosen.block_n, DEPTH=shape.depth,
+            view.window or 0, cap, BLOCK_M=_height(tile_m, least), BLOCK_N=chosen.block_n, DEPTH=shape.depth,
             SPLIT=spans, REDUCE_M=triton.next_power_of_2(tile_m), AHEAD=AHEAD, **common,
-            num_warps=how.warps, num_stages=how.stages)
+            num_warps=4 if one else how.warps, num_stages=how.stages)
     if shape.chunks:
         chunk_kernel[(kv_heads, shape.chunks)](
             q, k_cache, v_cache, key_scales, value_scales, out, rows.chunks, rows.group, rows.positions, view.tables,
             q.stride(0), out.stride(0), k_cache.stride(0), view.tables.stride(0), shape.chunks, base2,
-            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared),
+            view.window or 0, cap, BLOCK_M=_height(shape.chunk_rows * shared, least),
             BLOCK_N=chosen.chunk_n, SPLIT=spans, **common, num_warps=chosen.chunk_warps,
             num_stages=chosen.chunk_stages)
     return out
@@ -143,9 +148,9 @@ def tile_rows(chosen: Tuning, shared: int, rows: int) -> tuple[int, int]:
     return max(1, chosen.several(rows).height // shared), max(1, chosen.chunk_m // shared)
 
 
-def _height(pairs: int) -> int:
+def _height(pairs: int, least: int) -> int:
     """BLOCK_M for a tile of so many (row, head) pairs."""
-    return max(LOWEST, 1 << (pairs - 1).bit_length())
+    return max(least, 1 << (pairs - 1).bit_length())
 
 
 def _plan(rows: DeviceRows, layout: Layout, view: GroupView, heads: int, kv_heads: int, dim: int, chosen: Tuning,

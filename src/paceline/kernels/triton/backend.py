@@ -11,7 +11,7 @@ from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, latent, linear, vendor
 from paceline.kernels.triton.attention import Tuning, tuning
-from paceline.kernels.triton.choices import NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
+from paceline.kernels.triton.choices import LOW_TILES, NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
 from paceline.kernels.triton.device import TritonDevice
 from paceline.kernels.triton.vendor import ComparedShapes
 
@@ -33,9 +33,10 @@ class TritonKernels(Composed):
         self.name = "triton-deterministic" if deterministic else "triton"
         self._eager = EagerKernels()
         """For what has no kernel here."""
-        self._processors = 4
+        self._processors, self._low = 4, True
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self._low = torch.cuda.get_device_capability(device) in LOW_TILES
         self.device = TritonDevice(deterministic, self._processors)
         # Programs that share a tile count themselves here. All zero between launches, hence made before any capture.
         self._arrived = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
@@ -43,7 +44,7 @@ class TritonKernels(Composed):
 
     def _how(self, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Product:
         size = weight.shape[0] // 2 if gated else weight.shape[0]
-        return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated)
+        return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated, self._low)
 
     def _by_vendor(self, x: torch.Tensor, weight: torch.Tensor, how: Product, dtype: torch.dtype | None = None) -> bool:
         if how.way is Way.VENDOR:
@@ -157,7 +158,7 @@ class TritonKernels(Composed):
             return latent.attend(q, k_cache, v_cache.shape[2], layout, view, scale, softcap, not self.deterministic,
                                  self._processors)
         return attention.attend(q, k_cache, v_cache, layout, view, scale, scales, self.tuning(q.dtype, q.shape[2]),
-                                self.deterministic, self._arrived, softcap)
+                                self.deterministic, self._arrived, softcap, self._low)
 
     def tuning(self, dtype: torch.dtype, dim: int) -> Tuning:
         return tuning(dtype, dim, self.deterministic, self._processors)

@@ -45,14 +45,19 @@ SKINNY_ROWS = 64
 NORM_INSIDE = 2048
 """Up to so many columns a norm is computed by every program of a single row's product, which saves a launch; longer
 rows take each of them longer than a launch takes."""
+LOW_TILES = ((9, 0),)
+"""Compute capabilities on which low tiles, of another instruction, were seen to add as high ones do
+(tests/gpu/kernel_checks.py). On others exact kernels use high ones alone."""
 PIECE = 1024
 """Columns of a piece of a matrix with few rows, where nothing else is said."""
 
 
-def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic: bool, gated: bool) -> Product:
-    """`size`: outputs, of a gated product after gating."""
+def choose(rows: int, size: int, inputs: int, dtype: torch.dtype, deterministic: bool, gated: bool,
+           low: bool = True) -> Product:
+    """`size`: outputs, of a gated product after gating. low: tiles of 16 weight rows add as high ones do on this card
+    (LOW_TILES)."""
     if deterministic:
-        return _fixed_order(rows, size, inputs, dtype, gated)
+        return _fixed_order(rows, size, inputs, dtype, gated, low)
     if rows == 1:
         return _row(size, inputs)
     if rows <= FEW_ROWS and inputs < 8192 and dtype != torch.float32:
@@ -128,15 +133,15 @@ def _few(rows: int, size: int, inputs: int, gated: bool) -> Product:
     return Product(Way.TILES, 16, width, 512 if inputs >= 8192 else 256, 1, 3 if inputs >= 8192 else 4, piece)
 
 
-def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: bool) -> Product:
+def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: bool, low: bool) -> Product:
     """The pieces of K are the same for every number of rows, and tensor cores add a piece's products in one order, in
-    tiles of any size (a check on this card says so: vendor.py, tests/gpu/kernel_checks.py)."""
+    tiles of any size, or of any that one instruction computes."""
     piece = piece_of(size, inputs, gated)
     if dtype == torch.float32:  # without tensor cores an order is a tile's: one for all
         return Product(Way.TILES, 32, 16, 32, 4, 2, piece)
-    if rows <= FEW_ROWS:
+    if rows <= FEW_ROWS and low:
         return _few(rows, size, inputs, gated)
-    width = min(128, 1 << (rows - 1).bit_length())
+    width = min(128, max(16, 1 << (rows - 1).bit_length()))
     apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 264
     if rows > SKINNY_ROWS:
         if apart:
@@ -148,6 +153,6 @@ def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: b
         if gated or (size >= 65536 and rows > 32):
             return Product(Way.TILES, 128, width, 64, 4, 4)
         return Product(Way.TILES, 64, width, 128, 4, 5 if width <= 32 else 4, piece)
-    if size >= 16384 or (not gated and inputs < 1024):
+    if size >= 16384 or (not gated and inputs < 1024) or not low:
         return Product(Way.TILES, 64, width, 64, 4, 6, piece)
     return Product(Way.TILES, 16, width, 128 if piece else 256, 4, 3, piece)

@@ -159,7 +159,7 @@ def products(x, weight, m, other, live, n, rows, K, x_stride, first, last, PIECE
 
 @triton.jit
 def rounded(y, like, ROUNDED: tl.constexpr):
-    """As stored in `like`'s numbers and read again, which the vendor's products are too."""
+    """As stored where `like` points to and read again, as the vendor's products are."""
     return y.to(like.dtype.element_ty).to(tl.float32) if ROUNDED else y
 
 
@@ -168,14 +168,14 @@ def finish(y, up, bias, residual, out, m, n, size, rows, GATED: tl.constexpr, BI
            ROUNDED: tl.constexpr):
     """Epilogue of a tile y [BLOCK_M, BLOCK_N] and, where GATED, of its ups."""
     cells = (m < size)[:, None] & (n < rows)[None, :]
-    y = rounded(y, residual, ROUNDED)
-    up = rounded(up, residual, ROUNDED)
+    y = rounded(y, out, ROUNDED)
+    up = rounded(up, out, ROUNDED)
     if BIASED:
-        y = rounded(y + tl.load(bias + m, mask=m < size, other=0.0).to(tl.float32)[:, None], residual, ROUNDED)
+        y = rounded(y + tl.load(bias + m, mask=m < size, other=0.0).to(tl.float32)[:, None], out, ROUNDED)
     if GATED:
         if BIASED:
             more = tl.load(bias + size + m, mask=m < size, other=0.0).to(tl.float32)[:, None]
-            up = rounded(up + more, residual, ROUNDED)
+            up = rounded(up + more, out, ROUNDED)
         y = y / (1.0 + tl.exp(-y)) * up
     at = n.to(tl.int64)[None, :] * size + m[:, None]
     if ADDED:
