@@ -75,6 +75,9 @@ class EngineOptions:
     """GiB of host memory for swapped sequences, at most; None: resolve for me."""
     host_cache: float = 0.0
     """GiB of host memory, at most, for blocks that the prefix cache has no room for; they come back on a hit."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a card's memory that may be in use once the cache is there: weights, cache and whatever others have
+    taken already. The rest is for what steps compute with, and for those who come later."""
     capture: str = "lazy"
     """Steps are captured on a card: "lazy" when first needed, "start" before the first request (decoding, prompts and
     mixes of every size; with drafts and rarer controls when first needed), "never": they are launched kernel by kernel,
@@ -105,6 +108,8 @@ class Facts:
     free_memory: int
     """Bytes the cache could take on the device."""
     cores: int
+    total_memory: int = 0
+    """Bytes the device has, 0: as many as are free."""
     host_memory: int = 0
     """Bytes of host memory that are free."""
 
@@ -173,6 +178,10 @@ def check(options: EngineOptions) -> None:
     watermark = options.watermark
     if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
+    share = options.gpu_memory_utilization
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
+        raise ConfigError("gpu_memory_utilization is a share of the card's memory, above 0 and up to 1, got "
+                          f"{share!r}.")
     check_host(options)
     if options.quantization not in (None, "int8", "blocks"):
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
@@ -226,6 +235,14 @@ def host_blocks(options: EngineOptions, facts: Facts, kv_blocks: int, why: dict[
     return swap, cold
 
 
+def cache_budget(options: EngineOptions, facts: Facts, seated: int) -> int:
+    """Bytes the cache may take. `seated`: tokens of all texts that a card keeps for those who run."""
+    if facts.device == "cpu":
+        return min(facts.free_memory * 3 // 10, 4 * GIB)
+    total = facts.total_memory or facts.free_memory
+    return max(0, facts.free_memory - int((1.0 - options.gpu_memory_utilization) * total) - 4 * seated)
+
+
 def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
     """Options + facts -> config. Pure: the same input gives the same config, whatever the machine."""
     check(options)
@@ -243,17 +260,16 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
 
     blocks = options.kv_blocks
     if blocks is None:
-        budget = facts.free_memory * (9 if facts.device == "cuda" else 3) // 10
-        if facts.device == "cpu":
-            budget = min(budget, 4 * GIB)
+        budget = cache_budget(options, facts, longest * wanted)
         per_block = facts.bytes_per_token * size
         most = -(-longest // size) * wanted
         blocks = max(1, min(budget // max(per_block, 1), most))
         if blocks * size < min(longest, LEAST_CONTEXT):
+            more = ", raise gpu_memory_utilization" if facts.device == "cuda" else ""
             raise ConfigError(
                 f"{facts.free_memory / GIB:.2f} GiB of {facts.device} memory are free beside the weights, which is a "
-                f"cache of {blocks * size} tokens ({facts.bytes_per_token} bytes each): free memory, choose a smaller "
-                "model, or keep the cache in fewer bits (kv_dtype).")
+                f"cache of {blocks * size} tokens ({facts.bytes_per_token} bytes each): free memory{more}, choose a "
+                "smaller model, or keep the cache in fewer bits (kv_dtype).")
         why["kv_blocks"] = (f"{blocks} blocks of {size} tokens, {blocks * per_block / GIB:.2f} GiB: what {wanted} "
                             f"sequences can use at most, within {budget / GIB:.1f} GiB of {facts.device} memory")
     if blocks * size < longest:

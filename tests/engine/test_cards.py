@@ -72,6 +72,22 @@ def test_a_cache_of_a_few_tokens_is_refused() -> None:
         configs.resolve(EngineOptions.of(), facts)
 
 
+@pytest.mark.parametrize(("share", "others", "left"), [(0.9, 0, 60), (0.5, 0, 20), (0.9, 30, 30), (0.3, 30, 0)])
+def test_the_cache_takes_its_share_of_a_card(share: float, others: int, left: int) -> None:
+    """A card of 100 MiB, weights of 30, texts of 0.02: what is beyond the share stays free."""
+    free = (100 - 30 - others) << 20
+    facts = Facts(device="cuda", context=256, bytes_per_token=64, free_memory=free, total_memory=100 << 20, cores=8)
+    options = EngineOptions.of(gpu_memory_utilization=share, max_num_seqs=20)
+    budget = configs.cache_budget(options, facts, 256 * 20)
+    assert left - 0.03 < budget / (1 << 20) <= left
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.1, True, "half"])
+def test_a_share_is_a_share(share: Any) -> None:
+    with pytest.raises(ConfigError, match="above 0 and up to 1"):
+        configs.check(EngineOptions.of(gpu_memory_utilization=share))
+
+
 class _Full:
     """KVStorage on a device with room for so many blocks."""
 

@@ -55,6 +55,8 @@ def serve(
     max_num_seqs: Annotated[int | None, options._engine("Most sequences that run at once.")] = None,
     max_batch_tokens: Annotated[int | None, options._engine("Most tokens of one step.")] = None,
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
+    gpu_memory_utilization: Annotated[
+        float, options._engine("Share of a card's memory that weights and cache may take.")] = 0.9,
     prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
                                                     "--prefix-caching/--no-prefix-caching")] = True,
     preemption: Annotated[str, options._engine("A request that loses its blocks is computed again (recompute), kept in "
@@ -88,7 +90,8 @@ def serve(
     adapters = options.adapters(lora)
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-                             "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks}
+                             "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks,
+                             "gpu_memory_utilization": gpu_memory_utilization}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, kv_dtype=kv_dtype,

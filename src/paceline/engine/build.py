@@ -174,7 +174,7 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     kv_dtype = cache_dtype(model, options, dtype)
     facts = Facts(device=device.type, context=model.config.context,
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
-                  free_memory=_free_memory(device), cores=os.cpu_count() or 1,
+                  free_memory=_free_memory(device), total_memory=_total_memory(device), cores=os.cpu_count() or 1,
                   host_memory=configs.available_memory())
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
@@ -312,6 +312,10 @@ def config_eos(checkpoint: Checkpoint) -> frozenset[int]:
     raw = checkpoint.config.get("eos_token_id")
     ids = raw if isinstance(raw, list) else [] if raw is None else [raw]
     return frozenset(int(token) for token in ids)
+
+
+def _total_memory(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
 
 
 def _free_memory(device: torch.device) -> int:
