@@ -237,6 +237,49 @@ def spec(
         raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
 
 
+@app.command("crowd")
+def crowd(
+    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    methods: Annotated[str, typer.Option(help="Names separated by commas, or JSON objects.")] = "ngram,auto",
+    at_once: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
+    temperatures: Annotated[str, typer.Option(help="Separated by commas; 0 is greedy.")] = "0",
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each method; the fastest counts.")] = 2,
+    longest: Annotated[int, typer.Option(min=1, help="Characters of a prompt, at most.")] = 6000,
+    device: options.Device = "auto",
+    deterministic: options.Deterministic = None,
+    check: Annotated[bool, typer.Option("--check", help="Fail where a text differs from plain decoding.")] = False,
+) -> None:
+    """Speculation with many requests at once, prompts that come once: beside plain decoding, and are texts the same."""
+    from paceline.bench.crowd import run
+    from paceline.bench.questions import read_questions
+    from paceline.bench.spec import contenders
+    from paceline.engine.build import choose_device
+
+    counts, heats = _counts(at_once, "--at-once"), _temperatures(temperatures)
+    read_questions(dataset)
+    contenders(methods)
+    choose_device(device)
+    _fetch(model)
+    result = run(dataset, model, methods, counts, heats, max_tokens, rounds, longest, device, deterministic)
+    _emit(result, json_file)
+    if check and result["differences"]:
+        typer.echo(f"error: {result['differences']} texts differ from plain decoding.", err=True)
+        raise typer.Exit(1)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0.0 <= one <= 100.0 for one in found):
+        raise ConfigError(f"--temperatures must be numbers from 0 separated by commas, got {text!r}.")
+    return found
+
+
 def _counts(text: str, option: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):

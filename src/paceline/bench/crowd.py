@@ -1,0 +1,125 @@
+"""Speculation as users of a server get it: so many requests at once, prompts that come once, every option as it is by
+default; each method beside plain decoding, and how many of the texts are the same."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.questions import read_questions
+from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.bench.spec import PLAIN, Contender, admit, contenders
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM
+from paceline.request import RequestOutput, SamplingParams
+
+AT_ONCE = (1, 8, 32)
+LEAST, BATCHES = 12, 3
+"""Prompts that are asked, at least, and batches of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One contender's answers to the prompts."""
+
+    rate: float
+    """Tokens a second, prompts and all."""
+    texts: list[tuple[int, ...]]
+    per_step: float
+    """Tokens that a step gave a request that drafts; 1 where none did."""
+
+
+def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,auto", at_once: Sequence[int] = AT_ONCE,
+        temperatures: Sequence[float] = (0.0,), max_tokens: int = 128, rounds: int = 2, longest: int = 6000,
+        device: str = "auto", deterministic: bool | None = None, llm: LLM | None = None) -> dict[str, Any]:
+    """The bench document, with the texts that differ counted in "differences". `longest`: characters of a prompt."""
+    prompts = [question.turns[0] for question in read_questions(dataset) if len(question.turns[0]) <= longest]
+    if len(prompts) < 2:
+        raise ConfigError(f"{dataset} has no two prompts of up to {longest} characters: one warms up, one is asked.")
+    random.Random(0).shuffle(prompts)
+    llm = llm or LLM(model, device=device, deterministic=deterministic, max_num_seqs=max(at_once), capture="start")
+    everyone = [Contender(PLAIN, None), *admit(llm, contenders(methods), everyone=False)[0]]
+    rows: list[Row] = []
+    differences = 0
+    for count in at_once:
+        asked = min(max(LEAST, BATCHES * count), len(prompts) // 2)
+        for temperature in temperatures:
+            found = compare(llm, everyone, prompts[:asked], prompts[-asked:], count, rounds,
+                            lambda salt, t=temperature: SamplingParams(  # type: ignore[misc]
+                                max_tokens=max_tokens, temperature=t, seed=1, cache_salt=salt))
+            plain = found.pop(PLAIN)
+            for name, best in found.items():
+                equal = sum(a == b for a, b in zip(best.texts, plain.texts, strict=True))
+                differences += asked - equal
+                case = f"{name} {count}" + (f" t{temperature:g}" if temperature else "")
+                rows.append(Row(case, "tok/s", best.rate, {PLAIN: plain.rate},
+                                note=f"{equal} of {asked} texts equal, {best.per_step:.2f} tokens a step"))
+                say(f"crowd: {case}: {best.rate:.0f} tok/s beside {plain.rate:.0f}, {rows[-1].note}")
+    return document(rows, model=model or "default", kernels=llm.engine.kernels.name, max_tokens=max_tokens,
+                    deterministic=llm.engine.kernels.deterministic) | {"differences": differences}
+
+
+def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked: Sequence[str], at_once: int,
+            rounds: int, params: Callable[[str], SamplingParams]) -> dict[str, Round]:
+    """The faster of each contender's rounds; they take turns. Nobody finds what another or an earlier round has
+    written: the cache and what drafters remember are kept apart by a salt."""
+    best: dict[str, Round] = {}
+    for one in everyone:
+        ask(llm, warm, at_once, one, params(f"warm-up {one.name}"))
+    for turn in range(rounds):
+        for one in everyone if turn % 2 == 0 else reversed(everyone):
+            found = ask(llm, asked, at_once, one, params(f"{one.name} {turn}"))
+            if one.name not in best or found.rate > best[one.name].rate:
+                best[one.name] = found
+    return best
+
+
+def ask(llm: LLM, prompts: Sequence[str], at_once: int, one: Contender, params: SamplingParams) -> Round:
+    """So many at once, the next ones when all of them are answered. Raises the error of a prompt that has one."""
+    outs: list[RequestOutput] = []
+    started = time.perf_counter()
+    for first in range(0, len(prompts), at_once):
+        batch = prompts[first:first + at_once]
+        if llm.engine.chat is None:
+            outs += llm.generate(list(batch), params, speculation=one.wish)
+        else:
+            conversations: list[list[Mapping[str, Any]]] = [[{"role": "user", "content": text}] for text in batch]
+            outs += llm.chat(conversations, params, speculation=one.wish)
+    taken = time.perf_counter() - started
+    for out in outs:
+        if out.error is not None:
+            raise out.error
+    texts = [tuple(out.outputs[0].token_ids) for out in outs]
+    stats = [out.speculation.tokens_per_step for out in outs if out.speculation is not None]
+    return Round(sum(map(len, texts)) / taken, texts, sum(stats) / len(stats) if stats else 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.crowd", description=__doc__)
+    parser.add_argument("--dataset", required=True, help="a JSON object a line: question_id, category, turns")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--methods", default="ngram,auto")
+    parser.add_argument("--at-once", default=",".join(map(str, AT_ONCE)))
+    parser.add_argument("--temperatures", default="0")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--longest", type=int, default=6000, help="characters of a prompt")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=None)
+    json_argument(parser)
+    given = parser.parse_args()
+    try:
+        emit(run(given.dataset, given.model, given.methods, tuple(map(int, given.at_once.split(","))),
+                 tuple(map(float, given.temperatures.split(","))), given.max_tokens, given.rounds, given.longest,
+                 given.device, given.deterministic), given.json)
+    except PacelineError as problem:
+        raise SystemExit(f"error: {problem}") from None
+
+
+if __name__ == "__main__":
+    main()
