@@ -45,6 +45,30 @@ def test_the_vendor_is_not_asked_for_what_was_not_compared() -> None:
     assert not ComparedShapes(torch.zeros(4, dtype=torch.int32)).same(x, weight, how, torch.float32)
 
 
+def test_other_bits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself, on the CPU: with what our tiles give, and with one place of it moved by a bit."""
+    pytest.importorskip("triton")
+    from paceline.kernels.triton import vendor
+    from paceline.kernels.triton.choices import choose
+    x, weight = torch.ones(32, 40), torch.randn(8, 40)
+    how = choose(32, 8, 40, torch.float32, True, False)
+    shapes = vendor.ComparedShapes(torch.zeros(4, dtype=torch.int32))
+
+    def ours(x: torch.Tensor, weight: torch.Tensor, piece: int, dtype: torch.dtype) -> torch.Tensor:
+        return vendor.product(x, weight, None, how, torch.zeros(4, dtype=torch.int32), dtype=dtype, exact=True)
+
+    monkeypatch.setattr(vendor, "in_pieces", ours)
+    assert all(shapes._compare(x, weight, how, torch.float32, seed) for seed in range(3))
+
+    def moved(*given: object) -> torch.Tensor:
+        out = ours(*given)  # type: ignore[arg-type]
+        out[5, 3] = torch.nextafter(out[5, 3], torch.tensor(torch.inf))
+        return out
+
+    monkeypatch.setattr(vendor, "in_pieces", moved)
+    assert not shapes._compare(x, weight, how, torch.float32, 2)
+
+
 @pytest.mark.parametrize(("size", "inputs"), [
     (576, 1536), (4096, 14336), (4096, 4096), (960, 576), (2048, 6144), (320, 1100)])
 @pytest.mark.parametrize("gated", [False, True])

@@ -98,7 +98,8 @@ class ComparedShapes:
         trial = torch.randn(x.shape, generator=source, device=x.device)
         # From even magnitudes to sums in which a few terms drown the rest.
         wild = 3 * (seed % COMPARED)
-        trial *= torch.exp2(torch.randint(-wild, wild + 1, x.shape, generator=source, device=x.device))
+        powers = torch.randint(-wild, wild + 1, x.shape, generator=source, dtype=torch.int8, device=x.device)
+        trial *= torch.exp2(powers)
         trial = trial.to(x.dtype)
         ours = product(trial, weight, None, how, self._arrived, dtype=dtype, exact=True)
         return torch.equal(ours, in_pieces(trial, weight, how.piece, dtype))
