@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, DraftRows, choices, worthwhile
+from engine.device.on_device import executor_of, made
+from paceline import SamplingParams
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, TRIAL, DraftRows, choices, worthwhile
 from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
 
 
@@ -41,6 +44,40 @@ def test_texts_that_begin_to_repeat_themselves_are_found_out() -> None:
     choose(draft_rows, 1, 300, lambda rows: 1.0, lambda rows: 1.5 if rows else 1.0)
     chosen = choose(draft_rows, 1, 600, lambda rows: 4.0 if rows == 8 else 1.0, lambda rows: 1.5 if rows else 1.0)
     assert chosen[8] > 250
+
+
+def test_only_what_is_known_to_be_best_is_more_than_a_try() -> None:
+    draft_rows = DraftRows()
+    assert not draft_rows.tries(8, 0)  # nobody has asked yet: nothing is tried
+    for _ in range(3):
+        rows = draft_rows.choose(8)
+        assert draft_rows.tries(8, rows)
+        draft_rows.learn(8, rows, 1.5 if rows == 16 else 1.0, 1.0)
+    assert draft_rows.choose(8) == 16 and not draft_rows.tries(8, 16)
+    assert draft_rows.tries(8, 0) and draft_rows.tries(8, 32) and not draft_rows.tries(64, 128)
+
+
+def test_tries_are_short_and_what_pays_is_repeated() -> None:
+    llm = made(repeat=8)
+    executor = executor_of(llm)
+    planned: list[tuple[int, int]] = []
+    repeats = executor.repeats
+
+    def seen(*given: Any) -> Any:
+        found = repeats(*given)
+        if found is not None:
+            planned.append((found.times, found.drafted_rows))
+        return found
+
+    executor.repeats = seen
+    prompts, params = [[7, 8, 9] * 6] * 2, SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+    drafted = llm.generate(prompts, params, speculation="ngram")
+    assert {rows for _, rows in planned} == {0, *choices(2)}
+    assert [times for times, _ in planned[:4]] == [TRIAL] * 4 and 8 in [times for times, _ in planned]
+    planned.clear()
+    plain = llm.generate(prompts, params)
+    assert {pair for pair in planned if pair[0] > 1} == {(8, 0)}
+    assert [out.outputs[0].token_ids for out in drafted] == [out.outputs[0].token_ids for out in plain]
 
 
 def test_a_step_that_was_not_chosen_teaches_nothing() -> None:

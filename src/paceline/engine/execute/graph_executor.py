@@ -13,7 +13,7 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
-from paceline.engine.execute.graphs.draft_rows import DraftRows, worthwhile
+from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows, worthwhile
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -131,22 +131,27 @@ class GraphExecutor:
         if (not scheduler.can_repeat() or len(running) > decode.most_rows
                 or any(seq.emitter.scored for seq in running)):
             return None
-        rows = self._rows(running)
+        rows, most = self._rows(running)
         if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
             self._memory.warn(Use.LOOKUP)
             self._draft_rows.refuse(rows)
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
-        return Repeat(self.how_often(scheduler, since_arrival), rows, decode.shape(len(running), rows).most)
+        times = min(most, self.how_often(scheduler, since_arrival))
+        return Repeat(times, rows, decode.shape(len(running), rows).most)
 
-    def _rows(self, running: Seq[Sequence]) -> int:
-        """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted."""
+    def _rows(self, running: Seq[Sequence]) -> tuple[int, int]:
+        """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted. And
+        how often it may be repeated."""
         wishes = [seq.request.speculation for seq in running if seq.lookup]
         if not wishes:
-            return 0
-        fixed: list[int] = [wish.k for wish in wishes if wish is not None and not wish.adaptive]
-        return self._draft_rows.insist(len(running), max(fixed)) if fixed else self._draft_rows.choose(len(running))
+            return 0, MOST_REPEATS
+        count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]
+        if fixed:
+            return self._draft_rows.insist(count, max(fixed)), MOST_REPEATS
+        rows = self._draft_rows.choose(count)
+        return rows, TRIAL if self._draft_rows.tries(count, rows) else MOST_REPEATS
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With

@@ -17,6 +17,8 @@ LEAST_WIN = 1.01
 """Times the speed of plain steps that drafts must have."""
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256
 """Steps between two tries of a choice that is not the best."""
+TRIAL = 4
+"""Times that a step is repeated which is only tried: long enough to be measured, short beside those that pay."""
 
 
 def choices(groups: int) -> list[int]:
@@ -79,7 +81,7 @@ class DraftRows:
         for rows, one in known.items():
             if not one.seconds:
                 return rows
-        best = max(known, key=lambda rows: known[rows].speed if rows else LEAST_WIN * known[rows].speed)
+        best = _best(known)
         known[best].pause = 0
         for rows, one in known.items():
             if rows == best:
@@ -92,6 +94,12 @@ class DraftRows:
                 return rows
         return best
 
+    def tries(self, running: int, rows: int) -> bool:
+        """Whether so many rows, chosen for so many sequences, are not what is known to be best for them."""
+        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        known = self._known.get(groups)
+        return known is not None and (rows != _best(known) or not all(one.seconds for one in known.values()))
+
     def learn(self, running: int, rows: int, tokens: float, seconds: float) -> None:
         """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
         it ran."""
@@ -99,6 +107,10 @@ class DraftRows:
         choice = self._known.get(groups, {}).get(rows)
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
+
+
+def _best(known: dict[int, _Choice]) -> int:
+    return max(known, key=lambda rows: known[rows].speed if rows else LEAST_WIN * known[rows].speed)
 
 
 def worthwhile(least: float = LEAST_CHANCE) -> list[int]:
