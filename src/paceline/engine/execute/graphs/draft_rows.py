@@ -66,14 +66,14 @@ class DraftRows:
 
     def insist(self, running: int, depth: int) -> int:
         """Rows of a step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
-        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        groups = _groups(running)
         wanted = groups * (1 + min(depth, MOST_DRAFTED))
         fitting = [rows for factor in (2, 4, 8, 16) if (rows := factor * groups) <= self._most_rows]
         return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
 
     def choose(self, running: int) -> int:
         """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
-        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        groups = _groups(running)
         possible = [rows for rows in choices(groups) if rows <= self._most_rows] if groups else []
         if not possible:
             return 0
@@ -96,17 +96,22 @@ class DraftRows:
 
     def tries(self, running: int, rows: int) -> bool:
         """Whether so many rows, chosen for so many sequences, are not what is known to be best for them."""
-        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        groups = _groups(running)
         known = self._known.get(groups)
         return known is not None and (rows != _best(known) or not all(one.seconds for one in known.values()))
 
     def learn(self, running: int, rows: int, tokens: float, seconds: float) -> None:
         """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
         it ran."""
-        groups = next((groups for groups in GROUPS if groups >= running), 0)
+        groups = _groups(running)
         choice = self._known.get(groups, {}).get(rows)
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
+
+
+def _groups(running: int) -> int:
+    """Of the step that has room for so many; 0: none has."""
+    return next((groups for groups in GROUPS if groups >= running), 0)
 
 
 def _best(known: dict[int, _Choice]) -> int:
