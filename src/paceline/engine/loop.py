@@ -56,17 +56,18 @@ class Loop:
     def _submit(self, since_arrival: float) -> float:
         """All that there is room for; the seconds it took to plan that, drafting included."""
         seconds = 0.0
-        while self.executor.has_room(self._scheduler.running):
+        while self.executor.has_room(self._scheduler):
             self._suspect, started = None, self._clock()
             self._drafting.propose(self._scheduler.running)
-            step = self._scheduler.schedule(self.executor.repeats(self._scheduler, since_arrival))
-            planned = self._clock()
-            seconds += planned - started
+            planned = self.executor.plan(self._scheduler, since_arrival)
+            step = None if planned is None else self._scheduler.schedule(*planned)
+            now = self._clock()
+            seconds += now - started
             if step is None:
                 break
             self._suspect = step
             self._bookkeeping.preempted(step)
-            self._bookkeeping.scheduled(step, planned)
+            self._bookkeeping.scheduled(step, now)
             self.executor.submit(step)
         return seconds
 

@@ -13,7 +13,7 @@ import torch
 from paceline.engine.decide.decision import Decision
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence, Status
-from paceline.engine.schedule.step import Repeat, Step
+from paceline.engine.schedule.step import Planned, Step
 
 
 @dataclass(slots=True)
@@ -66,12 +66,12 @@ class Executor(Protocol):
         """A pass begins, and all that was settled is committed: before another step is planned, which may use the
         cache, the oldest one runs. Raises StepDropped."""
 
-    def has_room(self, running: Seq[Sequence]) -> bool:
-        """Whether another step, of those who run, may be submitted now."""
+    def has_room(self, scheduler: Scheduler) -> bool:
+        """Whether another step may be submitted now."""
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
-        """How the next step should run by itself; None: once, as any other. `since_arrival`: seconds since the last
-        request came."""
+    def plan(self, scheduler: Scheduler, since_arrival: float) -> Planned | None:
+        """How the next step should run; None: there should be none now. `since_arrival`: seconds since the last request
+        came."""
 
     def submit(self, step: Step) -> None:
         """Carry a step out, now or when those before it are settled and committed. Raises StepDropped."""

@@ -13,6 +13,7 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
+from paceline.engine.execute.graphs.attended import Attended
 from paceline.engine.execute.graphs.chances import Chances
 from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows
 from paceline.engine.execute.graphs.in_flight import (
@@ -33,7 +34,7 @@ from paceline.engine.rows.placement import decided_on_device
 from paceline.engine.rows.sample_rows import row_masks
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence
-from paceline.engine.schedule.step import Repeat, Step
+from paceline.engine.schedule.step import Planned, Repeat, Step
 from paceline.sampling.masks import Mask
 
 AHEAD = 2
@@ -52,11 +53,11 @@ class InFlight(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "alone", "batch", "buffer", "decided", "drafted", "free", "launch_s", "logits", "reading",
-                 "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "buffer", "decided", "drafted", "free", "known", "launch_s", "logits",
+                 "reading", "started", "step")
 
     def __init__(self, step: Step, batch: Batch | None = None) -> None:
-        """Without a batch it is a repeated step, in which everybody is free."""
+        """Without a batch it is a repeated step, in which everybody is free. Made when it is submitted."""
         groups = step.groups
         self.step = step
         self.batch = batch
@@ -67,8 +68,10 @@ class Flight:
         """Whether the device can decide all that it yields, once the host has said what it masks."""
         self.ahead = placement >= Placement.AHEAD and not self.drafted and self.decided
         """Whether it can be launched before the tokens before it are known on the host."""
-        self.free = placement is Placement.FREE
+        self.free = placement >= Placement.UNMASKED
         """Whether the host has no word before it is sampled."""
+        self.known = all(group.seq.in_flight == 1 for group in groups)
+        """Nothing that its rows depend on was in flight when it was submitted."""
         self.alone = not step.repeated
         """Nothing else has been in flight since it was submitted."""
         self.launch_s = 0.0
@@ -109,6 +112,7 @@ class GraphExecutor:
         self._read_at: float | None = None
         self._draft_rows = DraftRows()
         self._chances = Chances()
+        self._attended = Attended()
 
     def capture(self, most_rows: int, progress: Progress | None = None) -> int:
         """Capture steps of up to `most_rows` rows before the first request; how many there are."""
@@ -120,17 +124,44 @@ class GraphExecutor:
     def start(self) -> None:
         pass  # advance() has done it
 
-    def has_room(self, running: Seq[Sequence]) -> bool:
+    def has_room(self, scheduler: Scheduler) -> bool:
         if not self._flight:
             return True
+        if len(self._flight) >= AHEAD:
+            return False
+        if self._attended.goes_apart(scheduler.running, self._step_seconds):
+            return True
         newest = self._flight[-1]
-        return (len(self._flight) < AHEAD and newest.ahead and newest.reading is not None
-                and all(seq.placement >= Placement.AHEAD for seq in running))
+        return (newest.ahead and newest.reading is not None
+                and all(seq.placement >= Placement.AHEAD for seq in scheduler.running))
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
-        running, decode = scheduler.running, self.graphs.decode
-        if (not scheduler.can_repeat() or len(running) > decode.most_rows
-                or any(seq.emitter.scored for seq in running)):
+    def plan(self, scheduler: Scheduler, since_arrival: float) -> Planned | None:
+        if scheduler.can_repeat():
+            return Planned(self._repeated(scheduler.running, self.how_often(scheduler, since_arrival)))
+        if self._attended.goes_apart(scheduler.running, self._step_seconds):
+            return self._plan_apart(scheduler)
+        return Planned()
+
+    def _plan_apart(self, scheduler: Scheduler) -> Planned | None:
+        """A step of those who are free while one of the others is in flight, and the other way round."""
+        free = scheduler.free()
+        if self._attended.free_next(flight.step.repeated for flight in self._flight):
+            if not free:
+                return None if self._flight else Planned()
+            # As long as the host takes for the others: they wait no longer than for the host.
+            repeat = self._repeated(free, max(1, int(self._attended.seconds / self._step_seconds)))
+            if repeat is not None:
+                return Planned(repeat, apart=True)
+            self._attended.stay_together()
+            return None if self._flight else Planned()
+        if any(not flight.step.repeated for flight in self._flight):
+            return None
+        return Planned(apart=True)
+
+    def _repeated(self, running: Seq[Sequence], times: int) -> Repeat | None:
+        """A step of these, repeated up to so often; None: it cannot be."""
+        decode = self.graphs.decode
+        if len(running) > decode.most_rows:
             return None
         rows, most = self._rows(running)
         if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
@@ -139,8 +170,7 @@ class GraphExecutor:
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
-        times = min(most, self.how_often(scheduler, since_arrival))
-        return Repeat(times, rows, decode.shape(len(running), rows).most)
+        return Repeat(min(most, times), rows, decode.shape(len(running), rows).most)
 
     def _rows(self, running: Seq[Sequence]) -> tuple[int, int]:
         """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted. And
@@ -170,7 +200,8 @@ class GraphExecutor:
         else:
             flight = Flight(step, self._builder.of_step(step))
             with dropped_without_memory(step):
-                self._go_on(flight, first=not self._flight)
+                self._go_on(flight, first=not self._flight or flight.known)
+            self._attended.submitted(step, self._clock())
         if self._flight:
             flight.alone = self._flight[-1].alone = False
         self._flight.append(flight)
@@ -206,12 +237,14 @@ class GraphExecutor:
         started = self._clock()
         if flight.reading is not None:
             sampled = self._read(flight.reading)
+            self._attended.read(step, self._clock())
             if isinstance(flight.reading, RepeatedInFlight):
                 self._learn(step, flight.reading, sampled)
             ran = self._clock()
             decisions = self._decider.decide_sampled(step, sampled)
         else:
             assert flight.logits is not None
+            self._attended.read(step, self._clock())
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
@@ -235,6 +268,7 @@ class GraphExecutor:
     def forget(self) -> None:
         self._flight.clear()
         self._read_at = None
+        self._attended.forget()
 
     def _finish(self, flight: Flight) -> None:
         """All steps before it are committed."""

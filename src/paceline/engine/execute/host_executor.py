@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 from paceline.engine.decide.decider import Decider
 from paceline.engine.execute.executor import Settled, dropped_without_memory
@@ -12,7 +11,7 @@ from paceline.engine.execute.model_runner import ModelRunner
 from paceline.engine.rows.batch import Batch, BatchBuilder, StepLogits
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import Repeat, Step
+from paceline.engine.schedule.step import Planned, Step
 
 
 class HostExecutor:
@@ -41,11 +40,11 @@ class HostExecutor:
     def make_room(self, seq: Sequence) -> bool:
         return True
 
-    def has_room(self, running: Seq[Sequence]) -> bool:
+    def has_room(self, scheduler: Scheduler) -> bool:
         return len(self._flight) < self._most
 
-    def repeats(self, scheduler: Scheduler, since_arrival: float) -> Repeat | None:
-        return None
+    def plan(self, scheduler: Scheduler, since_arrival: float) -> Planned:
+        return Planned()
 
     def start(self) -> None:
         if self._waiting is not None and self._out is None:

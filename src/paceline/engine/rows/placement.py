@@ -20,7 +20,8 @@ def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool, l
     elif watched or (drafted and (masked or seq.emitter.scored or not lookup)):
         seq.placement = Placement.DEVICE
     else:
-        seq.placement = Placement.AHEAD if masked else Placement.FREE
+        read = Placement.UNMASKED if seq.emitter.scored else Placement.FREE
+        seq.placement = Placement.AHEAD if masked else read
         seq.lookup = lookup if drafted else 0
 
 

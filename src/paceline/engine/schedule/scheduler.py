@@ -179,19 +179,23 @@ class Scheduler:
             self._filler.preempt(seq)
 
     def can_repeat(self) -> bool:
-        """Whether schedule() may be asked for a step that is repeated."""
+        """Whether a step that is repeated could hold everybody."""
         return len(self._flight) < MAX_STEPS_IN_FLIGHT and self._filler.can_repeat()
 
-    def schedule(self, repeat: Repeat | None = None) -> Step | None:
-        """The next step, or None if nothing can run before a commit (or at all). With `repeat`, which takes
-        can_repeat(), it is one that is repeated, at most so often."""
+    def free(self) -> list[Sequence]:
+        """Those who are not in flight and whose next step could be repeated."""
+        return self._filler.free(apart=True)
+
+    def schedule(self, repeat: Repeat | None = None, apart: bool = False) -> Step | None:
+        """The next step, or None if nothing can run before a commit (or at all). With `repeat` it is one that is
+        repeated, at most so often. `apart`: it is one of those who are free() only; not repeated: of the others."""
         if len(self._flight) >= MAX_STEPS_IN_FLIGHT:
             return None
         planned = Repeat(0)
         if repeat is not None:
-            groups, copies, preempted, planned = self._filler.fill_repeated(repeat)
+            groups, copies, preempted, planned = self._filler.fill_repeated(repeat, apart)
         else:
-            groups, copies, preempted = self._filler.fill()
+            groups, copies, preempted = self._filler.fill(apart)
         if not groups:
             return None
         step = Step(self._next_step, groups, copies, self._moves, preempted, planned.times,

@@ -41,7 +41,9 @@ class Placement(IntEnum):
     AHEAD = 2
     """The next step may be submitted before the host has read this one's token. Before it is sampled the host may have
     its word all the same, on what is masked."""
-    FREE = 3
+    UNMASKED = 3
+    """Nor has the host a word before it is sampled; but each step's scores are to be read."""
+    FREE = 4
     """Nothing about a token has to be known on the host before the next one is sampled: a device may run several steps
     by itself."""
 

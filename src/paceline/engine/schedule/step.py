@@ -24,6 +24,15 @@ class Repeat(NamedTuple):
     """Tokens that may be drafted for one group at a time."""
 
 
+class Planned(NamedTuple):
+    """How the next step is to run, and who takes part."""
+
+    repeat: Repeat | None = None
+    """By itself; None: once, as any other."""
+    apart: bool = False
+    """Of those only whose steps can be repeated; not repeated: of the others."""
+
+
 class RowOwner(Protocol):
     """Whose cache some rows read and write, and what they run with besides the model."""
 

@@ -45,8 +45,9 @@ class StepBuilder:
         self._blocked: tuple[Sequence, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
 
-    def fill(self) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
-        """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run."""
+    def fill(self, apart: bool = False) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
+        """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run.
+        `apart`: without those whose steps can be repeated."""
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
         running = self.running
@@ -55,7 +56,7 @@ class StepBuilder:
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
-            if seq.in_flight_drafts:
+            if seq.in_flight_drafts or (apart and self.repeatable(seq)):
                 continue
             start = seq.computed
             tokens = seq.tokens
@@ -89,7 +90,7 @@ class StepBuilder:
                 self._add_chunk(seq)
         if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit()
-        if not groups and self._unlock():
+        if not groups and not apart and self._unlock():
             return self.fill()
         return groups, *self._filled()
 
@@ -115,21 +116,29 @@ class StepBuilder:
             self.preempt(parked)
         return parked is not None
 
+    def repeatable(self, seq: Sequence) -> bool:
+        """Whether a step of it could be repeated without the host: it has one token to run, known or on its way, and is
+        sampled freely."""
+        return (seq.placement is Placement.FREE and (not seq.in_flight_drafts or seq.lookup > 0) and seq.draft is None
+                and seq.computed >= max(len(seq.tokens) - 1, seq.prompt_len))
+
+    def free(self, apart: bool = False) -> list[Sequence]:
+        """Who is repeatable(); `apart`: and not in flight."""
+        return [seq for seq in self.running if self.repeatable(seq) and not (apart and seq.in_flight)]
+
     def can_repeat(self) -> bool:
-        """Whether the next step could be repeated without the host: everyone has one token to run, known or on its way,
-        and is sampled freely, and nobody who waits could be let in."""
-        if any(seq.placement is not Placement.FREE or (seq.in_flight_drafts and not seq.lookup)
-               or seq.draft is not None
-               or seq.computed < len(seq.tokens) - 1 or seq.computed < seq.prompt_len for seq in self.running):
+        """Whether the next step could be repeated: everybody's could, and nobody who waits could be let in."""
+        if not all(self.repeatable(seq) for seq in self.running):
             return False
         first = self.waiting.peek()
         return bool(self.running) and (first is None or self._shut_out(first))
 
-    def fill_repeated(self, repeat: Repeat) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], Repeat]:
-        """Like fill() for a step that is repeated; the last of the results is what there were blocks for. Only when
-        can_repeat()."""
+    def fill_repeated(self, repeat: Repeat, apart: bool = False,
+                      ) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence], Repeat]:
+        """Like fill() for a step that is repeated, of those who can be; the last of the results is what there were
+        blocks for. `apart`: of those only who are not in flight."""
         groups = self._groups = []
-        running = self.running[:self.config.max_batch_tokens]
+        running = self.free(apart)[:self.config.max_batch_tokens]
         times, drafted_rows, lookahead = self._affordable(running, repeat)
         for seq in running:
             start = seq.computed
