@@ -7,7 +7,7 @@ suffix_automaton.py everywhere else. Here is what a drafter asks of either, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.kernels import cpu
 from paceline.speculation.suffix_automaton import SuffixAutomaton
@@ -28,7 +28,7 @@ class Reach(NamedTuple):
 
 
 class Text(Protocol):
-    """One text of one tree."""
+    """One text of one tree, which alone can read and extend it."""
 
     @property
     def length(self) -> int: ...
@@ -75,7 +75,8 @@ class SuffixTree(Protocol):
 
 def new_tree(depth: int) -> SuffixTree:
     """An empty tree that counts strings of up to `depth` tokens."""
-    module = cpu.load()
-    # A library that was built from older sources has none.
-    tree: SuffixTree = module.SuffixTree(depth) if hasattr(module, "SuffixTree") else SuffixAutomaton(depth)
+    module: Any = cpu.load()
+    # A library that was built from older sources has none. Either kind takes no texts but its own: hence Any.
+    kind: Any = module.SuffixTree if hasattr(module, "SuffixTree") else SuffixAutomaton
+    tree: SuffixTree = kind(depth)
     return tree
