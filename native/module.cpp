@@ -9,6 +9,7 @@
 #include "boundary.h"
 #include "decoder.h"
 #include "sampler_module.h"
+#include "suffix_module.h"
 #include "workers_module.h"
 
 namespace nb = nanobind;
@@ -236,6 +237,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("threads", &Model::threads);
     bind_workers(m);
     bind_sampler(m);
+    bind_suffix(m);
     m.def("available_kernels", [] {
         nb::list names;
         for (const char* name : {"neon", "avx2", "portable"})

@@ -13,6 +13,7 @@
 
 #include "../decoder.h"
 #include "fuzz_sampler.h"
+#include "fuzz_suffix.h"
 
 using namespace paceline;
 
@@ -262,6 +263,7 @@ void decoder(const Kernels* table) {
 
 int main() {
     fuzz_sampler();
+    fuzz_suffix();
     int tables = 0;
     for (const char* name : {"portable", "neon", "avx2"}) {
         const Kernels* table = kernels_by_name(name);

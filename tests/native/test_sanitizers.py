@@ -15,7 +15,8 @@ pytestmark = pytest.mark.sanitize
 NATIVE = Path(__file__).parents[2] / "native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SOURCES = [NATIVE / f"{part}.cpp" for part in ("decoder", "attention", "blocks", "packing", "pool", "dispatch",
-                                               "sampler", "tests/fuzz", "tests/fuzz_sampler")]
+                                               "sampler", "suffix_tree", "tests/fuzz", "tests/fuzz_sampler",
+                                               "tests/fuzz_suffix")]
 ISAS = {"aarch64": ("neon", ["-march=armv8.2-a+dotprod+fp16"]), "x86_64": ("avx2", ["-mavx2", "-mfma", "-mf16c"])}
 
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RequestError
+from paceline.kernels import cpu
 from paceline.speculation.drafter import DraftContext
 from paceline.speculation.drafters.suffix import SuffixDrafter
 from paceline.speculation.spec import build, parse
+from paceline.speculation.suffix_automaton import SuffixAutomaton
 from paceline.speculation.suffix_library import SuffixLibrary, Volume
-from paceline.speculation.suffix_tree import SuffixTree, Text
+from paceline.speculation.suffix_tree import SuffixTree, Text, new_tree
 from speculation.fake_text import FakeText, propose, say
 
+Make = Callable[[int], SuffixTree]
+TREES: list[Make] = [new_tree, SuffixAutomaton] if cpu.load() else [new_tree]
+"""The tree that drafters get and, where that one is native, the one they get without the library."""
+EACH_TREE = pytest.mark.parametrize("make", TREES)
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=3)
 
 
-def grown(texts: list[list[int]], depth: int) -> tuple[SuffixTree, list[Text]]:
+def grown(make: Make, texts: list[list[int]], depth: int) -> tuple[SuffixTree, list[Text]]:
     """A tree of the texts, which grew in turns."""
-    tree, ends = SuffixTree(depth), [Text() for _ in texts]
+    tree = make(depth)
+    ends = [tree.begin() for _ in texts]
     for at in range(max(map(len, texts))):
         for text, end in zip(texts, ends):
             tree.extend(end, text[at:at + 1])
@@ -41,9 +49,10 @@ def followers(texts: list[list[int]], string: list[int]) -> list[int]:
     return [token for _, _, token in sorted(found)]
 
 
+@EACH_TREE
 @given(TEXTS, st.integers(2, 6))
-def test_counts_equal_those_of_a_scan(texts: list[list[int]], depth: int) -> None:
-    tree, _ = grown(texts, depth)
+def test_counts_equal_those_of_a_scan(make: Make, texts: list[list[int]], depth: int) -> None:
+    tree, _ = grown(make, texts, depth)
     counted = substrings(texts, depth)
     for string, count in counted.items():
         assert tree.occurrences(string) == count
@@ -51,9 +60,10 @@ def test_counts_equal_those_of_a_scan(texts: list[list[int]], depth: int) -> Non
         assert tree.occurrences(string) == counted[string]
 
 
+@EACH_TREE
 @given(TEXTS, st.integers(1, 6))
-def test_the_match_is_the_longest_suffix_that_was_continued(texts: list[list[int]], longest: int) -> None:
-    tree, ends = grown(texts, 6)
+def test_the_match_is_the_longest_suffix_that_was_continued(make: Make, texts: list[list[int]], longest: int) -> None:
+    tree, ends = grown(make, texts, 6)
     for text, end in zip(texts, ends):
         sizes = [size for size in range(1, min(longest, len(text)) + 1) if followers(texts, text[-size:])]
         want = max(sizes, default=0)
@@ -61,9 +71,10 @@ def test_the_match_is_the_longest_suffix_that_was_continued(texts: list[list[int
         assert tree.match_end(end, longest) == tree.match(text, longest)
 
 
+@EACH_TREE
 @given(TEXTS)
-def test_a_chain_follows_the_most_frequent_token(texts: list[list[int]]) -> None:
-    tree, _ = grown(texts, 12)
+def test_a_chain_follows_the_most_frequent_token(make: Make, texts: list[list[int]]) -> None:
+    tree, _ = grown(make, texts, 12)
     for text in texts:
         state, matched = tree.match(text, 6)
         if not matched:
@@ -78,9 +89,10 @@ def test_a_chain_follows_the_most_frequent_token(texts: list[list[int]]) -> None
             string = [*string, token]
 
 
+@EACH_TREE
 @given(TEXTS, st.integers(1, 12), st.sampled_from([0.0, 0.1, 0.4]))
-def test_branches_are_the_most_probable_paths(texts: list[list[int]], size: int, least: float) -> None:
-    tree, _ = grown(texts, 12)
+def test_branches_are_the_most_probable_paths(make: Make, texts: list[list[int]], size: int, least: float) -> None:
+    tree, _ = grown(make, texts, 12)
     state, matched = tree.match(texts[0], 4)
     if not matched:
         return
@@ -97,9 +109,10 @@ def test_branches_are_the_most_probable_paths(texts: list[list[int]], size: int,
         assert sorted(t for p, t in siblings if p < 0) == sorted(t for t, n in seen.items() if n / total >= least)
 
 
-def test_memory_is_linear() -> None:
-    tree, text = SuffixTree(), Text()
-    tree.extend(text, [(i * i) % 17 for i in range(3000)])
+@EACH_TREE
+def test_memory_is_linear(make: Make) -> None:
+    tree = make(64)
+    tree.extend(tree.begin(), [(i * i) % 17 for i in range(3000)])
     assert tree.states <= 2 * 3000
 
 
@@ -176,7 +189,7 @@ def test_the_library_is_bounded_and_forgets_the_oldest_first(deeds: list[tuple[i
         library.work(most)
         assert library.tokens <= 100
         assert library.tokens == sum(tree.tokens for salt in "ab" for tree in library.trees(salt))
-        assert library._waiting == sum(len(tokens) for _, tokens in library._pending) <= 100
+        assert library._waiting == sum(map(len, library._pending)) <= 100
     last = Volume("a")
     library.add(last, [77, 78])
     library.work(1000)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.speculation.suffix_tree import SuffixTree, Text
+from paceline.speculation.suffix_tree import SuffixTree, Text, new_tree
 
 _TREES = 4
 """A full library holds about this many trees, so it forgets a quarter at a time."""
@@ -22,28 +22,45 @@ class _Shelf:
 
     def __init__(self, salt: str, depth: int) -> None:
         self.salt = salt
-        self.tree = SuffixTree(depth)
+        self.tree = new_tree(depth)
 
 
 class Volume:
     """A text on its way into the library."""
 
-    __slots__ = ("_shelf", "_text", "salt")
+    __slots__ = ("_place", "salt")
 
     def __init__(self, salt: str) -> None:
         self.salt = salt
-        self._shelf: _Shelf | None = None
-        self._text = Text()
+        self._place: tuple[_Shelf, Text] | None = None
 
     def write(self, shelf: _Shelf, tokens: list[int]) -> None:
-        if shelf is not self._shelf:  # the old tree is full or gone; the text goes on as a new one
-            self._shelf = shelf
-            self._text = Text()
-        shelf.tree.extend(self._text, tokens)
+        if self._place is None or self._place[0] is not shelf:  # the old tree is full or gone: here a new text begins
+            self._place = shelf, shelf.tree.begin()
+        shelf.tree.extend(self._place[1], tokens)
 
     def tear(self) -> None:
         """Some tokens were lost: what comes next does not follow what was written last."""
-        self._shelf = None
+        self._place = None
+
+
+class _Delivery:
+    """Tokens of a volume that wait to be sorted in, from `begin` on."""
+
+    __slots__ = ("begin", "tokens", "volume")
+
+    def __init__(self, volume: Volume, tokens: list[int]) -> None:
+        self.volume = volume
+        self.tokens = tokens
+        self.begin = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens) - self.begin
+
+    def take(self, count: int) -> list[int]:
+        begin = self.begin
+        self.begin += count
+        return self.tokens[begin:self.begin]
 
 
 class SuffixLibrary:
@@ -56,7 +73,7 @@ class SuffixLibrary:
         self._shelves: deque[_Shelf] = deque()
         self._of: dict[str, list[_Shelf]] = {}
         """Of a salt, oldest first; the last one is written to."""
-        self._pending: deque[tuple[Volume, list[int]]] = deque()
+        self._pending: deque[_Delivery] = deque()
         self._waiting = 0
         self.tokens = 0
         """Held now, without what waits to be sorted in."""
@@ -69,27 +86,25 @@ class SuffixLibrary:
         """Take note of a text's next tokens. What waits is bounded like what is held: the oldest is forgotten."""
         if not tokens:
             return
-        self._pending.append((volume, tokens))
+        self._pending.append(_Delivery(volume, tokens))
         self._waiting += len(tokens)
         while self._waiting > self.capacity:
-            lost, missing = self._pending.popleft()
-            lost.tear()
-            self._waiting -= len(missing)
+            lost = self._pending.popleft()
+            lost.volume.tear()
+            self._waiting -= len(lost)
 
     def work(self, most: int) -> None:
         """Sort in up to `most` tokens."""
         while most > 0 and self._pending:
-            volume, tokens = self._pending[0]
-            shelf = self._open_shelf(volume.salt)
-            count = min(most, len(tokens), max(1, self.capacity // _TREES - shelf.tree.tokens))
-            volume.write(shelf, tokens[:count])
+            first = self._pending[0]
+            shelf = self._open_shelf(first.volume.salt)
+            count = min(most, len(first), max(1, self.capacity // _TREES - shelf.tree.tokens))
+            first.volume.write(shelf, first.take(count))
             most -= count
             self._waiting -= count
             self.tokens += count
-            if count == len(tokens):
+            if not first:
                 self._pending.popleft()
-            else:
-                self._pending[0] = (volume, tokens[count:])
             self._forget()
 
     def _open_shelf(self, salt: str) -> _Shelf:

@@ -12,15 +12,13 @@ from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, O
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.suffix_library import SuffixLibrary, Volume
-from paceline.speculation.suffix_tree import Continuation, SuffixTree, Text
+from paceline.speculation.suffix_tree import Continuation, Reach, new_tree
 from paceline.speculation.tree import DraftTree
 
 DEPTH = 64
 LIBRARY_TOKENS = 200_000
 _WORK = 64
 """Tokens sorted into the library at each call: more than a step brings in, little enough to go unnoticed."""
-_DOUBT = 2.5
-"""Weight of what was never seen, against one sighting after a match of one token; a longer match leaves less doubt."""
 
 
 class _History:
@@ -29,8 +27,8 @@ class _History:
     __slots__ = ("seen", "text", "tree", "volume")
 
     def __init__(self, depth: int, salt: str) -> None:
-        self.tree = SuffixTree(depth)
-        self.text = Text()
+        self.tree = new_tree(depth)
+        self.text = self.tree.begin()
         self.volume = Volume(salt)
         self.seen = 0
 
@@ -58,11 +56,7 @@ class SuffixDrafter:
         self.name = name
         self._library = library
         self._depth = depth
-        self._longest = depth // 2
-        self._factor = factor
-        self._offset = offset
-        self._min_prob = min_prob
-        self._tree = tree
+        self._reach = Reach(depth // 2, factor, offset, min_prob, tree)
         self._histories: dict[DraftedSequence, _History] = {}
 
     def begin(self, sequence: DraftedSequence) -> None:
@@ -87,43 +81,25 @@ class SuffixDrafter:
 
     def _draft(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         history = self._histories[sequence]
-        found = self._continue(history.tree, *history.tree.match_end(history.text, self._longest), budget)
-        scores, expected = _weighed(found)
-        if self._library is not None:
-            other = self._continue(*self._look_up(sequence), budget)
-            other_scores, other_expected = _weighed(other)
-            if other_expected > expected:
-                found, scores = other, other_scores
-        return DraftTree(found.tokens, found.parents, self.name, scores=scores) if found.tokens else None
+        found = history.tree.draft_end(history.text, self._reach, budget.nodes, budget.depth)
+        other = self._look_up(sequence, budget)
+        if other is not None and other.expected > found.expected:
+            found = other
+        tokens = found.tokens
+        return DraftTree(tokens, found.parents, self.name, scores=found.scores) if tokens else None
 
-    def _look_up(self, sequence: DraftedSequence) -> tuple[SuffixTree, int, int]:
-        """(tree, state, length) of the longest match in the library; of equally long ones the newest."""
-        best = (self._histories[sequence].tree, 0, 0)
-        if self._library is not None:
-            end = sequence.tokens[-self._longest:]
-            for tree in self._library.trees(sequence.cache_salt):
-                state, matched = tree.match(end, self._longest)
-                if matched > best[2]:
-                    best = (tree, state, matched)
+    def _look_up(self, sequence: DraftedSequence, budget: Budget) -> Continuation | None:
+        """What followed the longest match in the library; of equally long ones the newest."""
+        if self._library is None:
+            return None
+        best: Continuation | None = None
+        longest = 0
+        end = sequence.tokens[-self._reach.longest:]
+        for tree in self._library.trees(sequence.cache_salt):
+            found = tree.draft(end, self._reach, budget.nodes, budget.depth, longest)
+            if found.matched > longest:
+                best, longest = found, found.matched
         return best
-
-    def _continue(self, tree: SuffixTree, state: int, matched: int, budget: Budget) -> Continuation:
-        size = min(int(self._factor * matched + self._offset), budget.nodes) if matched else 0
-        depth = min(budget.depth, self._depth - matched)
-        if self._tree:
-            return tree.branches(state, matched, size, depth, self._min_prob)
-        return tree.chain(state, matched, min(size, depth), self._min_prob)
-
-
-def _weighed(found: Continuation) -> tuple[list[float], float]:
-    """The score of each node, its counted probability less what is in doubt where little was counted after a short
-    match; and the tokens expected to be accepted: the sum of the chances that the whole path to a node is right."""
-    scores: list[float] = []
-    paths: list[float] = []
-    for parent, count, continued, context in zip(found.parents, found.counts, found.continued, found.contexts):
-        scores.append(count / (continued + _DOUBT / context))
-        paths.append(scores[-1] if parent < 0 else paths[parent] * scores[-1])
-    return scores, sum(paths)
 
 
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
