@@ -117,7 +117,7 @@ def test_any_cache_is_read_by_drafts(options: dict[str, Any]) -> None:
     llm = alone_on_device(made(4, **options))
     same(outs(llm, wishes, 40, ngram()), outs(on_host(**options), wishes, 40))
     report = llm.engine.report()
-    assert report["accepted"] > 5 and report["steps"] < 20, "several tokens a time, several times a step"
+    assert report["accepted"] > 2 and report["steps"] < 20, "several tokens a time, several times a step"
 
 
 def test_steps_with_drafts_are_submitted_before_the_one_before_is_read() -> None:
