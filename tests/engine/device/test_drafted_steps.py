@@ -68,6 +68,13 @@ def test_right_drafts_are_taken_on_the_device(controls: dict[str, Any], branches
     assert llm.engine.report()["accepted"] >= 4
 
 
+def test_an_fp8_cache_is_verified_and_moved_there() -> None:
+    expected = plain(SEEDED, kv_dtype="fp8")
+    llm, calls = watched(kv_dtype="fp8")
+    assert tokens_of(llm, {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}, SEEDED) == expected
+    assert calls == {"forward": 2, "verified": 2}
+
+
 def test_wrong_drafts_change_nothing() -> None:
     expected = plain(SEEDED)
     llm, calls = watched()

@@ -4,10 +4,9 @@ are its value.
 
 A program takes one row and BLOCK_H of its heads, which share every key, so it needs no neighbours to keep tensor cores
 busy. Keys are found as in attention_device: through the block table up to a row's prefix, beyond it through its
-ancestors. Spans of SPLIT keys are summed up each by itself and then combined in order. There may be `cells` for what is
-found in the last spans of a row, as many as it has of those: they are summed up side by side (span_kernel), those before
-them one after the other by the program that combines all (latent_kernel). The bits are the same, and no other row has a
-part in them.
+ancestors. Spans of SPLIT keys are summed up each by itself and then combined in order. A row has some `cells` to keep
+what is found in its last spans: those are summed up side by side (span_kernel), the ones before them one after the
+other by the program that combines all (latent_kernel). The bits are the same, and no other row has a part in them.
 
 Nothing here is planned on the host: a row's position says how many spans it has, and programs without any end at once.
 """
