@@ -33,8 +33,9 @@ HEADS = {"DeepSeek-V2-Lite": 16, "DeepSeek-V3": 128}
 RANK, ROPE, DTYPE = 512, 64, torch.bfloat16
 CASES = ((1, 512, 1), (1, 4096, 1), (8, 4096, 1), (32, 4096, 1), (1, 4096, 8), (1, 0, 512))
 """Requests, tokens before the step, rows of each."""
-SPARE_ROWS, SPARE_PAGES = 3, 2048
-"""What a step has room for beyond its own where it is laid out for a graph."""
+SPARE_ROWS, SPARE_PAGES = 90, 2048
+"""What a step has room for beyond its own where it is laid out for a graph: so much that the largest shapes have fewer
+cells than spans."""
 MODEL: dict[str, Any] = {
     "model_type": "deepseek_v2", "kv_lora_rank": RANK, "qk_rope_head_dim": ROPE, "qk_nope_head_dim": 64,
     "v_head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 512,

@@ -20,7 +20,7 @@ MODEL = latent.MODEL | {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     # The interpreter multiplies bfloat16 matrices as integers.
     for name, value in {"HEADS": {"small": 3}, "RANK": 16, "ROPE": 8, "DTYPE": torch.float16,
-                        "CASES": ((2, 20, 1), (1, 0, 5)), "copies": lambda size: 1, "SPARE_PAGES": 40,
+                        "CASES": ((2, 20, 1), (1, 0, 5)), "copies": lambda size: 1, "SPARE_ROWS": 3, "SPARE_PAGES": 40,
                         "LENGTHS": (3, 7), "TOKENS": 4, "MODEL": MODEL, "DRAFTERS": ("plain", "right trees"),
                         "microseconds": lambda calls: float(len(calls))}.items():
         monkeypatch.setattr(latent, name, value)

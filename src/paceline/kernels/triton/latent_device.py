@@ -93,10 +93,11 @@ def span_kernel(q, cache, results, extremes, tables, slots, group_of_row, positi
             h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
             r = tl.arange(0, BLOCK_R)
             live = h < HEADS
-            latent, turned = load_queries(q, row, h, q_stride, HEADS, RANK, ROPE, BLOCK_R, BLOCK_P)
             table = tables + tl.load(group_of_row + row).to(tl.int64) * table_stride
             prefix = tl.load(prefixes + row)
             for span in range(first, end, tl.num_programs(2)):
+                # Each time anew: kept in shared memory they would leave no room there for what is stored.
+                latent, turned = load_queries(q, row, h, q_stride, HEADS, RANK, ROPE, BLOCK_R, BLOCK_P)
                 highest, total, acc = walk_span(
                     latent, turned, cache, slots, table, ancestors, row, pos, prefix, begin, span, stride, scale,
                     window, cap, RANK, ROPE, BLOCK_H, BLOCK_R, BLOCK_P, BLOCK_N, BLOCK_SIZE, SPLIT, DEPTH, WINDOW,
