@@ -34,6 +34,8 @@ SHAPES: dict[str, dict[str, Any]] = {
                     "v_head_dim": 6, "q_lora_rank": 12, "moe_intermediate_size": 12, "n_routed_experts": 8,
                     "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
                     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    "deepseek_dense": {"model_type": "deepseek_v2", "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+                       "v_head_dim": 6},
     "shared_keys": {"model_type": "llama", "num_hidden_layers": 4, "num_kv_shared_layers": 2},
     "gemma2": {"model_type": "gemma2", "head_dim": 16, "sliding_window": 14, "query_pre_attn_scalar": 12,
                "attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0},

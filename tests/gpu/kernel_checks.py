@@ -65,6 +65,7 @@ def _checks(device: torch.device) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"bits of products {short}", lambda k=exact, d=dtype: _product_bits(k, device, d)  # type: ignore[misc]
         yield f"bits of attention {short}", lambda k=exact, d=dtype: _attention_bits(k, device, d)  # type: ignore[misc]
     yield "fp8 cache", lambda: _fp8(device)
+    yield "bits of attention fp8", lambda: _attention_bits(load(True, device), device, torch.bfloat16, fp8=True)
 
 
 def _far(got: Tensor, expected: Tensor, dtype: torch.dtype, name: str, limit: float | None = None) -> str:
@@ -155,9 +156,25 @@ MIXED: list[tuple[int, int, list[int] | None]] = [
     (13, 9, TREE), (0, 20, None), (500, 1, None), (1000, 5, None), (777, 9, TREE), (40, 300, None), (3000, 1, None)]
 
 
-def _attend(kernels: Kernels, step: tuple[Layout, Tensor, Caches]) -> Tensor:
-    layout, q, (keys, values) = step
-    return kernels.attend(q, keys, values, layout, layout.views[0], q.shape[2] ** -0.5)
+def _attend(kernels: Kernels, step: tuple[Layout, Tensor, Caches], fp8: bool = False) -> Tensor:
+    """`fp8`: over the codes of what the caches hold."""
+    layout, q, caches = step
+    (keys, values), scales = _codes(kernels, caches) if fp8 else (caches, None)
+    return kernels.attend(q, keys, values, layout, layout.views[0], q.shape[2] ** -0.5, scales)
+
+
+def _codes(kernels: Kernels, caches: Caches) -> tuple[Caches, Caches]:
+    """Caches in 8 bits and their scales, stored by the kernels; zeros where nothing is held."""
+    keys, values = caches
+    codes = [torch.zeros_like(cache, dtype=torch.float8_e4m3fn) for cache in caches]
+    scales = [torch.zeros(cache.shape[:2], device=cache.device) for cache in caches]
+    slots = torch.arange(len(keys), device=keys.device).where(_held(keys), -1)
+    kernels.store(codes[0], codes[1], slots, keys, values, (scales[0], scales[1]))
+    return (codes[0], codes[1]), (scales[0], scales[1])
+
+
+def _held(cache: Tensor) -> Tensor:
+    return ~cache.isnan().flatten(1).any(1)
 
 
 def _attention(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
@@ -226,35 +243,35 @@ def _projected(kernels: Kernels, x: Tensor, norm: Norm, weight: Tensor, heads: H
     return q, cache.keys, cache.values
 
 
-def _attention_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+def _attention_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype, fp8: bool = False) -> str:
     problem = ""
     crowd = [*MIXED, *((90 + 37 * i % 900, 1, None) for i in range(150))]  # so many that texts are one item each
     for heads, kv_heads, dim, window in ((32, 8, 128, None), (9, 3, 64, None), (9, 3, 64, 100)):
         shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "window": window}
         for company in (MIXED, crowd, crowd[len(MIXED):]):
-            together = _attend(kernels, make_step(company, device, dtype, **shape))
+            together = _attend(kernels, make_step(company, device, dtype, **shape), fp8)
             offset = 0
             for index, group in enumerate(company[:12]):
-                alone = _attend(kernels, make_step([group], device, dtype, seed=index + 1, **shape))
+                alone = _attend(kernels, make_step([group], device, dtype, seed=index + 1, **shape), fp8)
                 if not torch.equal(alone, together[offset:offset + group[1]]):
                     problem += f"group {index} {group[:2]} among {len(company)} of {heads}/{kv_heads} differs. "
                 offset += group[1]
     whole, q, caches = make_step([(0, 600, None)], device, dtype)
-    all_rows = _attend(kernels, (whole, q, caches))
+    all_rows = _attend(kernels, (whole, q, caches), fp8)
     for count in (1, 2, 17, 64, 129, 300):
         view = whole.views[0]
         part = Layout(whole.positions[-count:], [0, count], [600 - count], [None], 16,
                       [GroupView(view.tables, view.slots[-count:])])
-        if not torch.equal(_attend(kernels, (part, q[-count:], caches)), all_rows[-count:]):
+        if not torch.equal(_attend(kernels, (part, q[-count:], caches), fp8), all_rows[-count:]):
             problem += f"a prompt's last {count} rows differ. "
-    return problem + _tree_bits(kernels, device, dtype)
+    return problem + _tree_bits(kernels, device, dtype, fp8)
 
 
-def _tree_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+def _tree_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype, fp8: bool) -> str:
     """Each path of a tree once more as a chain, its keys copied to the chain's slots."""
     for start in (250, 61):
         tree, q, (keys, values) = make_step([(start, len(TREE), TREE)], device, dtype)
-        got = _attend(kernels, (tree, q, (keys, values)))
+        got = _attend(kernels, (tree, q, (keys, values)), fp8)
         slots = tree.views[0].slots
         for row, path in enumerate(ancestry(TREE)):
             mine = [cache.clone() for cache in (keys, values)]
@@ -262,26 +279,20 @@ def _tree_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> st
                 cache[slots[:len(path)]] = source[slots[path]]
             chain = Layout(start + torch.arange(len(path), device=device), [0, len(path)], [start], [None], 16,
                            [GroupView(tree.views[0].tables, slots[:len(path)])])
-            if not torch.equal(_attend(kernels, (chain, q[path], (mine[0], mine[1])))[-1], got[row]):
+            if not torch.equal(_attend(kernels, (chain, q[path], (mine[0], mine[1])), fp8)[-1], got[row]):
                 return f"tree row {row} after {start} differs from its chain. "
     return ""
 
 
 def _fp8(device: torch.device) -> str:
     layout, q, caches = make_step(MIXED, device, torch.bfloat16)
-    view, problem = layout.views[0], ""
-    codes = [torch.zeros_like(cache, dtype=torch.float8_e4m3fn) for cache in caches]
-    scales = [torch.zeros(cache.shape[:2], device=device) for cache in caches]
-    kernels, everything = load(False, device), torch.arange(len(caches[0]), device=device)
-    there = ~caches[0].isnan().flatten(1).any(1)
-    everything = everything.where(there, -1)
-    kernels.store(codes[0], codes[1], everything, caches[0], caches[1], (scales[0], scales[1]))
+    view, problem, kernels, there = layout.views[0], "", load(False, device), _held(caches[0])
+    codes, scales = _codes(kernels, caches)
     for cache, code, scale in zip(caches, codes, scales):
         problem += _far((code.float() * scale[..., None])[there], cache[there], torch.bfloat16, "codes", limit=0.04)
-    got = kernels.attend(q, codes[0], codes[1], layout, view, 128 ** -0.5, (scales[0], scales[1]))
+    got = kernels.attend(q, *codes, layout, view, 128 ** -0.5, scales)
     layout.views[0] = GroupView(view.tables.long(), view.slots)
-    expected = ReferenceKernels().attend(q, codes[0], codes[1], layout, layout.views[0], 128 ** -0.5,
-                                         (scales[0], scales[1]))
+    expected = ReferenceKernels().attend(q, *codes, layout, layout.views[0], 128 ** -0.5, scales)
     return problem + _far(got, expected, torch.bfloat16, "attention")
 
 

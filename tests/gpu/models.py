@@ -46,9 +46,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_key_value_heads": 8, "rotary_pct": 0.25, "layer_norm_eps": 1e-5, "hidden_act": "gelu",
                  "use_parallel_residual": True, "tie_word_embeddings": False},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "scoring_func": "softmax"},
+    "deepseek_dense": {name: value for name, value in _LATENT.items() if name != "n_routed_experts"} | {
+        "model_type": "deepseek_v2"},
     "deepseek_v3": _LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True},
 }
-"""By model_type: what differs from subjects.SHAPE."""
+"""By model_type, where they do not name it: what differs from subjects.SHAPE. Without experts latent caches are read by
+captured steps."""
 DRAFTERS = ("ngram", "exit tree", "draft", "right tree", "plain")
 LIMIT = 2e-3
 """Of a log-probability in float32: sums in another order."""

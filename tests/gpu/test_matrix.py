@@ -29,10 +29,10 @@ class Short(RandomSubject):
         return super().prompt(seed)[:13]
 
 
-def subject(layers: int = 1) -> RandomSubject:
+def subject(layers: int = 1, kv_dtype: str = "auto") -> RandomSubject:
     """One layer is enough, but for drafters that leave out some."""
     made = RandomSubject.small("cpu", "float32", **TINY, num_hidden_layers=layers)
-    return Short(made.name, made.model, made.device, made.dtype, made.source, made.more)
+    return Short(made.name, made.model, made.device, made.dtype, made.source, made.more, kv_dtype=kv_dtype)
 
 
 def test_every_drafter_is_in_the_matrix() -> None:
@@ -54,6 +54,13 @@ def test_cells_in_the_interpreter(device: torch.device, name: str, style: str, c
     result = matrix.run(subject(layers), names, [style], [circumstance], 6)
     assert result["differences"] == []
     assert f"{name}" in matrix.table(result)
+
+
+def test_an_fp8_cache_in_the_interpreter(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("the whole matrix runs on the card")
+    result = matrix.run(subject(kv_dtype="fp8"), ["right tree", "ngram"], ["greedy"], ["crowd"], 6)
+    assert result["differences"] == []
 
 
 def test_a_difference_is_reported(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

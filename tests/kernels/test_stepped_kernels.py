@@ -54,3 +54,9 @@ def test_padding_is_not_stored(dtype: torch.dtype) -> None:
         assert torch.equal(left.float(), right.float())
     if scales is not None:
         assert torch.equal(scales[0], scales[2]) and torch.equal(scales[1], scales[3])
+
+
+def test_padding_is_not_stored_among_latents() -> None:
+    cache, k = torch.zeros(6, 1, 4), torch.randn(3, 1, 4)
+    SteppedKernels().store_keys(cache, torch.tensor([4, -1, 2]), k)
+    assert torch.equal(cache[[4, 2]], k[::2]) and not cache[[0, 1, 3, 5]].any()

@@ -109,3 +109,11 @@ def test_an_unsupported_model_type_is_named_with_the_supported():
     config = ModelConfig.from_dict({**oracle("llama").raw, "model_type": "bloom"})
     with pytest.raises(ModelFormatError, match=r"'bloom'.*gemma2.*gpt2.*llama, mistral, mixtral.*qwen2, qwen3"):
         build(config, DictWeights({}), 16)
+
+
+def test_what_is_captured_is_not_a_question_of_the_cache():
+    """Latents and windows are read by captured steps; experts are chosen on the host."""
+    dense = ModelConfig.from_dict({**oracle("deepseek_v2").raw, "n_routed_experts": None, "num_hidden_layers": 1})
+    weights = DictWeights(dict(oracle("deepseek_v2").theirs.state_dict()))
+    assert build(dense, weights, 16).capturable and oracle("mistral").ours.capturable
+    assert not oracle("deepseek_v2").ours.capturable and not oracle("mixtral").ours.capturable

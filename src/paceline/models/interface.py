@@ -9,6 +9,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
+from paceline.kernels.operands import Heads
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 
@@ -87,11 +88,16 @@ class ModelTraits:
 
     @property
     def capturable(self) -> bool:
-        # Experts are chosen on the host, and attention over latent caches is planned there.
-        return not self.config.num_experts and all(group.latent is None for group in self.cache_groups)
+        return not self.config.num_experts  # which are chosen on the host
 
     def linears(self) -> list[Linear]:
         raise ConfigError(f"A {type(self).__name__} takes no adapters.")
+
+
+def attention_heads(config: ModelConfig) -> Heads:
+    """As attention over the cache sees them, the same in every layer."""
+    return Heads(config.num_heads, config.num_kv_heads, config.head_dim,
+                 latent=None if config.latent is None else config.latent.rank)
 
 
 def activations(model: CausalLM, device: torch.device) -> torch.dtype:

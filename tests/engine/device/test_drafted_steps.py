@@ -57,7 +57,8 @@ def plain(controls: dict[str, Any], **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("controls", "branches", "name"), [
-    (GREEDY, 3, "llama"), (SEEDED, 1, "llama"), (SEEDED, 2, "qwen2"), (SEEDED, 1, "qwen3"), (GREEDY, 2, "mistral")])
+    (GREEDY, 3, "llama"), (SEEDED, 1, "llama"), (SEEDED, 2, "qwen2"), (SEEDED, 1, "qwen3"), (GREEDY, 2, "mistral"),
+    (SEEDED, 2, "deepseek_dense")])
 def test_right_drafts_are_taken_on_the_device(controls: dict[str, Any], branches: int, name: str) -> None:
     expected = plain(controls, name=name)
     llm, calls = watched(name=name)
@@ -65,6 +66,13 @@ def test_right_drafts_are_taken_on_the_device(controls: dict[str, Any], branches
     assert tokens_of(llm, wish, controls) == expected
     assert calls == {"forward": 2, "verified": 2}, "six tokens after the first, four per step"
     assert llm.engine.report()["accepted"] >= 4
+
+
+def test_an_fp8_cache_is_verified_and_moved_there() -> None:
+    expected = plain(SEEDED, kv_dtype="fp8")
+    llm, calls = watched(kv_dtype="fp8")
+    assert tokens_of(llm, {"method": "oracle", "k": 3, "branches": 2, "tokens": expected}, SEEDED) == expected
+    assert calls == {"forward": 2, "verified": 2}
 
 
 def test_wrong_drafts_change_nothing() -> None:
@@ -97,11 +105,12 @@ def test_other_rules_are_the_hosts() -> None:
     assert len(found) == 7 and calls["forward"] and not calls["verified"]
 
 
-@pytest.mark.parametrize("shape", [{"k": 1}, {"branches": [2, 1]}])
-def test_what_a_reduced_model_reads_is_captured_too(shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "shape"), [
+    ("llama", {"k": 1}), ("llama", {"branches": [2, 1]}), ("deepseek_dense", {"branches": [2, 1]})])
+def test_what_a_reduced_model_reads_is_captured_too(name: str, shape: dict[str, Any]) -> None:
     """Of a tree it reads level by level: the rows above are read again and their logits are not asked for."""
-    expected = plain(GREEDY)[:4]
-    llm, calls = watched()
+    expected = plain(GREEDY, name=name)[:4]
+    llm, calls = watched(name=name)
     reduced: Any = llm.engine.draft_models.exiting(1)
     wish = {"method": "exit", "layers": 1, "adaptive": False} | shape
     assert tokens_of(llm, wish, GREEDY, count=4) == expected

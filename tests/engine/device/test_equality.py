@@ -17,8 +17,15 @@ CELLS = [Cell("in company", batch=3), Cell("in chunks", options={"max_prefill_ch
          Cell("oracle tree in company", batch=3, draft=drafts()["oracle-tree"])]
 
 
-def tokens_of(style: str, cell: Cell, expected: list[int] | None = None, captured: bool = True) -> list[int]:
-    llm = tiny_llm(model("llama"), kernels="stepped", capture="lazy" if captured else "never", **cell.options)
+SUBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {}), "latents": ("deepseek_dense", {}), "fp8": ("llama", {"kv_dtype": "fp8"})}
+"""A model, and what its cache holds."""
+
+
+def tokens_of(style: str, cell: Cell, expected: list[int] | None = None, captured: bool = True,
+              subject: str = "plain") -> list[int]:
+    name, options = SUBJECTS[subject]
+    llm = tiny_llm(model(name), kernels="stepped", capture="lazy" if captured else "never", **options | cell.options)
     assert isinstance(llm.engine.executor, GraphExecutor) == captured
     prompts, wanted = strangers(cell.batch - 1)
     place = min(2, cell.batch - 1)
@@ -39,15 +46,19 @@ def tokens_of(style: str, cell: Cell, expected: list[int] | None = None, capture
 
 
 @functools.cache
-def alone(style: str) -> list[int]:
-    return tokens_of(style, Cell("alone"))
+def alone(style: str, subject: str = "plain") -> list[int]:
+    return tokens_of(style, Cell("alone"), subject=subject)
 
 
-@pytest.mark.parametrize("style", ["greedy", "untruncated"])
+@pytest.mark.parametrize(("subject", "style"), [
+    ("plain", "greedy"), ("plain", "untruncated"), ("latents", "untruncated"), ("fp8", "greedy")])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_tokens_are_those_of_the_request_alone(cell: Cell, style: str) -> None:
-    assert tokens_of(style, cell, alone(style)) == alone(style)
+def test_tokens_are_those_of_the_request_alone(cell: Cell, subject: str, style: str) -> None:
+    expected = alone(style, subject)
+    assert tokens_of(style, cell, expected, subject=subject) == expected
 
 
-def test_captured_or_launched_is_the_same() -> None:
-    assert tokens_of("greedy", Cell("launched"), captured=False) == alone("greedy")
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_captured_or_launched_is_the_same(subject: str) -> None:
+    found = tokens_of("greedy", Cell("launched"), captured=False, subject=subject)
+    assert found == alone("greedy", subject) and len(set(found)) > 2

@@ -111,6 +111,15 @@ def test_the_tokens_and_what_is_told_of_them(repeat: int, k: int) -> None:
     assert report["accepted"] == sum(out.speculation.accepted for out in found if out.speculation is not None)
 
 
+@pytest.mark.parametrize("options", [{"name": "deepseek_dense"}, {"kv_dtype": "fp8"}], ids=["latents", "fp8"])
+def test_any_cache_is_read_by_drafts(options: dict[str, Any]) -> None:
+    wishes = [GREEDY, {"temperature": 0.4, "seed": 7}, GREEDY | HEAVY]
+    llm = alone_on_device(made(4, **options))
+    same(outs(llm, wishes, 40, ngram()), outs(on_host(**options), wishes, 40))
+    report = llm.engine.report()
+    assert report["accepted"] > 2 and report["steps"] < 20, "several tokens a time, several times a step"
+
+
 def test_steps_with_drafts_are_submitted_before_the_one_before_is_read() -> None:
     llm = made(2)
     executor = executor_of(llm)

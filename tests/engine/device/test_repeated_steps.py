@@ -10,7 +10,7 @@ from engine.device.on_device import PROMPTS, WISHES, executor_of, made, on_host,
 from paceline import SamplingParams
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "deepseek_dense"])
 def test_repeated_steps_sample_what_single_steps_sample(name: str) -> None:
     params = [SamplingParams(max_tokens=count, ignore_eos=True, **wish) for wish, count in zip(WISHES, (19, 6, 12))]
     llm = made(name=name)

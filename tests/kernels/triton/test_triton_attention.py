@@ -88,25 +88,47 @@ def test_half_precision(kernels, device, dtype):
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-2 if dtype == torch.float16 else 5e-2, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-def test_caches_of_8_bits(kernels, device, dtype):
-    """What counts is what the codes and scales say, not what they were made from."""
-    groups = STEPS["everything"]
-    step = on(make(groups), device)
+def coded(step: Step, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Step, tuple[torch.Tensor, torch.Tensor]]:
+    """Its caches rounded to 8 bits, and their scales: NaN where nothing is held."""
     codes, scales = [], []
     for cache in (step.keys, step.values):
-        plane = torch.zeros(cache.shape[:2], device=device)
+        plane = torch.zeros(cache.shape[:2], device=cache.device)
         code, _ = quantised(cache.nan_to_num(), cache.nan_to_num(), dtype,
-                            torch.arange(len(cache), device=device), (plane, torch.zeros_like(plane)))
+                            torch.arange(len(cache), device=cache.device), (plane, torch.zeros_like(plane)))
         plane[cache.isnan().any(-1)] = torch.nan
         codes.append(code)
         scales.append(plane)
     step.keys, step.values = codes
-    got = attend(kernels, step, (scales[0], scales[1]))
-    scales = [plane.nan_to_num() for plane in scales]
-    expected = select(True, device).attend(step.q, *codes, step.layout, GroupView(
-        step.layout.views[0].tables, step.layout.views[0].slots), 0.25, (scales[0], scales[1]))
+    return step, (scales[0], scales[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_caches_of_8_bits(kernels, device, dtype):
+    """What counts is what the codes and scales say, not what they were made from."""
+    step, scales = coded(on(make(STEPS["everything"]), device), dtype)
+    got = attend(kernels, step, scales)
+    scales = scales[0].nan_to_num(), scales[1].nan_to_num()
+    expected = select(True, device).attend(step.q, step.keys, step.values, step.layout, GroupView(
+        step.layout.views[0].tables, step.layout.views[0].slots), 0.25, scales)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_codes_have_the_same_bits_in_any_company(exact, device, dtype):
+    """Alone, with others, and in a step that was captured with room for more and longer ones."""
+    groups = [Group(13, 5, TREE[:5]), Group(0, 20), Group(260, 2), Group(3, 130)]
+    together = attend(exact, *coded(on(make(groups), device, dtype)))
+    roomy, scales = coded(on(make(groups), device, dtype))
+    view, shape = roomy.layout.views[0], exact.device.verify_shape(256, 8, 8, Heads(6, 2, 16), dtype)
+    view.tables = torch.nn.functional.pad(view.tables, (0, 30, 0, 4), value=1)
+    roomy.layout.device = device_rows(roomy.layout, shape, device)
+    roomy.q = torch.nn.functional.pad(roomy.q, (0, 0, 0, 0, 0, 256 - len(roomy.q)), value=torch.nan)
+    assert torch.equal(attend(exact, roomy, scales)[:len(together)], together)
+    offset = 0
+    for index, group in enumerate(groups):
+        alone = attend(exact, *coded(on(make([group], place=index, block_size=16), device, dtype)))
+        assert torch.equal(alone, together[offset:offset + group.rows])
+        offset += group.rows
 
 
 def test_buffers_larger_than_the_step(kernels, device):

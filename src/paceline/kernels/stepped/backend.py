@@ -27,6 +27,10 @@ class SteppedKernels(ReferenceKernels):
             slots, k, v = slots[live], k[live], v[live]
         super().store(k_cache, v_cache, slots, k, v, scales)
 
+    def store_keys(self, k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+        live = slots >= 0
+        super().store_keys(k_cache, slots[live], k[live])
+
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
                softcap: float = 0.0) -> torch.Tensor:

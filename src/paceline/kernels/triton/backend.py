@@ -151,6 +151,9 @@ class TritonKernels(Composed):
               v: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
         elementwise.store(k_cache, v_cache, slots, k, v, scales)
 
+    def store_keys(self, k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+        latent.store(k_cache, slots, k)
+
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
                softcap: float = 0.0) -> torch.Tensor:

@@ -13,6 +13,7 @@ from paceline.kernels.device.repeats import Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import CHUNK_FROM, TREE_ROWS, DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.operands import Heads
+from paceline.kernels.triton import latent
 from paceline.kernels.triton.attention import Tuning, tile_rows, tuning
 from paceline.kernels.triton.drafts_device import propose_kernel, record_kernel, spread_kernel
 from paceline.kernels.triton.plan import room_for
@@ -40,13 +41,13 @@ class TritonDevice:
     def prefill_shape(self, rows: int, groups: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
         """Tiles are of one row, as where all decode: the chains of several rows, prompts mostly, are cut into chunks
         however short they are."""
-        _, chunk_rows = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        _, chunk_rows = self._tile_rows(rows, heads, dtype)
         # Every chain may end with a chunk that is not full.
         return RowsShape(rows, min(rows, groups), 1, chunks=rows // chunk_rows + min(groups, rows // 2),
                          chunk_rows=chunk_rows, chunk_from=2)
 
     def verify_shape(self, rows: int, groups: int, depth: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
-        tile, chunk = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        tile, chunk = self._tile_rows(rows, heads, dtype)
         tile = min(tile, rows)
         lowest = min(tile, TREE_ROWS) if depth else tile
         # Every group may end with a tile or a chunk that is not full; a chunk's group has at least CHUNK_FROM rows.
@@ -55,16 +56,24 @@ class TritonDevice:
 
     def scratch(self, shape: RowsShape, longest: int, heads: Heads, dtype: torch.dtype) -> int:
         """The pieces of keys that attention puts together."""
+        if heads.latent is not None:
+            return latent.scratch(shape.rows, longest, heads.query, heads.latent, dtype, self._processors)
         chosen = self._tuning(dtype, heads)
         target = chosen.processors * chosen.sharing(shape).items
         _, cells = room_for(shape, longest, heads.keys, chosen.split, self._deterministic, target)
         return 4 * cells * heads.query * (heads.dim + 2)
 
+    def _tile_rows(self, rows: int, heads: Heads, dtype: torch.dtype) -> tuple[int, int]:
+        """Of tiles and of chunks in a step of so many rows, at most."""
+        if heads.latent is not None:
+            return latent.tile_rows(rows)
+        return tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+
     def _tuning(self, dtype: torch.dtype, heads: Heads) -> Tuning:
         return tuning(dtype, heads.dim, self._deterministic, self._processors)
 
     def repeat_shape(self, rows: int, groups: int, widest: int, heads: Heads, dtype: torch.dtype) -> RowsShape:
-        tile, _ = tile_rows(self._tuning(dtype, heads), heads.query // heads.keys, rows)
+        tile, _ = self._tile_rows(rows, heads, dtype)
         tile = min(tile, widest)
         return RowsShape(rows, groups * -(-widest // tile), tile)
 

@@ -26,9 +26,8 @@ from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatR
 from paceline.kernels.device.rows import DeviceRows
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, activations
+from paceline.models.interface import CausalLM, activations, attention_heads
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -62,11 +61,10 @@ class DecodeGraphs:
                  graphs: GraphCapture, seats: DeviceSeats) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         assert kernels.device is not None
-        config = model.config
         self._model = model
         self._kernels = kernels
         self._on_device = kernels.device
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._heads = attention_heads(model.config)
         self._dtype = activations(model, graphs.device)
         self._storage = storage
         self._host_tables = tables

@@ -21,9 +21,8 @@ from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
-from paceline.kernels.operands import Heads
 from paceline.models.forward import Forward
-from paceline.models.interface import CausalLM, activations
+from paceline.models.interface import CausalLM, activations, attention_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,7 @@ class ForwardGraphs:
         self.kernels = kernels
         self.on_device = kernels.device
         self.storage = storage
-        config = model.config
-        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.heads = attention_heads(model.config)
         self.dtype = activations(model, graphs.device)
         self.most_groups, width = tables[0].shape
         self.longest = width * storage.block_size
