@@ -99,5 +99,5 @@ def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
 
 def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:
     draft_rows = DraftRows()
-    assert [draft_rows.insist(3, depth) for depth in (1, 2, 7, 15, 1024)] == [8, 16, 32, 64, 64]
+    assert [draft_rows.insist(3, depth) for depth in (1, 2, 7, 15, 1024)] == [8, 12, 32, 64, 64]
     assert draft_rows.insist(200, 15) == MOST_ROWS and draft_rows.insist(GROUPS[-1] + 1, 3) == 0

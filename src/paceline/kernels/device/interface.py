@@ -73,6 +73,16 @@ class Compaction(Protocol):
         ...
 
 
+class DeviceDrafter(Protocol):
+    """Drafts as a part of every time of a repeated step, without the host: looked up in a text (DeviceKernels), or by
+    whatever else can be captured."""
+
+    def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
+        """A draft for every group whose seat wants one (columns.LOOKUP); no longer than that says, nor beyond the
+        group's end. Written: all of `drafts` but what is taken."""
+        ...
+
+
 class DeviceKernels(Protocol):
     """Goes with the Kernels whose `device` it is: those read the DeviceRows that are shaped and filled here."""
 

@@ -20,6 +20,7 @@ from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFli
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
+from paceline.kernels.device.interface import DeviceDrafter
 from paceline.kernels.device.lookup import MOST_DRAFTED
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
 from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatRows
@@ -64,6 +65,8 @@ class DecodeGraphs:
         self._model = model
         self._kernels = kernels
         self._on_device = kernels.device
+        self.drafter: DeviceDrafter = kernels.device
+        """Takes part in what is captured from now on."""
         self._heads = attention_heads(model.config)
         self._dtype = activations(model, graphs.device)
         self._storage = storage
@@ -161,7 +164,7 @@ class DecodeGraphs:
         room = on_device.decode_shape(shape.rows)
         if shape.most:
             room = on_device.repeat_shape(shape.rows, shape.groups, 1 + shape.most, self._heads, self._dtype)
-            on_device.propose(inputs, tables, drafts)
+            self.drafter.propose(inputs, tables, drafts)
         layout_rows = DeviceRows.over(room, torch.empty(room.size, dtype=torch.int32, device=device))
         for blocks, view in zip(self._tables, views):
             if shape.most:

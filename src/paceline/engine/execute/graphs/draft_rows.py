@@ -65,7 +65,7 @@ class DraftRows:
         """Rows of a step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
         groups = _groups(running)
         wanted = groups * (1 + min(depth, MOST_DRAFTED))
-        fitting = [rows for factor in (2, 4, 8, 16) if (rows := factor * groups) <= self._most_rows]
+        fitting = [rows for factor in (2, 3, 5, 8, 16) if (rows := factor * groups) <= self._most_rows]
         return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
 
     def choose(self, running: int) -> int:
