@@ -1,0 +1,42 @@
+"""Launching low-rank additions. Tiles and pieces are one choice for all: bits must not depend on the rows of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from paceline.kernels.low_rank import LowRankSlots
+from paceline.kernels.triton.launch import overlapped
+from paceline.kernels.triton.low_rank_device import expand_kernel, shrink_kernel
+
+TILE_ROWS, RANKS, OUTPUTS, COLUMNS = 16, 16, 64, 128
+PIECE = 512
+"""Columns that are summed up by themselves: with few rows these are all the programs there are."""
+APART_ROWS = 64
+"""Up to here pieces are programs of their own."""
+
+
+def add(out: torch.Tensor, x: torch.Tensor, low: LowRankSlots, slots: torch.Tensor) -> torch.Tensor:
+    """Kernels.add_low_rank; slots [N] int64 on the device."""
+    rows, inputs = x.shape
+    size, room = low.up.shape[1:]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    if out.stride(1) != 1:
+        out = out.contiguous()
+    pieces = triton.cdiv(inputs, PIECE)
+    apart = rows <= APART_ROWS
+    parts = pieces if apart else 1
+    hidden = torch.empty((parts, rows, room), dtype=torch.float32, device=x.device)
+    common: dict[str, Any] = {"BLOCK_N": TILE_ROWS, "BLOCK_R": RANKS, "num_warps": 4,
+                              "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32"}
+    tiles = triton.cdiv(rows, TILE_ROWS)
+    shrink_kernel[(tiles, triton.cdiv(room, RANKS), parts)](
+        x, low.down, low.ranks, slots, hidden, rows, inputs, x.stride(0), room, PIECE=PIECE, PIECES=pieces, APART=apart,
+        BLOCK_K=COLUMNS, **common, **overlapped(x.device, rows, inputs))
+    expand_kernel[(triton.cdiv(size, OUTPUTS), tiles)](
+        hidden, low.up, low.ranks, slots, out, rows, size, out.stride(0), room, PIECES=parts, BLOCK_M=OUTPUTS,
+        **common, **overlapped(x.device, rows, size))
+    return out
