@@ -36,7 +36,7 @@ class SeatTables:
     def adapters(self, seats: Tensor) -> Tensor:
         """seats [N] int32 -> [N] int64: the slots of their adapters; those of padding, seat -1, are NOBODY."""
         slots = self.table[:, columns.ADAPTER].index_select(0, seats.clamp(min=0))
-        return slots.where(seats >= 0, NOBODY)
+        return slots.masked_fill(seats < 0, NOBODY)
 
     def prepare(self) -> None:
         """Allocate what requests with edits need, all of it: a graph that was captured for some of them serves all."""

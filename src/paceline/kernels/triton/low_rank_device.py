@@ -79,7 +79,7 @@ def expand_kernel(hidden, up, ranks, slots, out, rows, size, out_stride, room, P
         for first in range(0, rank, BLOCK_R):
             r = first + tl.arange(0, BLOCK_R)
             h = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-            for piece in range(PIECES):
+            for piece in tl.static_range(PIECES):
                 at = hidden + (piece * rows + n).to(tl.int64)[None, :] * room + r[:, None]
                 h += tl.load(at, mask=mine[None, :] & (r < rank)[:, None], other=0.0)
             w = tl.load(w_at + r[None, :], mask=(m < size)[:, None] & (r < rank)[None, :], other=0.0)

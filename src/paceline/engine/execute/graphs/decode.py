@@ -48,6 +48,11 @@ class DecodeShape(NamedTuple):
         """Tokens that can be drafted for one group."""
         return min(self.rows - self.groups, MOST_DRAFTED)
 
+    def covers(self, other: DecodeShape) -> bool:
+        """Whether what fits into the other fits in here, with the same rows."""
+        return (self.groups >= other.groups and self.rows == other.rows
+                and self.with_adapters >= other.with_adapters)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
@@ -110,9 +115,9 @@ class DecodeGraphs:
         self._storage.apply(step.moves, step.copies)
         sequences = [group.seq for group in groups]
         controls = self._seats.seat_all(sequences)
-        shape, planned = self.shape(sequences, step.drafted_rows), self._planned
-        if planned.groups >= shape.groups and planned.rows == shape.rows and planned.with_adapters >= shape.with_adapters:
-            shape = planned  # who is left out takes no room
+        shape = self.shape(sequences, step.drafted_rows)
+        if self._planned.covers(shape):  # who is left out takes no room
+            shape = self._planned
         captured = self._for(shape, controls)
         self._upload(captured, groups, depths)
         in_flight = RepeatedInFlight(times, self._device)
