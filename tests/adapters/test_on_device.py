@@ -102,8 +102,8 @@ def test_drafts_are_verified_on_the_device(draft: dict[str, Any]) -> None:
 
 
 def test_drafts_that_the_device_looks_up() -> None:
-    looping = [7, 8, 9, 7, 8, 9, 7, 8] * 4
-    wish = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0)
+    looping = [7, 8, 9, 7, 8, 9, 7, 8] * 2
+    wish = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
     host = llm_with("llama", kernels="reference")
     want = [host.generate([looping], wish, adapter=name)[0].outputs[0].token_ids for name in NAMES]
     llm, calls = on_device()
@@ -111,19 +111,18 @@ def test_drafts_that_the_device_looks_up() -> None:
     outs = llm.generate([looping] * 4, wish, adapter=NAMES, speculation={"method": "ngram", "adaptive": False, "k": 4})
     assert tokens_of(outs) == want
     assert calls["repeated with adapters"] and not calls["verified with adapters"]
-    assert sum(out.speculation.drafted for out in outs) > 10
+    assert sum(out.speculation.drafted for out in outs) > 4
 
 
 def test_a_reduced_model_drafts_captured() -> None:
     llm, _ = on_device()
     reduced: Any = llm.engine.draft_models.exiting(2)
-    outs = llm.generate([PROMPT] * 2, params("greedy"), adapter=["one", None],
-                        speculation={"method": "exit", "layers": 2, "k": 3, "adaptive": False})
-    assert tokens_of(outs) == [alone("llama", "greedy", name)[0] for name in ("one", None)]
+    short = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    wish = {"method": "exit", "layers": 2, "k": 3, "adaptive": False}
+    outs = llm.generate([PROMPT] * 2, short, adapter=["one", None], speculation=wish)
+    assert tokens_of(outs) == [alone("llama", "greedy", name)[0][:8] for name in ("one", None)]
     assert any(layout for _, layout in reduced._runner._graphs._forward.captured)
-    host = llm_with("llama", kernels="reference").generate(
-        [PROMPT], params("greedy"), adapter="one",
-        speculation={"method": "exit", "layers": 2, "k": 3, "adaptive": False})[0]
+    host = llm_with("llama", kernels="reference").generate([PROMPT], short, adapter="one", speculation=wish)[0]
     assert outs[0].speculation.accepted == host.speculation.accepted > 0, "it drafts with the adapter"
 
 
