@@ -135,6 +135,10 @@ class LLM:
         would run whole has to be made with `adapters`, be it {}."""
         self.engine.adapters.load(name, path)
 
+    def unload_adapter(self, name: str) -> None:
+        """Requests may not name this adapter any more; those that run with it go on. Its memory is the next one's."""
+        self.engine.adapters.unload(name)
+
     def render(self, messages: list[Message], **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to see."""
         return self.engine.render(messages, **template)

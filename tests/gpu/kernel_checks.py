@@ -19,6 +19,7 @@ import torch
 from paceline.bench.report import Row, document, json_argument, say
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import NOBODY, LowRank, LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.reference import ReferenceKernels
 from paceline.kernels.trees import ancestry, depths
@@ -63,6 +64,7 @@ def _checks(device: torch.device) -> Iterator[tuple[str, Callable[[], str]]]:
             yield f"attention {short} {mode}", lambda k=kernels, d=dtype: _attention(k, device, d)  # type: ignore[misc]
         exact = load(True, device)
         yield f"bits of products {short}", lambda k=exact, d=dtype: _product_bits(k, device, d)  # type: ignore[misc]
+        yield f"additions {short}", lambda k=exact, d=dtype: _additions(k, device, d)  # type: ignore[misc]
         yield f"bits of attention {short}", lambda k=exact, d=dtype: _attention_bits(k, device, d)  # type: ignore[misc]
     yield "fp8 cache", lambda: _fp8(device)
     yield "bits of attention fp8", lambda: _attention_bits(load(True, device), device, torch.bfloat16, fp8=True)
@@ -202,6 +204,9 @@ def _product_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) ->
             x = (make(384, inputs) * torch.exp2(torch.randint(-wild, wild + 1, (384, inputs), device=device))).to(dtype)
             residual = make(384, outputs)
             whole = _products_of(kernels, x, residual, weight, norm, bias)
+            # What rows beside some with an adapter get in place of the fused product.
+            if not torch.equal(kernels.gate(kernels.gate_up(kernels.norm(x, norm), weight), "silu"), whole["gated"]):
+                problem += f"gated {outputs}x{inputs} is not its product and a gate. "
             for first, last in WIDTHS:
                 part = _products_of(kernels, x[first:last], residual[first:last], weight, norm, bias)
                 problem += "".join(f"{name} {outputs}x{inputs} differs at {last - first} rows. " for name in whole
@@ -217,6 +222,28 @@ def _products_of(kernels: Kernels, x: Tensor, residual: Tensor, weight: Tensor, 
             "linear_add, biased": kernels.linear_add(x, weight, bias, residual.clone()),
             "gated": kernels.gated(x, norm, weight, None), "gated, biased": kernels.gated(x, norm, weight, bias),
             "head": kernels.head(x, norm, weight)}
+
+
+def _additions(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    """Low-rank ones to rows of any slots: near the reference's, and the same bits at any width."""
+    make, reference, problem = _random(device, dtype), ReferenceKernels(), ""
+    for inputs, outputs in ((4096, 1024), (14336, 256), (576, 960), (1152, 320)):
+        low = LowRankSlots.like(LowRank(make(16, inputs), make(outputs, 16)), 4, 64)
+        for slot, rank in ((0, 16), (1, 64), (3, 48)):
+            low.set(slot, LowRank(make(rank, inputs), make(outputs, rank)))
+        x, out = make(384, inputs) * inputs ** 0.5, make(384, outputs)
+        slots = torch.randint(NOBODY, 4, (384,), device=device)
+        whole = kernels.add_low_rank(out.clone(), x, low, RowSlots(slots))
+        where = f"{outputs}x{inputs}"
+        problem += _far(whole, reference.add_low_rank(out.clone(), x, low, RowSlots(slots)), dtype, where)
+        if not torch.equal(whole[slots < 0], out[slots < 0]):
+            problem += f"{where} changes rows without a slot. "
+        for first, last in WIDTHS:
+            part = kernels.add_low_rank(out[first:last].clone(), x[first:last].clone(), low,
+                                        RowSlots(slots[first:last].clone()))
+            if not torch.equal(part, whole[first:last]):
+                problem += f"{where} differs at {last - first} rows. "
+    return problem
 
 
 def _project_bits(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:

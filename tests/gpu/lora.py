@@ -2,12 +2,15 @@
 
 float32, TF32 off: a request with an adapter reads texts, and so does the model with that adapter merged; `worst` is the
 largest difference of a token's log-probability. Then, deterministic, requests with either of two adapters or none run
-in one crowd, and each has to have the tokens and the log-probabilities that it has alone, to the bit.
+in one crowd, and each has to have the tokens and the log-probabilities that it has alone, to the bit. Last, requests
+that ask for no scores, so that steps are repeated by the device alone, plain and with drafts that it looks up: each has
+to have its tokens alone, repeated steps have to have had adapters in them, and none may be launched kernel by kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,52 @@ def company(device: str, dtype: str, requests: int, tokens: int, **options: Any)
     return Row(f"in company, {dtype}", "equal", equal, note=f"of {requests} requests")
 
 
+def repeated(device: str, dtype: str, requests: int, tokens: int, speculation: Any, **options: Any) -> list[Row]:
+    """The same without scores: how many texts are equal, and how often steps with adapters ran by themselves."""
+    subject = RandomSubject.small(device, dtype)
+    params = [SamplingParams(max_tokens=tokens, ignore_eos=True, seed=seed, temperature=0.7 * (seed % 2))
+              for seed in range(requests)]
+    names = [NAMES[seed % len(NAMES)] for seed in range(requests)]
+    prompts = [subject.prompt(seed) for seed in range(requests)]
+    llm = engine_with(subject, **options)
+    seen = count_adapted(llm)
+    crowd = llm.generate(prompts, params, adapter=names, speculation=speculation)
+    alone = engine_with(subject, enable_prefix_caching=False, **options)
+    equal = sum(_text(out) == _text(alone.generate([prompt], own, adapter=name, speculation=None)[0])
+                for out, prompt, own, name in zip(crowd, prompts, params, names))
+    case = f"{speculation or 'plain'}, {dtype}"
+    return [Row(f"repeated, {case}", "equal", equal, note=f"of {requests} requests"),
+            Row(f"steps repeated with adapters, {case}", "steps", seen["repeated"],
+                note=f"{seen['launched']} launched kernel by kernel")]
+
+
+def count_adapted(llm: LLM) -> Counter[str]:
+    """Steps of an engine in which some row has an adapter: repeated ones, each time, and those launched kernel by
+    kernel."""
+    executor: Any = llm.engine.executor
+    decode, runner, seen = executor.graphs.decode, llm.engine.runner, Counter[str]()
+    launch, forward = decode.launch, runner.forward
+
+    def counted(step: Any, *more: Any) -> Any:
+        seen["repeated"] += step.repeat * any(group.seq.adapter is not None for group in step.groups)
+        return launch(step, *more)
+
+    def kernel_by_kernel(batch: Any, *more: Any) -> Any:
+        seen["launched"] += batch.adapters is not None
+        return forward(batch, *more)
+
+    decode.launch = counted
+    runner.forward = kernel_by_kernel  # type: ignore[method-assign]
+    return seen
+
+
+def _text(out: Any) -> list[int]:
+    if out.error is not None:
+        raise out.error
+    found: list[int] = out.outputs[0].token_ids
+    return found
+
+
 def _scores(out: Any) -> list[tuple[int, float]]:
     if out.error is not None:
         raise out.error
@@ -100,6 +149,13 @@ def check(device: str = "cuda", *, texts: int = 6, requests: int = 18, tokens: i
         rows.append(company(device, dtype, requests, tokens, **options))
         if rows[-1].paceline < requests:
             failures.append(f"{rows[-1].case}: {rows[-1].paceline:.0f} {rows[-1].note}")
+        for speculation in (None, "ngram"):
+            texts_equal, steps = repeated(device, dtype, requests, tokens, speculation, **options)
+            rows += [texts_equal, steps]
+            if texts_equal.paceline < requests:
+                failures.append(f"{texts_equal.case}: {texts_equal.paceline:.0f} {texts_equal.note}")
+            if not steps.paceline or not steps.note.startswith("0 launched"):
+                failures.append(f"{steps.case}: {steps.paceline:.0f}, {steps.note}")
     return document(rows, device=device) | {"failures": failures}
 
 

@@ -44,9 +44,10 @@ def test_requests_without_adapters_with_one_and_with_several(monkeypatch: pytest
     first, second = (built[1].engine.adapters.get(name) for name in (one, two))
     assert first is not None and second is not None and first.revision != second.revision
     linears = [linear for linear in built[1].engine.model.linears() if linear.modules[0].name != "lm_head"]  # type: ignore[attr-defined]
-    assert len(first.additions) == len(linears)
     for linear in linears:
-        assert first.additions[linear.weight].down.shape[0] == 16 * len(linear.modules)
+        slots = built[1].engine.adapters.slots.get(linear.weight)
+        assert slots is not None
+        assert slots.host_ranks[first.slot] == slots.host_ranks[second.slot] == 16 * len(linear.modules)
 
 
 def test_a_request_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

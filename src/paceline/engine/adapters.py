@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+
+import torch
 
 from paceline.errors import ConfigError, RequestError
+from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.adapters import Adapter, bind
 from paceline.models.interface import CausalLM
 from paceline.models.load.adapters import PeftAdapter, read_adapter
@@ -15,9 +19,14 @@ log = logging.getLogger("paceline.engine")
 class Adapters:
     """All of one model. A request keeps the adapter it was admitted with."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, in_use: Callable[[], Iterable[Adapter]]) -> None:
+        """`in_use`: those of requests that have not ended."""
+        self.slots = AdapterSlots()
         self._model = model
+        self._in_use = in_use
         self._loaded: dict[str, Adapter] = {}
+        self._retired: list[Adapter] = []
+        """Without a name, in the slots they had: requests that were admitted with them may still run."""
 
     @property
     def names(self) -> list[str]:
@@ -32,8 +41,29 @@ class Adapters:
             raise ConfigError(f"An adapter's name must be a text, got {name!r}.")
         if name in self._loaded:
             raise ConfigError(f"There is an adapter {name!r} already: choose another name.")
-        bound = self._loaded[name] = bind(name, adapter, self._model.linears())
-        log.info("adapter %r: additions to %d weights", name, len(bound.additions))
+        self._free_slots()
+        try:
+            additions = bind(name, adapter, self._model.linears())
+            self._loaded[name] = Adapter(name, adapter.revision, self.slots.load(additions))
+        except torch.OutOfMemoryError as problem:
+            raise ConfigError(f"There is no memory left for the adapter {name!r}: unload another, or give the cache "
+                              "fewer kv_blocks.") from problem
+        log.info("adapter %r: additions to %d weights", name, len(additions))
+
+    def unload(self, name: str) -> None:
+        """No request may name it any more; those that have it keep it."""
+        if name not in self._loaded:
+            raise ConfigError(f"There is no adapter {name!r}; loaded: {self._known()}.")
+        self._retired.append(self._loaded.pop(name))
+
+    def _free_slots(self) -> None:
+        used = set(self._in_use())
+        for adapter in [adapter for adapter in self._retired if adapter not in used]:
+            self._retired.remove(adapter)
+            self.slots.free(adapter.slot)
+
+    def _known(self) -> str:
+        return ", ".join(repr(own) for own in self._loaded) or "none"
 
     def get(self, name: str | None) -> Adapter | None:
         """None: the model as it is."""
@@ -41,6 +71,5 @@ class Adapters:
             return None
         found = self._loaded.get(name) if isinstance(name, str) else None
         if found is None:
-            known = ", ".join(repr(own) for own in self._loaded) or "none"
-            raise RequestError(f"There is no adapter {name!r}; loaded: {known}.", "adapter")
+            raise RequestError(f"There is no adapter {name!r}; loaded: {self._known()}.", "adapter")
         return found

@@ -93,22 +93,25 @@ class Engine:
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
             self.cache, clock, host.preemption)
         self.storage = storage
-        self.runner = ModelRunner(model, kernels, storage, device)
+        self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
+                                                 for seq in self.scheduler.sequences(request_id)])
+        self.runner = ModelRunner(model, kernels, storage, device, self.adapters.slots)
         self.batches = BatchBuilder(self.cache.tables, model.cache_groups, config.block_size)
         self.decider = Decider(Pipeline(model.config.vocab_size, native_sampler()))
-        graphs = step_graphs(model, kernels, storage, self.cache.tables, device) if config.captures else None
+        graphs = None
+        if config.captures:
+            graphs = step_graphs(model, kernels, storage, self.cache.tables, device, self.adapters.slots)
         self.executor: HostExecutor | GraphExecutor
         if graphs is None:
             self.executor = HostExecutor(self.runner, self.batches, self.decider, lambda: self.clock(),
                                          config.schedule_ahead)
         else:
             self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
-        self.adapters = Adapters(model)
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
-                                              self.scheduler, config, device, source, graphs)
+                                              self.scheduler, config, device, source, self.adapters.slots, graphs)
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.kernels.device.interface import DeviceKernels
+from paceline.kernels.low_rank import LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
 
@@ -43,6 +44,19 @@ class Composed:
     def store_keys(self, k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
         k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
 
+    def add_low_rank(self, out: torch.Tensor, x: torch.Tensor, low: LowRankSlots, rows: RowSlots) -> torch.Tensor:
+        for slot, own in rows.segments:
+            pair = low.of(slot)
+            if pair is None:
+                continue
+            part = x if own is None else x.index_select(0, own)
+            more = self.linear(self.linear(part, pair.down), pair.up).to(out.dtype)
+            if own is None:
+                out.add_(more)
+            else:
+                out.index_copy_(0, own, out.index_select(0, own) + more)
+        return out
+
     def norm(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         if norm is None:
             return x
@@ -78,10 +92,12 @@ class Composed:
 
     def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
               activation: str = "silu") -> torch.Tensor:
-        return self.gate(self.linear(self.norm(x, norm), weight, bias), activation)
+        return self.gate(self.gate_up(self.norm(x, norm), weight, bias), activation)
+
+    def gate_up(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.linear(x, weight, bias)
 
     def gate(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """activate(gate) * up of [N, 2 F]."""
         if activation == "silu":
             return self.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)

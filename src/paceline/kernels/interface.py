@@ -8,6 +8,7 @@ import torch
 
 from paceline.kernels.device.interface import DeviceKernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.packed import Weight
 
@@ -99,7 +100,13 @@ class Kernels(Protocol):
         `renormalise`."""
         ...
 
-    # What follows is fused where a backend can; elsewhere it is composed of the above (kernels/composed.py).
+    def add_low_rank(self, out: torch.Tensor, x: torch.Tensor, low: LowRankSlots, rows: RowSlots) -> torch.Tensor:
+        """out [N, M] + up (down x) of the slot that each row of x [N, K] has, after down and after up rounded to x's
+        dtype; a row whose slot adds nothing here, or without one, stays as it is. `out` may be overwritten."""
+        ...
+
+    # What follows is fused where a backend can; elsewhere it is composed of the above (kernels/composed.py). A
+    # deterministic backend gives a fused op the bits of what it stands for.
 
     def norm(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """rms_norm or layer_norm, whichever it is; None: x as it is."""
@@ -119,7 +126,16 @@ class Kernels(Protocol):
 
     def gated(self, x: torch.Tensor, norm: Norm | None, weight: Weight, bias: torch.Tensor | None,
               activation: str = "silu") -> torch.Tensor:
-        """activate(gate) * up of linear(norm(x)), weight [2 F, K] holding gate, then up -> [N, F]."""
+        """gate(gate_up(norm(x))), weight [2 F, K] holding gate, then up -> [N, F]."""
+        ...
+
+    def gate_up(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The product inside of `gated`, for whoever has something to do before `gate`: linear(x) -> [N, 2 F], summed
+        as it is there."""
+        ...
+
+    def gate(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """activate(gate) * up of [N, 2 F] -> [N, F]."""
         ...
 
     def linear_add(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None,

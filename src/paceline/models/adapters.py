@@ -1,4 +1,4 @@
-"""Adapter: a PEFT adapter bound to a model's weights, ready to be added to the rows that have it."""
+"""A PEFT adapter bound to a model's weights, ready to be added to the rows that have it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import ModelFormatError
-from paceline.kernels.adapted import LowRank
+from paceline.kernels.low_rank import LowRank
 from paceline.kernels.packed import Weight
 from paceline.models.layers import Linear
 from paceline.models.load.adapters import Pair, PeftAdapter
@@ -26,7 +26,8 @@ class Adapter:
     name: str
     revision: str
     """Identity of its contents: requests whose adapters have the same one may share cached blocks."""
-    additions: dict[Weight, LowRank]
+    slot: int
+    """Where its additions lie (kernels.low_rank.AdapterSlots)."""
 
     @property
     def identity(self) -> str:
@@ -34,8 +35,9 @@ class Adapter:
         return f"{self.name}@{self.revision}"
 
 
-def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
-    """`linears`: those of a model that can have additions. Refused with the names that differ where it does not fit."""
+def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> dict[Weight, LowRank]:
+    """What an adapter adds to a model's weights. `linears`: those that can have additions. Refused with the
+    names that differ where it does not fit."""
     linears = _called_as_in(adapter, linears)
     _check(name, adapter, linears)
     additions: dict[Weight, LowRank] = {}
@@ -44,7 +46,7 @@ def bind(name: str, adapter: PeftAdapter, linears: Iterable[Linear]) -> Adapter:
                if module.name in adapter.pairs]
         if own:
             additions[linear.weight] = _stack(own, linear)
-    return Adapter(name, adapter.revision, additions)
+    return additions
 
 
 def _called_as_in(adapter: PeftAdapter, linears: Iterable[Linear]) -> list[Linear]:

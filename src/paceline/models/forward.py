@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.kernels.adapted import of_rows
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
@@ -45,6 +46,11 @@ class Forward:
     def __post_init__(self) -> None:
         self._views = {layer: view for group, view in zip(self.groups, self.layout.views, strict=True)
                        for layer in (*group.layers, *(reader for reader, _ in group.readers))}
+
+    def keep(self, rows: torch.Tensor) -> Kernels:
+        """Only these rows [n] int64 go on from here: the kernels that know them."""
+        self.kernels = of_rows(self.kernels, rows)
+        return self.kernels
 
     def view(self, layer: int) -> GroupView:
         """The cache group of a layer as this step sees it."""

@@ -89,6 +89,7 @@ class Attention:
         mixed = mixed.reshape(x.shape[0], -1)
         if rows is not None:
             mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
+            kernels = context.keep(rows)
         return add(x, mixed, self.out, self.after, kernels)
 
     def linears(self) -> list[Linear]:

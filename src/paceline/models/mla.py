@@ -78,6 +78,7 @@ class LatentAttention:
                                self.scale)
         if rows is not None:
             mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
+            kernels = context.keep(rows)
         values = kernels.linear_by_head(mixed, self.out_of_latent).reshape(x.shape[0], -1)
         return kernels.linear_add(values, self.out.weight, self.out.bias, x)
 

@@ -214,14 +214,14 @@ def test_without_memory_for_a_wide_step_narrower_ones_are_taken(monkeypatch: pyt
     for k in (15, 15, 1):
         same(outs(llm, [GREEDY] * 3, 30, ngram(k)), outs(on_host(), [GREEDY] * 3, 30))
     assert llm.engine.report()["drafted"] > 0
-    assert max(shape.rows for shape, _ in decode._captured) == 8
+    assert max(shape.rows for (shape, _), _ in decode._captured) == 8
 
 
 def test_a_wish_for_very_long_drafts_widens_nobodys_steps_beyond_what_can_be_used() -> None:
     llm = made(4)
     wishes = [ngram(1024), None, "ngram"]
     same(outs(llm, [GREEDY] * 3, 30, wishes), outs(on_host(), [GREEDY] * 3, 30))
-    assert max(shape.rows for shape, _ in executor_of(llm).graphs.decode._captured) <= 16 * 4
+    assert max(shape.rows for (shape, _), _ in executor_of(llm).graphs.decode._captured) <= 16 * 4
 
 
 def test_drafts_take_nobodys_blocks() -> None:

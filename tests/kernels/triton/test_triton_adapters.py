@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from paceline.kernels.adapted import NOBODY, LowRank, RowAdapters, adapted
+from paceline.kernels.adapted import adapted
 from paceline.kernels.interface import Kernels
+from paceline.kernels.low_rank import NOBODY, AdapterSlots, LowRank, LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm
-from paceline.kernels.triton import launch, load
+from paceline.kernels.reference import ReferenceKernels
+from paceline.kernels.triton import launch, load, low_rank
 
 HIDDEN, HEADS, DIM = 32, Heads(2, 1, 16), 16
-OWNERS = np.array([NOBODY, 0, 1])
+OWNERS = [NOBODY, 0, 1]
 
 
 class Layer:
@@ -37,6 +38,8 @@ class Layer:
         self.adapters = [{weight: LowRank(values(16, HIDDEN, gain=0.1), values(weight.shape[0], 16, gain=0.1))
                           for weight in weights}
                          for weights in ((self.qkv, self.gate_up, self.out), (self.qkv, self.out))]
+        self.slots = AdapterSlots()
+        assert [self.slots.load(own) for own in self.adapters] == [0, 1]
 
     def run(self, kernels: Kernels, rows: list[int], merged: int = NOBODY) -> dict[str, torch.Tensor]:
         """Every op on these rows; `merged`: with that adapter's additions in the weights."""
@@ -55,7 +58,8 @@ class Layer:
                 "head": kernels.head(x, self.norm, weight(self.out))}
 
     def adapted(self, kernels: Kernels, rows: list[int]) -> dict[str, torch.Tensor]:
-        return self.run(adapted(kernels, RowAdapters(self.adapters, OWNERS[rows]), self.device), rows)
+        slots = torch.tensor([OWNERS[row] for row in rows], device=self.device)
+        return self.run(adapted(kernels, self.slots, slots), rows)
 
 
 EVERYBODY = [0, 1, 2]
@@ -82,6 +86,60 @@ def test_company_does_not_show(exact: Any, device: torch.device) -> None:
             assert torch.equal(values[row], alone[name][0]), (row, name)
             if owner == NOBODY:
                 assert torch.equal(values[row], plain[name][row]), (row, name)
+
+
+def test_gated_is_its_product_and_the_gate_after_it(exact: Any, device: torch.device) -> None:
+    """What rows beside others with an adapter get instead of the fused product. Long rows of few outputs, whose plain
+    product is summed in pieces."""
+    luck = torch.Generator().manual_seed(5)
+    for rows in (1, 20):
+        x, weight = (torch.randn(shape, generator=luck).to(device) for shape in ((rows, 1056), (32, 1056)))
+        assert torch.equal(exact.gated(x, None, weight, None), exact.gate(exact.gate_up(x, weight), "silu"))
+
+
+def whole(luck: torch.Generator, *shape: int) -> torch.Tensor:
+    """Small whole numbers, mostly 0: their sums are exact in any order."""
+    return (torch.randint(-2, 3, shape, generator=luck) * (torch.rand(shape, generator=luck) < 0.2)).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 48), (19, 640), (70, 640)])
+def test_additions_have_the_bits_of_torch(exact: Any, device: torch.device, dtype: torch.dtype, rows: int,
+                                          inputs: int) -> None:
+    """Slots of several ranks, one of which adds nothing to this weight; one piece and two, side by side and in one
+    program; an output that is float32, as a head's."""
+    luck, size = torch.Generator().manual_seed(rows), 72
+    slots = LowRankSlots.like(LowRank(torch.empty(1, inputs, dtype=dtype, device=device),
+                                      torch.empty(size, 1, dtype=dtype, device=device)), 4, 48)
+    slots.down.fill_(float("nan"))
+    slots.up.fill_(float("nan"))  # what does not count is not read
+    for slot, rank in ((0, 16), (2, 48), (3, 32)):
+        slots.set(slot, LowRank(whole(luck, rank, inputs).to(device, dtype), whole(luck, size, rank).to(device, dtype)))
+    x = whole(luck, rows, inputs).to(device, dtype)
+    named = torch.randint(-1, 4, (rows,), generator=luck)
+    named[0] = 2
+    for kind in (dtype, torch.float32):
+        out = whole(luck, rows, size).to(device, kind)
+        want = ReferenceKernels().add_low_rank(out.cpu().clone(), x.cpu(), _on_host(slots), RowSlots(named))
+        got = exact.add_low_rank(out.clone(), x, slots, RowSlots(named.to(device)))
+        assert torch.equal(got.cpu(), want) and not torch.equal(got, out)
+
+
+def _on_host(slots: LowRankSlots) -> LowRankSlots:
+    return LowRankSlots(slots.down.cpu(), slots.up.cpu(), slots.ranks.cpu(), slots.host_ranks)
+
+
+def test_pieces_side_by_side_have_the_bits_of_one_program(device: torch.device,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    luck = torch.Generator().manual_seed(11)
+    slots = LowRankSlots.like(LowRank(torch.empty(1, 1100, device=device), torch.empty(40, 1, device=device)), 2, 16)
+    slots.set(1, LowRank(*(torch.randn(shape, generator=luck).to(device) for shape in ((16, 1100), (40, 16)))))
+    x, out = torch.randn(3, 1100, generator=luck).to(device), torch.randn(3, 40, generator=luck).to(device)
+    named = torch.tensor([1, NOBODY, 1], device=device)
+    apart = low_rank.add(out.clone(), x, slots, named)
+    monkeypatch.setattr(low_rank, "APART_ROWS", 0)
+    assert torch.equal(low_rank.add(out.clone(), x, slots, named), apart)
+    assert torch.equal(apart[1], out[1]) and not torch.equal(apart[0], out[0])
 
 
 @pytest.mark.parametrize("columns", [16, 32, 48, 64, 65, 576, 2048, 4096])

@@ -3,11 +3,13 @@ verified there, penalties. What an engine promises on a device is tested in test
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from adapters.adapter_files import ATTENTION, MLP, factors, shapes_of, write_adapter
 from engine.device.on_device import HEAVY, SEEDED, alone_on_device, same
 from engine.tiny import BASE, SHAPES, RandomWeights
 from paceline import LLM, SamplingParams
@@ -51,9 +53,10 @@ def made(device: torch.device, kernels: str, subject: str, capture: str = "lazy"
     return llm
 
 
-def outs(llm: LLM, wishes: list[dict[str, Any]], speculation: Any = None) -> list[RequestOutput]:
+def outs(llm: LLM, wishes: list[dict[str, Any]], speculation: Any = None,
+         adapter: list[str | None] | None = None) -> list[RequestOutput]:
     params = [SamplingParams(max_tokens=4, ignore_eos=True, **wish) for wish in wishes]
-    found = llm.generate(PROMPTS, params, speculation=speculation)
+    found = llm.generate(PROMPTS, params, speculation=speculation, adapter=adapter)
     assert llm.engine.cache.usage().used == 0
     return found
 
@@ -80,3 +83,15 @@ def test_a_drafted_tree_is_verified_there(device: torch.device, subject: str) ->
     found = outs(made(device, "triton", subject), wishes, [wish, None])
     same(found, expected)
     assert found[0].speculation is not None and found[0].speculation.accepted >= 2
+
+
+def test_adapters(device: torch.device, tmp_path: Path) -> None:
+    """In prompts and in repeated steps, beside a request without one."""
+    found = []
+    for kernels in ("triton", "reference"):
+        llm = made(device, kernels)
+        own = factors(shapes_of(llm.engine.model, ATTENTION + MLP), "device")
+        llm.load_adapter("own", str(write_adapter(tmp_path / kernels, own)))
+        found.append(outs(llm, [GREEDY, GREEDY], adapter=["own", None]))
+    same(*found)
+    assert found[0][0].outputs[0].token_ids != outs(made(device, "reference"), [GREEDY] * 2)[0].outputs[0].token_ids

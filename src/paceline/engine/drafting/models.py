@@ -26,6 +26,7 @@ from paceline.errors import RequestError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.interface import Kernels
+from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.interface import CausalLM
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import PackingWeights
@@ -65,9 +66,10 @@ class EngineDraftModels:
     """Implements speculation.models.DraftModels around a running engine's parts."""
 
     def __init__(self, target: LoadedModel, storage: KVStorage, cache: CacheManager, scheduler: Scheduler,
-                 config: EngineConfig, device: torch.device, source: ModelSource | None,
+                 config: EngineConfig, device: torch.device, source: ModelSource | None, adapters: AdapterSlots,
                  graphs: StepGraphs | None = None) -> None:
-        """`graphs`: what is captured for the target's steps, where something is."""
+        """`adapters`: the target's, which reduced forms of it draft with. `graphs`: what is captured for the target's
+        steps, where something is."""
         self._target = target
         self._storage = storage
         self._memory = GraphMemory() if graphs is None else graphs.memory
@@ -76,6 +78,7 @@ class EngineDraftModels:
         self._scheduler = scheduler
         self._config = config
         self._device = device
+        self._adapters = adapters
         self._vocab = target.model.config.vocab_size
         self.source = source
         self._loaded: dict[str, tuple[DraftModel, int | None]] = {}
@@ -140,9 +143,11 @@ class EngineDraftModels:
                                 self._sampler)
 
     def _runner(self, model: CausalLM, kernels: Kernels, storage: KVStorage, cache: CacheManager) -> DraftRunner:
-        runner = ModelRunner(model, kernels, storage, self._device)
+        runner = ModelRunner(model, kernels, storage, self._device, self._adapters)
         builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
-        graphs = draft_graphs(model, kernels, storage, cache.tables, self._device) if self._config.captures else None
+        graphs = None
+        if self._config.captures:
+            graphs = draft_graphs(model, kernels, storage, cache.tables, self._device, self._adapters)
         return DraftRunner(runner, builder, graphs, self._memory)
 
     def _in_bits(self, bits: int) -> DraftModel:

@@ -54,7 +54,7 @@ class DraftRunner:
     @torch.inference_mode()
     def run_rows(self, groups: Seq[Rows]) -> DraftLogits:
         batch, graphs = self._builder.build(groups), self._graphs
-        if graphs is not None and batch.adapters is None and graphs.takes(groups, batch.rows):
+        if graphs is not None and graphs.takes(groups, batch.rows):
             ready = self._memory.attempt(Use.DRAFT, lambda: graphs.ready(batch))
             if ready is not None:
                 buffer = graphs.launch(ready, batch)

@@ -170,7 +170,7 @@ class GraphExecutor:
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
-        return Repeat(min(most, times), rows, decode.shape(len(running), rows).most)
+        return Repeat(min(most, times), rows, decode.shape(running, rows).most)
 
     def _rows(self, running: Seq[Sequence]) -> tuple[int, int]:
         """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted. And
@@ -294,7 +294,7 @@ class GraphExecutor:
             batch.fill_pending(step.groups)
         graphs, use = (self.graphs.verify, Use.VERIFY) if flight.drafted else (self.graphs.prefill, Use.PREFILL)
         ready = None
-        if batch.adapters is None and graphs.takes(step.groups, batch.rows):
+        if graphs.takes(step.groups, batch.rows):
             ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
         if ready is None and not first:
             return

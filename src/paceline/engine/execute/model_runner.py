@@ -6,18 +6,21 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.rows.batch import Batch, StepLogits
-from paceline.kernels.adapted import adapted, of_rows
+from paceline.kernels.adapted import adapted
 from paceline.kernels.interface import Kernels
+from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
 
 
 class ModelRunner:
-    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, device: torch.device,
+                 adapters: AdapterSlots) -> None:
         self.model = model
         self.kernels = kernels
         self.storage = storage
         self.device = device
+        self.adapters = adapters
 
     def run_batch(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
         """All of a batch, which has no pending tokens. `taps`: layers whose hidden states are wanted."""
@@ -28,15 +31,17 @@ class ModelRunner:
     def forward(self, batch: Batch, taps: frozenset[int] = frozenset()) -> StepLogits:
         """Its rows alone: moves and copies have been carried out."""
         layout, storage, wanted = self.on_device(batch).layout, self.storage, batch.wanted
-        kernels = adapted(self.kernels, batch.adapters, self.device)
-        context = Forward(kernels, layout, storage.keys, storage.values, self.model.cache_groups, taps,
-                          key_scales=storage.key_scales, value_scales=storage.value_scales)
+        slots = None if batch.adapters is None else torch.from_numpy(batch.adapters).to(self.device, non_blocking=True)
+        context = Forward(adapted(self.kernels, self.adapters, slots), layout, storage.keys, storage.values,
+                          self.model.cache_groups, taps, key_scales=storage.key_scales,
+                          value_scales=storage.value_scales)
         tokens = torch.from_numpy(batch.tokens).to(self.device, non_blocking=True)
         hidden = self.model.forward(tokens, context)
         if len(wanted) < layout.rows:
-            hidden = hidden[torch.tensor(wanted, dtype=torch.int64, device=self.device)]
-            kernels = of_rows(kernels, wanted)
-        return StepLogits(self.model.logits(hidden, kernels), batch.first, context.tapped)
+            rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
+            hidden = hidden[rows]
+            context.keep(rows)
+        return StepLogits(self.model.logits(hidden, context.kernels), batch.first, context.tapped)
 
     def on_device(self, batch: Batch) -> Batch:
         """The same batch, its layout's tensors moved to where the model runs."""

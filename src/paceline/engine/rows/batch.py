@@ -13,9 +13,9 @@ import torch
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.sequence import PENDING
 from paceline.engine.schedule.step import RowGroup, Rows, Step
-from paceline.kernels.adapted import NOBODY, RowAdapters
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import NOBODY
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Batch:
     moves: Seq[SlotMove] = ()
     """Of what the cache holds, then copies: to be carried out before the rows run."""
     copies: Seq[BlockCopy] = ()
-    adapters: RowAdapters | None = None
-    """Where some rows have one."""
+    adapters: np.ndarray | None = None
+    """[N] int64, the slot of each row's adapter or NOBODY; None: no row has one."""
     pending: bool = False
     """Some tokens are PENDING."""
 
@@ -109,14 +109,15 @@ class BatchBuilder:
                      _row_adapters(groups, offsets), PENDING in known)
 
 
-def _row_adapters(groups: Seq[Rows], offsets: Seq[int]) -> RowAdapters | None:
-    """Which rows have which adapter; None: none has any."""
-    named: dict[Any, None] = {group.seq.adapter: None for group in groups if group.seq.adapter is not None}
-    if not named:
+def slot_of(adapter: Any) -> int:
+    """Where kernels find an adapter; None: the model as it is."""
+    return NOBODY if adapter is None else int(adapter.slot)
+
+
+def _row_adapters(groups: Seq[Rows], offsets: Seq[int]) -> np.ndarray | None:
+    if all(group.seq.adapter is None for group in groups):
         return None
-    places = {adapter: index for index, adapter in enumerate(named)}
-    owners = np.repeat([places.get(group.seq.adapter, NOBODY) for group in groups], np.diff(offsets))
-    return RowAdapters([adapter.additions for adapter in named], owners)
+    return np.repeat(np.array([slot_of(group.seq.adapter) for group in groups], dtype=np.int64), np.diff(offsets))
 
 
 def _logit_rows(groups: Seq[Rows], offsets: Seq[int]) -> tuple[list[int], list[int]]:

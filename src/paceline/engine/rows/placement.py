@@ -32,7 +32,7 @@ def samples_on_device(seq: Sequence) -> bool:
     params = seq.request.params
     masked = seq.state.allowed is not None or masked_by_host(seq)
     lifted = params.on_empty_support == "unmasked" and masked
-    return not (params.trace or params.chosen_at_end or lifted or seq.adapter)
+    return not (params.trace or params.chosen_at_end or lifted)
 
 
 def decided_on_device(group: RowGroup) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.device import columns
+from paceline.kernels.low_rank import NOBODY
 
 
 class SeatTables:
@@ -31,6 +32,11 @@ class SeatTables:
         """[seats, V] int32, 2 * (times in the output) + (1 if in the prompt)."""
         self.masks: Tensor | None = None
         """[seats, words] int32, one bit per token that may come. There, as `counts` are, once a request needs edits."""
+
+    def adapters(self, seats: Tensor) -> Tensor:
+        """seats [N] int32 -> [N] int64: the slots of their adapters; those of padding, seat -1, are NOBODY."""
+        slots = self.table[:, columns.ADAPTER].index_select(0, seats.clamp(min=0))
+        return slots.masked_fill(seats < 0, NOBODY)
 
     def prepare(self) -> None:
         """Allocate what requests with edits need, all of it: a graph that was captured for some of them serves all."""

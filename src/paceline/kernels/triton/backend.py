@@ -7,9 +7,10 @@ import torch
 from paceline.kernels.composed import Composed
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
-from paceline.kernels.triton import attention, elementwise, latent, linear, vendor
+from paceline.kernels.triton import attention, elementwise, latent, linear, low_rank, vendor
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import LOW_TILES, NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
 from paceline.kernels.triton.device import TritonDevice
@@ -60,16 +61,25 @@ class TritonKernels(Composed):
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         matrix = plain(weight)
-        how = self._how(x, matrix)
-        if self._by_vendor(x, matrix, how):
-            return self._vendor(x, matrix, bias, how)
-        return self._product(x, matrix, bias, how)
+        return self._linear(x, matrix, bias, self._how(x, matrix))
+
+    def gate_up(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        matrix = plain(weight)
+        return self._linear(x, matrix, bias, self._how(x, matrix, gated=True))
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product) -> torch.Tensor:
+        if self._by_vendor(x, weight, how):
+            return self._vendor(x, weight, bias, how)
+        return self._product(x, weight, bias, how)
 
     def _vendor(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product) -> torch.Tensor:
         if not self.deterministic:
             return vendor.linear(x, weight, bias)
         out = vendor.in_pieces(x, weight, how.piece, x.dtype)
         return out if bias is None else out.add_(bias)
+
+    def add_low_rank(self, out: torch.Tensor, x: torch.Tensor, low: LowRankSlots, rows: RowSlots) -> torch.Tensor:
+        return low_rank.add(out, x, low, rows.slots)
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.deterministic or x.shape[0] <= SKINNY_ROWS:
@@ -95,7 +105,7 @@ class TritonKernels(Composed):
             return super().gated(x, norm, matrix, bias, activation)
         how = self._how(x, matrix, gated=True)
         if self._by_vendor(x, matrix, how):
-            return self.silu_mul(self._vendor(self.norm(x, norm), matrix, bias, how))
+            return super().gated(x, norm, matrix, bias, activation)
         return self._normed(x, norm, matrix, bias, how, gated=True)
 
     def head(self, x: torch.Tensor, norm: Norm, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -15,6 +15,7 @@ from paceline.kernels.device import columns
 from paceline.kernels.device.interface import DeviceKernels
 from paceline.kernels.device.operands import MOST_ALTERNATIVES, Controls
 from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.low_rank import NOBODY
 from paceline.sampling.masks import packed_mask
 from paceline.sampling.state import SampleState
 
@@ -33,6 +34,8 @@ class Seated:
     """Its newest tokens: the device knows those before them already. None: it looks at no text."""
     lookup: int = 0
     """How drafts are looked up in it (columns.LOOKUP)."""
+    adapter: int = NOBODY
+    """The slot of its adapter."""
 
 
 class DeviceState:
@@ -135,6 +138,7 @@ def _words(seated: Seated) -> NDArray[np.int64]:
     words[columns.FLAGS] = flags
     words[columns.TOP_K] = state.top_k
     words[columns.LOOKUP] = seated.lookup
+    words[columns.ADAPTER] = seated.adapter
     words[columns.LISTED] = len(state.bias_ids)
     words[columns.LISTED_EARLY] = len(ids)
     words[columns.EARLY_UNTIL] = seated.position - state.output_len + state.min_tokens

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from paceline.kernels.low_rank import AdapterSlots
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 _COLLECTOR = threading.Lock()
 """Held while the process's garbage collector stands still."""
 
@@ -65,6 +69,24 @@ class GraphCapture:
             if "out of memory" in str(problem):  # making a graph of what was captured takes memory too
                 raise torch.OutOfMemoryError(str(problem)) from problem
             raise
+
+
+class CapturedSteps(dict[tuple[K, int], T]):
+    """What was captured, by what it has room for and by the layout of the adapters that it reads; 0: it reads none, and
+    costs nothing for them. What was captured for an older layout is let go."""
+
+    def __init__(self, adapters: AdapterSlots) -> None:
+        super().__init__()
+        self._adapters = adapters
+
+    def find(self, key: K, with_adapters: bool, capture: Callable[[], T]) -> T:
+        """`with_adapters`: some row may have one."""
+        layout = self._adapters.layout if with_adapters else 0
+        if (key, layout) not in self:
+            for stale in [known for known in self if known[1] not in (0, self._adapters.layout)]:
+                del self[stale]
+            self[key, layout] = capture()
+        return self[key, layout]
 
 
 @contextmanager

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.execute.graphs.capture import GraphCapture
+from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
+from paceline.kernels.adapted import adapted
 from paceline.kernels.device.interface import DeviceDrafter
 from paceline.kernels.device.lookup import MOST_DRAFTED
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
@@ -27,6 +28,7 @@ from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatR
 from paceline.kernels.device.rows import DeviceRows
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, activations, attention_heads
 
@@ -39,11 +41,18 @@ class DecodeShape(NamedTuple):
     groups: int
     rows: int
     """As many as groups: nothing is drafted."""
+    with_adapters: bool = False
+    """Some may have an adapter."""
 
     @property
     def most(self) -> int:
         """Tokens that can be drafted for one group."""
         return min(self.rows - self.groups, MOST_DRAFTED)
+
+    def covers(self, other: DecodeShape) -> bool:
+        """Whether what fits into the other fits in here, with the same rows."""
+        return (self.groups >= other.groups and self.rows == other.rows
+                and self.with_adapters >= other.with_adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ class DecodeGraphs:
     """Runs steps that Scheduler.schedule(repeat) made."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: GraphCapture, seats: DeviceSeats) -> None:
+                 graphs: GraphCapture, seats: DeviceSeats, adapters: AdapterSlots) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         assert kernels.device is not None
         self._model = model
@@ -81,7 +90,8 @@ class DecodeGraphs:
         self._rounds = torch.zeros((MOST_REPEATS, self.most_rows, ROUND + 1 + MOST_DRAFTED), dtype=torch.int32,
                                    device=device)
         self._verifier = self._on_device.verifier(self.most_rows, MOST_DRAFTED, device)
-        self._captured: dict[tuple[DecodeShape, Controls], DecodeGraph] = {}
+        self._adapters = adapters
+        self._captured: CapturedSteps[tuple[DecodeShape, Controls], DecodeGraph] = CapturedSteps(adapters)
         self._planned = DecodeShape(0, 0)
         """What was made ready last."""
         self._graphs = graphs
@@ -89,22 +99,26 @@ class DecodeGraphs:
     def ready(self, running: Seq[Sequence], rows: int = 0) -> None:
         """Capture what the running sequences need, if it is not there yet. `rows`: of the step, where there are to be
         drafts (draft_rows.choices)."""
-        self._planned = self.shape(len(running), rows)
+        self._planned = self.shape(running, rows)
         self._for(self._planned, self._seats.seat_all(running))
 
-    def shape(self, groups: int, rows: int = 0) -> DecodeShape:
-        """The least one that has room for so many groups; with `rows` in all where there are to be drafts."""
+    def shape(self, sequences: Seq[Sequence], rows: int = 0) -> DecodeShape:
+        """The least one that has room for these; with `rows` in all where there are to be drafts."""
+        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences))
+
+    def _room(self, groups: int, rows: int, with_adapters: bool) -> DecodeShape:
         fitting = min(next(bucket for bucket in (GROUPS if rows else BUCKETS) if bucket >= groups), self.most_rows)
-        return DecodeShape(fitting, max(rows, fitting))
+        return DecodeShape(fitting, max(rows, fitting), with_adapters)
 
     @torch.inference_mode()
     def launch(self, step: Step, levels: NDArray[np.int64] | None = None) -> RepeatedInFlight:
         """`levels`: how likely drafts are to be accepted (RepeatInputs.levels), where there are to be some."""
         groups, times = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
-        controls = self._seats.seat_all([group.seq for group in groups])
-        shape = self.shape(len(groups), step.drafted_rows)
-        if self._planned.groups >= shape.groups and self._planned.rows == shape.rows:  # who is left out takes no room
+        sequences = [group.seq for group in groups]
+        controls = self._seats.seat_all(sequences)
+        shape = self.shape(sequences, step.drafted_rows)
+        if self._planned.covers(shape):  # who is left out takes no room
             shape = self._planned
         captured = self._for(shape, controls)
         self._upload(captured, groups, levels)
@@ -132,19 +146,18 @@ class DecodeGraphs:
 
     def captures(self) -> list[Callable[[], object]]:
         """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
-        others find its memory."""
-        plain = [self.shape(min(groups, self.most_rows)) for groups in BUCKETS if groups <= power(self.most_rows)]
-        drafted = [self.shape(min(groups, self.most_rows), rows) for groups in GROUPS if groups <= power(self.most_rows)
-                   for rows in choices(groups)]
+        others find its memory. With adapters too where there are some."""
+        most, adapters = self.most_rows, (False, True) if self._adapters.layout else (False,)
+        plain = [self._room(min(groups, most), 0, own) for groups in BUCKETS if groups <= power(most)
+                 for own in adapters]
+        drafted = [self._room(min(groups, most), rows, own) for groups in GROUPS if groups <= power(most)
+                   for rows in choices(groups) for own in adapters]
         return [partial(self._for, shape, Controls(truncation=truncation))
                 for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
                 for truncation in (False, True)]
 
     def _for(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
-        found = self._captured.get((shape, controls))
-        if found is None:
-            found = self._captured[shape, controls] = self._capture(shape, controls)
-        return found
+        return self._captured.find((shape, controls), shape.with_adapters, lambda: self._capture(shape, controls))
 
     def _capture(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
         self._seats.prepare(controls)
@@ -190,9 +203,10 @@ class DecodeGraphs:
                         storage.block_size,
                         [GroupView(blocks[:shape.groups], view.slots, group.window)
                          for group, blocks, view in zip(model.cache_groups, self._tables, views)], layout_rows)
-        context = Forward(self._kernels, layout, storage.keys, storage.values, model.cache_groups,
-                          key_scales=storage.key_scales, value_scales=storage.value_scales)
-        return model.logits(model.forward(rows.tokens, context), self._kernels)
+        slots = self._seats.state.tables.adapters(rows.seats) if shape.with_adapters else None
+        context = Forward(adapted(self._kernels, self._adapters, slots), layout, storage.keys, storage.values,
+                          model.cache_groups, key_scales=storage.key_scales, value_scales=storage.value_scales)
+        return model.logits(model.forward(rows.tokens, context), context.kernels)
 
 
 def power(n: int) -> int:

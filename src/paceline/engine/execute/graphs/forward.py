@@ -11,16 +11,18 @@ import numpy as np
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.execute.graphs.capture import GraphCapture
+from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer, LogitsBuffers, SampleInputs, pad_all
 from paceline.engine.execute.graphs.seats import send
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
+from paceline.kernels.adapted import adapted
 from paceline.kernels.device.packing import pack
 from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import NOBODY, AdapterSlots
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, activations, attention_heads
 
@@ -31,8 +33,8 @@ class ForwardGraph:
 
     rows: DeviceRows
     inputs: torch.Tensor
-    """[3 + views, rows] int64: tokens, positions for the rotary tables, seats, slots of each cache group (-1: padding);
-    then SampleInputs. Filled before each replay."""
+    """[4 + views, rows] int64: tokens, positions for the rotary tables, seats, slots of adapters, slots of each cache
+    group (-1: padding); then SampleInputs. Filled before each replay."""
     blank: np.ndarray
     """What they are while all rows are padding."""
     logits_buffer: LogitsBuffer
@@ -44,8 +46,8 @@ class ForwardGraphs:
     """One model over one cache. One stream at a time: its tables are those of the step that was filled in last."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: GraphCapture, buffers: LogitsBuffers, seat_tables: SeatTables | None = None,
-                 sampled_rows_only: bool = False) -> None:
+                 graphs: GraphCapture, buffers: LogitsBuffers, adapters: AdapterSlots,
+                 seat_tables: SeatTables | None = None, sampled_rows_only: bool = False) -> None:
         """`tables`: the cache's block tables by seat. `seat_tables`: whose newest tokens stand for those that
         the host does not know. `sampled_rows_only`: the other rows end with the last layer's attention, for steps of
         prompts; all that is needed of those are keys and values."""
@@ -59,7 +61,8 @@ class ForwardGraphs:
         self.most_groups, width = tables[0].shape
         self.longest = width * storage.block_size
         """Tokens of a text that the block tables have room for."""
-        self.captured: dict[tuple[RowsShape, int], ForwardGraph] = {}
+        self.adapters = adapters
+        self.captured: CapturedSteps[tuple[RowsShape, int], ForwardGraph] = CapturedSteps(adapters)
         self._graphs = graphs
         self._buffers = buffers
         self._seat_tables = seat_tables
@@ -67,12 +70,10 @@ class ForwardGraphs:
         self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=graphs.device)
                         for _ in tables]
 
-    def ready(self, shape: RowsShape, sampled: int) -> ForwardGraph:
-        """One with this room, whose logits are those of up to `sampled` rows."""
-        found = self.captured.get((shape, sampled))
-        if found is None:
-            found = self.captured[shape, sampled] = self._capture(shape, sampled)
-        return found
+    def ready(self, shape: RowsShape, sampled: int, with_adapters: bool) -> ForwardGraph:
+        """One with this room, whose logits are those of up to `sampled` rows. `with_adapters`: some may have
+        one."""
+        return self.captured.find((shape, sampled), with_adapters, lambda: self._capture(shape, sampled, with_adapters))
 
     @torch.inference_mode()
     def launch(self, captured: ForwardGraph, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
@@ -81,20 +82,21 @@ class ForwardGraphs:
         rows = captured.rows.shape.rows
         count, sampled = layout.rows, len(wanted)
         data = captured.blank.copy()
-        by_row = data[:(3 + views) * rows].reshape(3 + views, rows)
+        by_row = data[:(4 + views) * rows].reshape(4 + views, rows)
         by_row[0, :count] = batch.tokens
         by_row[1, :count] = layout.positions.numpy()
         by_row[2, :count] = batch.row_seats
-        for slots, view in zip(by_row[3:], layout.views):
+        by_row[3, :count] = NOBODY if batch.adapters is None else batch.adapters
+        for slots, view in zip(by_row[4:], layout.views):
             slots[:count] = view.slots.numpy()
-        to_sample = SampleInputs.over(data[(3 + views) * rows:], captured.logits_buffer.rows, views)
+        to_sample = SampleInputs.over(data[(4 + views) * rows:], captured.logits_buffer.rows, views)
         rows_sampled = np.array(wanted, dtype=np.int64)
         to_sample.wanted[:sampled] = rows_sampled
         to_sample.seats[:sampled] = batch.row_seats[rows_sampled]
         to_sample.positions[:sampled] = by_row[1, rows_sampled] + 1
         if groups:
             to_sample.fed[:sampled] = by_row[0, rows_sampled]
-            to_sample.slots[:, :sampled] = by_row[3:, rows_sampled]
+            to_sample.slots[:, :sampled] = by_row[4:, rows_sampled]
             _place_drafts(groups, to_sample)
         send(data, captured.inputs)
         send(pack(layout, captured.rows.shape), captured.rows.data)
@@ -104,39 +106,41 @@ class ForwardGraphs:
         captured.replay()
         return captured.logits_buffer
 
-    def _capture(self, shape: RowsShape, sampled: int) -> ForwardGraph:
+    def _capture(self, shape: RowsShape, sampled: int, with_adapters: bool) -> ForwardGraph:
         """Captured while all rows are padding."""
         device, views = self._graphs.device, len(self._tables)
         rows = DeviceRows.over(shape, torch.zeros(shape.size, dtype=torch.int32, device=device))
         rows.group.fill_(-1)
         rows.positions.fill_(-1)
         logits_buffer = self._buffers.of(sampled)
-        blank = np.zeros((3 + views) * shape.rows + len(logits_buffer.data), dtype=np.int64)
-        blank[3 * shape.rows:(3 + views) * shape.rows] = -1
-        pad_all(SampleInputs.over(blank[(3 + views) * shape.rows:], sampled, views))
+        blank = np.zeros((4 + views) * shape.rows + len(logits_buffer.data), dtype=np.int64)
+        blank[3 * shape.rows:(4 + views) * shape.rows] = -1
+        pad_all(SampleInputs.over(blank[(4 + views) * shape.rows:], sampled, views))
         inputs = torch.from_numpy(blank).to(device, copy=True)
-        by_row = inputs[:(3 + views) * shape.rows].view(3 + views, shape.rows)
-        to_sample = inputs[(3 + views) * shape.rows:]
-        return ForwardGraph(rows, inputs, blank, logits_buffer,
-                            self._graphs.capture(lambda: self._step(by_row, to_sample, rows, logits_buffer)))
+        by_row = inputs[:(4 + views) * shape.rows].view(4 + views, shape.rows)
+        to_sample = inputs[(4 + views) * shape.rows:]
+        return ForwardGraph(rows, inputs, blank, logits_buffer, self._graphs.capture(
+            lambda: self._step(by_row, to_sample, rows, logits_buffer, with_adapters)))
 
     def _step(self, by_row: torch.Tensor, to_sample: torch.Tensor, rows: DeviceRows,
-              logits_buffer: LogitsBuffer) -> None:
+              logits_buffer: LogitsBuffer, with_adapters: bool) -> None:
         model, storage = self._model, self.storage
-        tokens, positions, seats, *slots = by_row
+        tokens, positions, seats, adapters, *slots = by_row
         if self._seat_tables is not None:
             self.on_device.fill(tokens, seats, self._seat_tables)
         wanted = to_sample[:logits_buffer.rows]
         layout = Layout(positions, [0, len(tokens)], [0], [None], storage.block_size,
                         [GroupView(table, own, group.window)
                          for own, table, group in zip(slots, self._tables, model.cache_groups)], rows)
-        hidden = model.forward(tokens, Forward(
-            self.kernels, layout, storage.keys, storage.values, model.cache_groups,
-            leaving=wanted if self._sampled_rows_only else None,
-            key_scales=storage.key_scales, value_scales=storage.value_scales))
+        context = Forward(
+            adapted(self.kernels, self.adapters, adapters if with_adapters else None), layout, storage.keys,
+            storage.values, model.cache_groups, leaving=wanted if self._sampled_rows_only else None,
+            key_scales=storage.key_scales, value_scales=storage.value_scales)
+        hidden = model.forward(tokens, context)
         if not self._sampled_rows_only:
             hidden = hidden.index_select(0, wanted)
-        logits_buffer.logits.copy_(model.logits(hidden, self.kernels))
+            context.keep(wanted)
+        logits_buffer.logits.copy_(model.logits(hidden, context.kernels))
         logits_buffer.data.copy_(to_sample)
 
 

@@ -42,7 +42,7 @@ class PrefillGraphs:
 
     def ready(self, batch: Batch) -> ForwardGraph:
         """The forward that has room for this batch, captured if it is not there yet."""
-        return self._for(batch.rows, len(batch.wanted))
+        return self._for(batch.rows, len(batch.wanted), batch.adapters is not None)
 
     def launch(self, forward: ForwardGraph, batch: Batch) -> LogitsBuffer:
         """Launch what is ready for this batch, whose moves and copies have been carried out. The logits are overwritten
@@ -51,21 +51,23 @@ class PrefillGraphs:
 
     def captures(self, most_rows: int) -> list[Callable[[], object]]:
         """What captures a forward for each number of rows up to `most_rows`, with few and with many rows sampled
-        from, the largest first: the others find its memory; then the samples, plain and truncated."""
+        from, the largest first: the others find its memory; then the samples, plain and truncated. Forwards with
+        adapters too where there are some."""
         sizes = [rows for rows in reversed(ROWS) if rows <= max(most_rows, ROWS[0])]
         forwards = list(dict.fromkeys((rows, self._room(rows, sampled)) for rows in sizes for sampled in (rows, FEW)))
         samples = {sampled: (rows, sampled) for rows, sampled in forwards}.values()
-        return [*(partial(self._for, *pair) for pair in forwards),
+        return [*(partial(self._for, *pair, with_adapters) for pair in forwards
+                  for with_adapters in ((False, True) if self._forward.adapters.layout else (False,))),
                 *(partial(self._samples_of, *pair, Controls(truncation=truncation))
                   for pair in samples for truncation in (False, True))]
 
     def _samples_of(self, rows: int, sampled: int, controls: Controls) -> SampleGraph:
-        return self._samples.ready(self._for(rows, sampled).logits_buffer, controls, AfterSampling.NOTED)
+        return self._samples.ready(self._for(rows, sampled, False).logits_buffer, controls, AfterSampling.NOTED)
 
-    def _for(self, count: int, sampled: int) -> ForwardGraph:
+    def _for(self, count: int, sampled: int, with_adapters: bool) -> ForwardGraph:
         """The forward for so many rows, so many of them sampled from."""
         rows = next(size for size in ROWS if size >= count)
-        return self._forward.ready(self._shapes[rows], self._room(rows, sampled))
+        return self._forward.ready(self._shapes[rows], self._room(rows, sampled), with_adapters)
 
     def _room(self, rows: int, sampled: int) -> int:
         """How many rows are sampled from in the captured step of `rows` rows that this is to run in."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from paceline.engine.execute.graphs.memory import GraphMemory, Use
+from paceline.engine.rows.batch import slot_of
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup
@@ -96,7 +97,8 @@ class DeviceSeats:
             seat = seq.allocation.seat
             known = 0 if self._seated[seat] != (seq, seq.epoch) else self._noted.get(seat)
             if known is not None:
-                fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[known:], seq.lookup))
+                fresh.append(Seated(seat, seq.state, len(seq.tokens), seq.tokens[known:], seq.lookup,
+                                    slot_of(seq.adapter)))
         self.state.assign(fresh)
         if fresh:  # not before: without memory for it they are seated another time
             for seq in sequences:

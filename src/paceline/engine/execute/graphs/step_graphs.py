@@ -18,12 +18,13 @@ from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.graphs.verify import VerifyGraphs
 from paceline.kernels.interface import Kernels
+from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.interface import CausalLM
 
 
 class StepGraphs:
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device) -> None:
+                 device: torch.device, adapters: AdapterSlots) -> None:
         """`tables`: the cache's block tables by seat. The kernels have a `device`, the model is capturable."""
         assert kernels.device is not None
         self.device = device
@@ -33,25 +34,25 @@ class StepGraphs:
                                  device, kernels.device)
         self.samples = SampleGraphs(capture, self.seats, storage)
         buffers = LogitsBuffers(vocab_size, len(tables), device)
-        self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
-        prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
+        self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats, adapters)
+        prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters,
                                 self.seats.state.tables, sampled_rows_only=True)
         self.prefill = PrefillGraphs(prompts, self.samples)
-        self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
+        self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters))
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                device: torch.device) -> StepGraphs | None:
+                device: torch.device, adapters: AdapterSlots) -> StepGraphs | None:
     """None: the backend does not run whole steps on a device, or nothing of the model's can be captured."""
     if kernels.device is None or not model.capturable:
         return None
-    return StepGraphs(model, kernels, storage, tables, device)
+    return StepGraphs(model, kernels, storage, tables, device, adapters)
 
 
 def draft_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device) -> VerifyGraphs | None:
+                 device: torch.device, adapters: AdapterSlots) -> VerifyGraphs | None:
     """Forwards of a model that drafts. None: as above."""
     if kernels.device is None or not model.capturable:
         return None
     buffers = LogitsBuffers(model.config.vocab_size, len(tables), device)
-    return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers))
+    return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers, adapters))

@@ -40,7 +40,8 @@ class VerifyGraphs:
         """The forward that has room for this batch, captured if it is not there yet."""
         rows = _bucket(ROWS, batch.rows)
         shape = self._shape(rows, _bucket(DEPTHS, _depth(batch.layout.parents)))
-        return self._forward.ready(shape, min(_bucket((1, *ROWS), len(batch.wanted)), rows))
+        return self._forward.ready(shape, min(_bucket((1, *ROWS), len(batch.wanted)), rows),
+                                   batch.adapters is not None)
 
     def launch(self, forward: ForwardGraph, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
         """Launch what is ready for this batch, whose moves and copies have been carried out. The logits are overwritten
