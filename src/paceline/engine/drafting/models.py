@@ -142,7 +142,9 @@ class EngineDraftModels:
     def _runner(self, model: CausalLM, kernels: Kernels, storage: KVStorage, cache: CacheManager) -> DraftRunner:
         runner = ModelRunner(model, kernels, storage, self._device)
         builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
-        graphs = draft_graphs(model, kernels, storage, cache.tables, self._device) if self._config.captures else None
+        graphs = None
+        if self._config.captures:
+            graphs = draft_graphs(model, kernels, storage, cache.tables, self._device, self._memory)
         return DraftRunner(runner, builder, graphs, self._memory)
 
     def _in_bits(self, bits: int) -> DraftModel:

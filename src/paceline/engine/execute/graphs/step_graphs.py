@@ -12,7 +12,7 @@ from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.engine.execute.graphs.decode import DecodeGraphs
 from paceline.engine.execute.graphs.forward import ForwardGraphs
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffers
-from paceline.engine.execute.graphs.memory import GraphMemory
+from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.execute.graphs.prefill import PrefillGraphs
 from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import DeviceSeats
@@ -36,8 +36,12 @@ class StepGraphs:
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers,
                                 self.seats.state.tables, sampled_rows_only=True)
+        drafts = ForwardGraphs(model, kernels, storage, tables, capture, buffers)
         self.prefill = PrefillGraphs(prompts, self.samples)
-        self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers))
+        self.verify = VerifyGraphs(drafts)
+        self.memory.held(Use.DECODE, self.decode.release)
+        self.memory.held(Use.PREFILL, prompts.release)
+        self.memory.held(Use.VERIFY, drafts.release)
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
@@ -49,9 +53,12 @@ def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: S
 
 
 def draft_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device) -> VerifyGraphs | None:
+                 device: torch.device, memory: GraphMemory) -> VerifyGraphs | None:
     """Forwards of a model that drafts. None: as above."""
     if kernels.device is None or not model.capturable:
         return None
     buffers = LogitsBuffers(model.config.vocab_size, len(tables), device)
-    return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers))
+    forwards = ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers)
+    memory.held(Use.DRAFT, forwards.release)
+    memory.held(Use.DRAFT_SAMPLES, forwards.release_samples)
+    return VerifyGraphs(forwards)
