@@ -14,6 +14,7 @@ from paceline.bench import crowd
 from paceline.bench.null_model import byte_tokenizer
 from paceline.cli.main import main
 from paceline.errors import ConfigError, RequestError
+from paceline.request import SamplingParams
 
 
 @pytest.fixture
@@ -57,6 +58,24 @@ def test_texts_that_differ_are_counted(dataset: Path, llm: LLM, monkeypatch: pyt
     monkeypatch.setattr(crowd, "ask", bent)
     found = crowd.run(dataset, methods="ngram", at_once=(4,), max_tokens=4, rounds=1, llm=llm)
     assert found["differences"] == 1 and "3 of 4" in found["rows"][0]["note"]
+
+
+def test_the_next_prompt_comes_when_one_is_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    add = llm.engine.add
+
+    def counted(*args: Any, **options: Any) -> str:
+        request = add(*args, **options)
+        under_way.append(sum(1 for _ in llm.engine.scheduler.running) + llm.engine.scheduler.queue_length)
+        return request
+
+    monkeypatch.setattr(llm.engine, "add", counted)
+    plain = crowd.Contender("plain", None)
+    found = crowd.ask(llm, ["a", "bb", "ccc", "dd", "e"], 2, plain, SamplingParams(max_tokens=3, temperature=0.0))
+    assert under_way == [1, 2, 1, 2, 1]  # two that end together
+    assert [len(text) for text in found.texts] == [3] * 5 and found.rate > 0
+    alone = crowd.ask(llm, ["ccc"], 2, plain, SamplingParams(max_tokens=3, temperature=0.0))
+    assert alone.texts == found.texts[2:3]
 
 
 def test_prompts_too_few_or_too_long_are_refused(dataset: Path, llm: LLM) -> None:

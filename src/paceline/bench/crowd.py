@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class Round:
     """One contender's answers to the prompts."""
 
     rate: float
-    """Tokens a second, prompts and all."""
+    """Tokens a second, prompts and all, while there were as many requests as there are to be."""
     texts: list[tuple[int, ...]]
     per_step: float
     """Tokens that a step gave a request that drafts; 1 where none did."""
@@ -80,23 +80,61 @@ def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked:
 
 
 def ask(llm: LLM, prompts: Sequence[str], at_once: int, one: Contender, params: SamplingParams) -> Round:
-    """So many at once, the next ones when all of them are answered. Raises the error of a prompt that has one."""
-    outs: list[RequestOutput] = []
+    """So many at once, the next one when one of them is answered. Raises the error of a prompt that has one."""
+    crowd = _Crowd(llm, one, params)
     started = time.perf_counter()
-    for first in range(0, len(prompts), at_once):
-        batch = prompts[first:first + at_once]
-        if llm.engine.chat is None:
-            outs += llm.generate(list(batch), params, speculation=one.wish)
-        else:
-            conversations: list[list[Mapping[str, Any]]] = [[{"role": "user", "content": text}] for text in batch]
-            outs += llm.chat(conversations, params, speculation=one.wish)
-    taken = time.perf_counter() - started
-    for out in outs:
+    for prompt in prompts:
+        while len(crowd.places) >= at_once:
+            crowd.advance()
+        crowd.add(prompt)
+    if len(prompts) <= at_once:
+        crowd.finish()
+    # How the last ones end, with ever fewer beside them, says nothing of a server.
+    taken, written = time.perf_counter() - started, crowd.written()
+    crowd.finish()
+    for out in crowd.outs:
         if out.error is not None:
             raise out.error
-    texts = [tuple(out.outputs[0].token_ids) for out in outs]
-    stats = [out.speculation.tokens_per_step for out in outs if out.speculation is not None]
-    return Round(sum(map(len, texts)) / taken, texts, sum(stats) / len(stats) if stats else 1.0)
+    stats = [out.speculation.tokens_per_step for out in crowd.outs if out.speculation is not None]
+    return Round(written / taken, [tuple(out.outputs[0].token_ids) for out in crowd.outs],
+                 sum(stats) / len(stats) if stats else 1.0)
+
+
+class _Crowd:
+    """Requests under way, and what those were told that are not."""
+
+    def __init__(self, llm: LLM, one: Contender, params: SamplingParams) -> None:
+        self._llm, self._one, self._params = llm, one, params
+        self.places: dict[str, int] = {}
+        """Of those under way, among all."""
+        self._answers: dict[int, RequestOutput] = {}
+        self._ended = 0
+        """Tokens of those who are not."""
+
+    @property
+    def outs(self) -> list[RequestOutput]:
+        return [self._answers[place] for place in sorted(self._answers)]
+
+    def add(self, text: str) -> None:
+        engine = self._llm.engine
+        prompt = text if engine.chat is None else self._llm.render([{"role": "user", "content": text}])
+        place = len(self.places) + len(self._answers)
+        self.places[engine.add(prompt, self._params, speculation=self._one.wish)] = place
+
+    def advance(self) -> None:
+        engine = self._llm.engine
+        for record in engine.step():
+            if record.open == 0 and record.request.id in self.places:
+                self._answers[self.places.pop(record.request.id)] = engine.take(record.request.id).snapshot()
+                self._ended += record.metrics.output_tokens
+
+    def finish(self) -> None:
+        while self.places:
+            self.advance()
+
+    def written(self) -> int:
+        engine = self._llm.engine
+        return self._ended + sum(engine.record(request).metrics.output_tokens for request in self.places)
 
 
 def main() -> None:

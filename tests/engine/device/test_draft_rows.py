@@ -8,8 +8,7 @@ from typing import Any
 
 from engine.device.on_device import executor_of, made
 from paceline import SamplingParams
-from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, TRIAL, DraftRows, choices, worthwhile
-from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, TRIAL, DraftRows, choices
 
 
 def choose(draft_rows: DraftRows, running: int, steps: int, tokens: Callable[[int], float],
@@ -102,9 +101,3 @@ def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:
     draft_rows = DraftRows()
     assert [draft_rows.insist(3, depth) for depth in (1, 2, 7, 15, 1024)] == [8, 16, 32, 64, 64]
     assert draft_rows.insist(200, 15) == MOST_ROWS and draft_rows.insist(GROUPS[-1] + 1, 3) == 0
-
-
-def test_longer_matches_are_worth_longer_drafts() -> None:
-    depths = worthwhile()
-    assert len(depths) == LOOK_BACK + 1 and depths == sorted(depths)
-    assert depths[0] == 0 and depths[1] >= 1 and depths[-1] == MOST_DRAFTED

@@ -67,7 +67,8 @@ def some_inputs(depth: int = 9) -> RepeatInputs:
     inputs = RepeatInputs.over(torch.zeros(RepeatInputs.size(GROUPS), dtype=torch.int64))
     inputs.seats.copy_(torch.tensor([4, 0, 5, 2, 1, -1, -1, -1]))
     inputs.ends.copy_(torch.tensor([20, 20, 4, 10, 60, 9, 0, 0]))
-    inputs.depths[1], inputs.depths[2:] = 1, depth
+    inputs.levels[1, 0], inputs.levels[2:, :depth] = 3, torch.arange(2, 2 + depth).flip(0)
+    inputs.levels[3:6, :depth] = 9
     inputs.time[0] = 2
     return inputs
 
@@ -154,7 +155,7 @@ def test_a_device_finds_the_drafts_of_the_host(device: torch.device, text: list[
         inputs.seats[0] = 0
         if always:
             own.table[0, columns.LOOKUP] |= ALWAYS
-            inputs.depths.zero_()
+            inputs.levels.zero_()
         drafts = Drafts.of(1, 9, device)
         kernels.propose(inputs, own, drafts)
         count = int(drafts.found)
@@ -220,3 +221,24 @@ def test_verify_and_compact(device: torch.device, depth: int) -> None:
         return found.packed
 
     both(device, call, [tables(device), *planes])
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(4, [0, 0, 0]), (5, [1, 0, 0]), (6, [1, 1, 0]), (8, [3, 1, 0]),
+                                             (9, [3, 2, 0]), (10, [4, 2, 0]), (14, [4, 3, 3])])
+def test_rows_go_to_the_likeliest_tokens(device: torch.device, rows: int, taken: list[int]) -> None:
+    """Three drafts of 4, 3 and 3 tokens; a fourth group has none. Where those of the highest level are too many, all
+    are cut alike."""
+    for kernels in (load(True, device).device, SteppedKernels().device):
+        assert kernels is not None
+        own = SeatTables(4, VOCAB, device, longest=50)
+        own.lengths.fill_(5)
+        inputs = RepeatInputs.over(torch.zeros(RepeatInputs.size(4), dtype=torch.int64))
+        inputs.seats.copy_(torch.arange(4))
+        inputs.ends.fill_(40)
+        drafts = Drafts.of(4, 4, device)
+        drafts.found.copy_(torch.tensor([4, 3, 3, 0]))
+        drafts.levels.copy_(torch.tensor([[15, 12, 12, 5], [14, 9, 3, 15], [2, 1, 1, 15], [15, 15, 15, 15]]))
+        out = RepeatRows.of(rows, 4, device)
+        shape = kernels.repeat_shape(rows, 4, 5, Heads(4, 2, 16), torch.float32)
+        kernels.spread(inputs, own, drafts, torch.zeros(4, 8, dtype=torch.int32), untouched(shape), out, 8)
+        assert drafts.taken.tolist() == [*taken, 0]

@@ -13,7 +13,8 @@ import torch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
-from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows, worthwhile
+from paceline.engine.execute.graphs.chances import Chances
+from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
@@ -132,7 +133,7 @@ class GraphExecutor:
         """When the device was done with the last step that was settled."""
         self.host_gaps = HostGaps()
         self._draft_rows = DraftRows()
-        self._depths = worthwhile()
+        self._chances = Chances()
 
     def capture(self, most_rows: int, progress: Progress | None = None) -> int:
         """Capture steps of up to `most_rows` rows before the first request; how many there are."""
@@ -200,9 +201,11 @@ class GraphExecutor:
 
     def _repeat(self, step: Step) -> Flight:
         flight, launch = Flight(step), self.graphs.decode.launch
-        use = Use.LOOKUP if step.drafted_rows else Use.DECODE
+        use, levels = Use.DECODE, None
+        if step.drafted_rows:
+            use, levels = Use.LOOKUP, self._chances.levels()
         flight.started = True
-        reading = self._memory.attempt(use, lambda: launch(step, self._depths), final=not step.drafted_rows)
+        reading = self._memory.attempt(use, lambda: launch(step, levels), final=not step.drafted_rows)
         if reading is None:  # positions for its repeats are reserved: it can only be planned anew
             self._refuse(step.drafted_rows)
             raise StepDropped(step, too_large=False)
@@ -261,6 +264,8 @@ class GraphExecutor:
         self._step_seconds = reading.seconds
         # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
         told = [one for one in sampled if one.tokens]
+        for one in told:
+            self._chances.learn(one.rounds)
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         if told:
             self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)

@@ -105,13 +105,14 @@ class DeviceKernels(Protocol):
 
     def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
         """Look up a draft for every group in its seat's text, as its columns.LOOKUP says; no longer than
-        inputs.depths allows, nor beyond the group's end. Written: all of `drafts` but what is taken."""
+        inputs.levels allows, nor beyond the group's end. Written: all of `drafts` but what is taken."""
         ...
 
     def spread(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, blocks: Tensor, rows: DeviceRows,
                out: RepeatRows, block_size: int) -> None:
         """As `begin` for a step with drafts, shaped by repeat_shape: each group's rows lie one after the other. Where
-        they do not suffice for all drafts the longest are cut. Written too: drafts.taken."""
+        they do not suffice for all drafts, tokens of the lowest levels get none, and if those of the highest level are
+        still too many the longest drafts are cut. Written too: drafts.taken."""
         ...
 
     def end(self, inputs: RepeatInputs, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:

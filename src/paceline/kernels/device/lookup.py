@@ -8,6 +8,8 @@ LONGEST_N = 16
 LOOK_BACK = 32
 """How far a match is followed backwards, beyond its n-gram, to judge how much it is worth."""
 ALWAYS = 1 << 24
+HIGHEST = 15
+"""Of the levels of chance that a drafted token can have; 0: it is not worth a row."""
 MOST_DRAFTED = 15
 """Tokens that a device drafts for one sequence at a time, at most."""
 

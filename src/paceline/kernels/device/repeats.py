@@ -15,6 +15,8 @@ IDLE = -3
 ROUND = 3
 """Values of a round before its tokens: drafts accepted (or IDLE), drafted, and how many tokens had matched."""
 
+_LEVELS = (LOOK_BACK + 1) * MOST_DRAFTED
+
 
 @dataclass(frozen=True, slots=True)
 class RepeatInputs:
@@ -25,19 +27,21 @@ class RepeatInputs:
     """[G]; -1: padding."""
     ends: Tensor
     """[G] the first position that the group must not write: from there on it rests."""
-    depths: Tensor
-    """[LOOK_BACK + 1] how many tokens are worth drafting where so many tokens matched."""
+    levels: Tensor
+    """[LOOK_BACK + 1, MOST_DRAFTED] how likely each token of a draft is to be reached and accepted where so many tokens
+    matched, as a level (lookup.HIGHEST); 0: it is not drafted. A level never rises along a draft."""
     time: Tensor
     """[1] how often the step has run."""
 
     @staticmethod
     def size(groups: int) -> int:
-        return 2 * groups + LOOK_BACK + 2
+        return 2 * groups + _LEVELS + 1
 
     @staticmethod
     def over(data: Tensor) -> RepeatInputs:
-        groups = (len(data) - LOOK_BACK - 2) // 2
-        return RepeatInputs(data, data[:groups], data[groups:2 * groups], data[2 * groups:-1], data[-1:])
+        groups = (len(data) - _LEVELS - 1) // 2
+        return RepeatInputs(data, data[:groups], data[groups:2 * groups],
+                            data[2 * groups:-1].view(LOOK_BACK + 1, MOST_DRAFTED), data[-1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Drafts:
 
     tokens: Tensor
     """[G, most]."""
+    levels: Tensor
+    """[G, most] how likely each is to be reached and accepted (lookup.HIGHEST); never rising."""
     found: Tensor
     """[G] how many of those count."""
     matched: Tensor
@@ -56,7 +62,7 @@ class Drafts:
     @staticmethod
     def of(groups: int, most: int, device: torch.device) -> Drafts:
         assert most <= MOST_DRAFTED
-        return Drafts(torch.zeros((groups, most), dtype=torch.int32, device=device),
+        return Drafts(*torch.zeros((2, groups, most), dtype=torch.int32, device=device),
                       *torch.zeros((3, groups), dtype=torch.int32, device=device))
 
 

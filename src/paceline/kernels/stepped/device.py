@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.kernels.device import columns
 from paceline.kernels.device.interface import Sampler
-from paceline.kernels.device.lookup import ALWAYS, LOOK_BACK
+from paceline.kernels.device.lookup import ALWAYS, HIGHEST, LOOK_BACK
 from paceline.kernels.device.operands import PackedDrafts, Verdicts
 from paceline.kernels.device.repeats import IDLE, ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows, RowsShape
@@ -53,10 +53,12 @@ class SteppedDevice:
             seat, place = int(inputs.seats[group]), int(places[group])
             words = int(tables.table[seat, columns.LOOKUP])
             found, matched = look_up(tables.texts[seat, :place + 1].tolist(), words & 255, words >> 8 & 255, most)
-            worth = most if words & ALWAYS else int(inputs.depths[matched])
+            levels = torch.full((most,), HIGHEST) if words & ALWAYS else inputs.levels[matched, :most]
+            worth = int((levels > 0).sum())
             depth = min(words >> 16 & 255, most, worth, int(inputs.ends[group]) - place - 1)
             found = found[:max(0, depth)]
             drafts.tokens[group, :len(found)] = torch.tensor(found, dtype=torch.int32)
+            drafts.levels[group, :len(found)] = levels[:len(found)].int()
             drafts.found[group], drafts.matched[group] = len(found), matched
 
     def spread(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, blocks: Tensor, rows: DeviceRows,
@@ -64,8 +66,11 @@ class SteppedDevice:
         live, places = _places(inputs, tables)
         room = len(out.tokens) - int(live.sum())
         most = drafts.tokens.shape[1]
-        cap = max(cap for cap in range(most + 1) if int(drafts.found.clamp(max=cap).sum()) <= room)
-        drafts.taken.copy_(drafts.found.clamp(max=cap))
+        drafted = torch.arange(most) < drafts.found[:, None]
+        wanted = [(drafted & (drafts.levels >= level)).sum(1) for level in range(1, HIGHEST + 1)]
+        taken = next((one for one in wanted if int(one.sum()) <= room), wanted[-1])
+        cap = max(cap for cap in range(most + 1) if int(taken.clamp(max=cap).sum()) <= room)
+        drafts.taken.copy_(taken.clamp(max=cap))
         sizes = (1 + drafts.taken.long()).where(live, 0)
         self._lay_out(sizes, places, inputs.seats, tables, blocks, rows, out, block_size, drafts.tokens)
         rows.tiles.zero_()

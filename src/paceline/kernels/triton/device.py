@@ -78,20 +78,21 @@ class TritonDevice:
 
     def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
         groups, most = drafts.tokens.shape
-        propose_kernel[(groups,)](inputs.seats, inputs.ends, inputs.depths, tables.table, tables.texts,
-                                  tables.texts.stride(0), tables.lengths, drafts.tokens, drafts.found, drafts.matched,
-                                  groups, MOST=most, WIDTH=_power(most), BLOCK=_SEARCHED)
+        propose_kernel[(groups,)](inputs.seats, inputs.ends, inputs.levels, tables.table, tables.texts,
+                                  tables.texts.stride(0), tables.lengths, drafts.tokens, drafts.levels, drafts.found,
+                                  drafts.matched, groups, MOST=most, WIDTH=_power(most), BLOCK=_SEARCHED)
 
     def spread(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, blocks: Tensor, rows: DeviceRows,
                out: RepeatRows, block_size: int) -> None:
         groups, most = drafts.tokens.shape
         count, shape = len(out.tokens), rows.shape
         spread_kernel[(1,)](inputs.seats, inputs.ends, tables.texts, tables.texts.stride(0), tables.lengths,
-                            drafts.tokens, drafts.found, drafts.taken, blocks, blocks.stride(0), rows.group,
-                            rows.positions, rows.prefix, rows.tiles, shape.tiles, out.tokens, out.rope_positions,
-                            out.slots, out.positions, out.seats, out.parents, out.offsets, groups, count, MOST=most,
-                            TILE=shape.tile_rows, PER_GROUP=shape.tiles // groups, BLOCK_SIZE=block_size,
-                            GROUPS=_power(groups), ROWS=_power(count))
+                            drafts.tokens, drafts.levels, drafts.found, drafts.taken, blocks, blocks.stride(0),
+                            rows.group, rows.positions, rows.prefix, rows.tiles, shape.tiles, out.tokens,
+                            out.rope_positions, out.slots, out.positions, out.seats, out.parents, out.offsets, groups,
+                            count, MOST=most, WIDTH=_power(most), TILE=shape.tile_rows,
+                            PER_GROUP=shape.tiles // groups, BLOCK_SIZE=block_size, GROUPS=_power(groups),
+                            ROWS=_power(count))
 
     def end(self, inputs: RepeatInputs, sampled: Tensor, out: Tensor, tables: SeatTables, *, count: bool) -> None:
         rows = sampled.shape[0]

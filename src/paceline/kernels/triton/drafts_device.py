@@ -15,11 +15,13 @@ LOOK_BACK = tl.constexpr(lookup.LOOK_BACK)
 ALWAYS = tl.constexpr(lookup.ALWAYS)
 IDLE = tl.constexpr(repeats.IDLE)
 ROUND = tl.constexpr(repeats.ROUND)
+HIGHEST = tl.constexpr(lookup.HIGHEST)
+MOST_DRAFTED = tl.constexpr(lookup.MOST_DRAFTED)
 
 
 @triton.jit
-def propose_kernel(seats, ends, depths, table, texts, room, lengths, tokens, found_out, matched_out, groups,
-                   MOST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def propose_kernel(seats, ends, levels, table, texts, room, lengths, tokens, levels_out, found_out, matched_out,
+                   groups, MOST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """One program per group: what followed the most recent occurrence of the longest n-gram that its text ends with.
     Walks the text from its end; the most recent match of full length ends the walk."""
     group = tl.program_id(0)
@@ -50,31 +52,40 @@ def propose_kernel(seats, ends, depths, table, texts, room, lengths, tokens, fou
     same = seen & (tl.load(text + at - 1 - back, mask=seen, other=-1)
                    == tl.load(text + length - 1 - back, mask=seen, other=-2))
     matched = tl.min(tl.where(same, LOOK_BACK, back), 0)
-    worth = tl.where((words & ALWAYS) != 0, MOST, tl.load(depths + matched))
+    column = tl.arange(0, WIDTH)
+    level = tl.load(levels + matched * MOST_DRAFTED + column, mask=column < MOST, other=0)
+    level = tl.where((words & ALWAYS) != 0, HIGHEST, level).to(tl.int32)
+    worth = tl.sum(((level > 0) & (column < MOST)).to(tl.int32), 0)
     depth = tl.minimum(worth, tl.minimum(most, end - place - 1))
     ahead = length - at
     # A match of full length that runs into the end of the text goes on from its own beginning.
     whole = (best >> 32) == longest
     depth = tl.minimum(depth, tl.where(whole, MOST, tl.minimum(ahead, MOST)))
     depth = tl.where(there, tl.maximum(depth, 0), 0).to(tl.int32)
-    column = tl.arange(0, WIDTH)
     copied = tl.load(text + at + column % tl.maximum(ahead, 1), mask=column < depth, other=0)
     tl.store(tokens + group * MOST + column, copied, mask=column < depth)
+    tl.store(levels_out + group * MOST + column, level, mask=column < depth)
     tl.store(found_out + group, depth)
     tl.store(matched_out + group, tl.where(there, matched, 0))
 
 
 @triton.jit
-def spread_kernel(seats, ends, texts, room, lengths, drafts, found, taken, blocks, blocks_stride, group_of_row,
+def spread_kernel(seats, ends, texts, room, lengths, drafts, levels, found, taken, blocks, blocks_stride, group_of_row,
                   positions, prefix, tiles, tile_count, tokens, rope_positions, slots, sample_positions, row_seats,
-                  parents, offsets, groups, rows, MOST: tl.constexpr, TILE: tl.constexpr, PER_GROUP: tl.constexpr,
-                  BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
+                  parents, offsets, groups, rows, MOST: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+                  PER_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
     """One program: a row for every group that runs, then those of its draft, and its PER_GROUP tiles."""
     g = tl.arange(0, GROUPS)
     there = g < groups
     seat, place, live = newest(seats, ends, lengths, g, groups)
-    want = tl.load(found + g, mask=live, other=0)
+    drafted = tl.load(found + g, mask=live, other=0)
     spare = rows - tl.sum(live.to(tl.int32), 0)
+    column = tl.arange(0, WIDTH)
+    level = tl.load(levels + g[:, None] * MOST + column[None, :], mask=column[None, :] < drafted[:, None], other=0)
+    least = HIGHEST
+    for down in range(1, HIGHEST):  # the lowest level whose tokens all have a row
+        least = tl.where(tl.sum((level >= HIGHEST - down).to(tl.int32)) <= spare, HIGHEST - down, least)
+    want = tl.sum((level >= least).to(tl.int32), 1)
     cap = 0
     for depth in range(1, MOST + 1):
         cap = tl.where(tl.sum(tl.minimum(want, depth), 0) <= spare, depth, cap)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import GraphCapture
@@ -96,8 +97,8 @@ class DecodeGraphs:
         return DecodeShape(fitting, max(rows, fitting))
 
     @torch.inference_mode()
-    def launch(self, step: Step, depths: Seq[int] = ()) -> RepeatedInFlight:
-        """`depths`: how much is drafted where so many tokens match (RepeatInputs.depths)."""
+    def launch(self, step: Step, levels: NDArray[np.int64] | None = None) -> RepeatedInFlight:
+        """`levels`: how likely drafts are to be accepted (RepeatInputs.levels), where there are to be some."""
         groups, times = step.groups, step.repeat
         self._storage.apply(step.moves, step.copies)
         controls = self._seats.seat_all([group.seq for group in groups])
@@ -105,7 +106,7 @@ class DecodeGraphs:
         if self._planned.groups >= shape.groups and self._planned.rows == shape.rows:  # who is left out takes no room
             shape = self._planned
         captured = self._for(shape, controls)
-        self._upload(captured, groups, depths)
+        self._upload(captured, groups, levels)
         in_flight = RepeatedInFlight(times, self._device)
         for _ in range(times):
             captured.replay()
@@ -115,12 +116,13 @@ class DecodeGraphs:
             in_flight.sampled(self._out[:times, :len(groups)])
         return in_flight
 
-    def _upload(self, captured: DecodeGraph, groups: Seq[RowGroup], depths: Seq[int]) -> None:
+    def _upload(self, captured: DecodeGraph, groups: Seq[RowGroup], levels: NDArray[np.int64] | None) -> None:
         count, inputs = len(groups), RepeatInputs.over(torch.zeros_like(captured.inputs.data, device="cpu"))
         inputs.seats[count:] = -1
         inputs.seats[:count] = torch.tensor([group.seq.allocation.seat for group in groups])
         inputs.ends[:count] = torch.tensor([group.end for group in groups])
-        inputs.depths[:len(depths)] = torch.tensor(depths, dtype=torch.int64)
+        if levels is not None:
+            inputs.levels.copy_(torch.from_numpy(levels))
         send(inputs.data.numpy(), captured.inputs.data)
         seats = inputs.seats[:count].numpy()
         pages = (max(group.end for group in groups) - 1) // self._storage.block_size + 1

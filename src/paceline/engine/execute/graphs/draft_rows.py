@@ -3,15 +3,12 @@ what it was measured to yield: tokens a second, of the step as it really runs.""
 
 from __future__ import annotations
 
-from paceline.kernels.device.lookup import LOOK_BACK, MOST_DRAFTED
-from paceline.speculation.drafters.ngram import confidence
+from paceline.kernels.device.lookup import MOST_DRAFTED
 
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sequences of a step with drafts. Far apart, so that few are captured: its rows are what takes time, and padding has
 none."""
 MOST_ROWS = 512
-LEAST_CHANCE = 0.12
-"""A token that is less likely to be accepted is not drafted."""
 WEIGHT = 0.25
 LEAST_WIN = 1.01
 """Times the speed of plain steps that drafts must have."""
@@ -126,17 +123,3 @@ def _groups(running: int) -> int:
 
 def _best(known: dict[int, _Choice]) -> int:
     return max(known, key=lambda rows: known[rows].speed if rows else LEAST_WIN * known[rows].speed)
-
-
-def worthwhile(least: float = LEAST_CHANCE) -> list[int]:
-    """How many tokens are worth drafting where so many matched (RepeatInputs.depths)."""
-    return [0, *(_depth(matched, least) for matched in range(1, LOOK_BACK + 1))]
-
-
-def _depth(matched: int, least: float) -> int:
-    chance = 1.0
-    for depth in range(MOST_DRAFTED):
-        chance *= confidence(matched + depth)
-        if chance < least:
-            return depth
-    return MOST_DRAFTED

@@ -1,0 +1,65 @@
+"""Chances: how likely it is that a token which a device looked up follows, by how many tokens matched before it; what
+was fitted once, corrected by what this engine sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.kernels.device.lookup import HIGHEST, LOOK_BACK, MOST_DRAFTED
+from paceline.speculation.drafters.ngram import confidence
+from paceline.speculation.stats import Round
+
+LEAST_CHANCE = 0.12
+"""A token that is less likely to be reached and accepted is not drafted."""
+DOUBT = 24.0
+"""Sightings that what was fitted stands for."""
+MEMORY = 2000.0
+"""Sightings after which the older half counts half: texts change."""
+LENGTHS = LOOK_BACK + MOST_DRAFTED
+
+
+class Chances:
+    """For one engine."""
+
+    def __init__(self) -> None:
+        fitted = [0.0, *(confidence(matched) for matched in range(1, LENGTHS))]
+        self._tried = [DOUBT] * LENGTHS
+        self._right = [DOUBT * chance for chance in fitted]
+        self._fitted = fitted
+        self._seen = 0.0
+        self._levels: NDArray[np.int64] | None = None
+
+    def learn(self, rounds: Iterable[Round]) -> None:
+        """What became of drafts: every accepted token says that one more had matched after it."""
+        tried, right = self._tried, self._right
+        for drafted, accepted, matched in rounds:
+            if drafted:
+                self._seen += 1
+                for length in range(matched, matched + accepted):
+                    tried[length] += 1
+                    right[length] += 1
+                if accepted < drafted:
+                    tried[matched + accepted] += 1
+        if self._seen > MEMORY:
+            self._seen /= 2
+            self._tried = [max(DOUBT, one / 2) for one in tried]
+            self._right = [part * new / old for part, new, old in zip(right, self._tried, tried)]
+        self._levels = None
+
+    def of(self, matched: int) -> float:
+        """That the token after so many that matched is right."""
+        return self._right[matched] / self._tried[matched]
+
+    def levels(self) -> NDArray[np.int64]:
+        """[LOOK_BACK + 1, MOST_DRAFTED] as RepeatInputs.levels holds them."""
+        if self._levels is None:
+            each = np.array(self._right) / np.array(self._tried)
+            lengths = np.arange(LOOK_BACK + 1)[:, None] + np.arange(MOST_DRAFTED)[None, :]
+            reached = np.cumprod(each[lengths], axis=1)
+            # As many levels between the least chance and certainty, each the same factor above the one below.
+            level = 1 + (HIGHEST - 1) * (1 - np.log(np.maximum(reached, 1e-9)) / np.log(LEAST_CHANCE))
+            self._levels = np.where(reached >= LEAST_CHANCE, level, 0).astype(np.int64)
+        return self._levels
