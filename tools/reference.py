@@ -45,7 +45,8 @@ FIELDS = {
     "Speculation.verify": "The verification rule, see below.",
     "SpeculationStats.accepted": "Drafted tokens that stood.",
     "SpeculationStats.cycles": "Verifications of a draft.",
-    "SpeculationStats.draft_s": "Seconds of its decode steps spent drafting; in shared steps its share by rows.",
+    "SpeculationStats.draft_s": "Seconds of its decode steps spent drafting; in shared steps its share by rows. 0 in "
+                                "steps that a device drafts and repeats by itself, whose parts are not measured.",
     "SpeculationStats.drafted": "Tokens that were proposed in them.",
     "SpeculationStats.method": "The drafter.",
     "SpeculationStats.sample_s": "The same, sampling.",

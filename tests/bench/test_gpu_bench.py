@@ -7,7 +7,8 @@ import inspect
 import pytest
 import torch
 
-from paceline.bench import gpu, gpu_peers
+from engine.device.on_device import made, on_host
+from paceline.bench import gpu, gpu_host, gpu_peers
 from paceline.bench.gpu_shapes import SHAPES, cache_bytes, config_of, weight_bytes
 from paceline.cli.bench import gpu as command
 from paceline.cli.main import main
@@ -77,3 +78,21 @@ def test_the_command_measures_every_case_there_is_unless_told_otherwise() -> Non
 def test_ways_to_sample_are_parameters_that_differ() -> None:
     ways = [SamplingParams(**own) for own in gpu.CONTROLS.values()]
     assert len({repr(way) for way in ways}) == len(ways)
+
+
+@pytest.mark.parametrize("way", gpu_host.WAYS)
+@pytest.mark.parametrize("requests", [1, 3])
+def test_how_long_a_device_waits_for_the_host(way: str, requests: int) -> None:
+    """On the device path in torch, where the device is the host: small, and not nothing."""
+    llm = made(2, max_model_len=64)
+    assert 0.0 < gpu_host.host_gap(llm, way, requests, prompt=12, tokens=16) < 10_000.0
+
+
+def test_where_nothing_is_captured_there_is_nothing_to_measure() -> None:
+    with pytest.raises(ConfigError, match="steps are captured"):
+        gpu_host.host_gap(on_host(), "plain", 1, prompt=4, tokens=4)
+
+
+def test_too_few_tokens_are_named() -> None:
+    with pytest.raises(ConfigError, match="1 tokens are too few to measure suffix"):
+        gpu_host.host_gap(made(2), "suffix", 1, prompt=12, tokens=1)

@@ -139,11 +139,35 @@ def test_captures_of_one_engine_share_a_pool_also_behind_one_without_memory(grap
         if FakeGraph.capturing:
             raise torch.OutOfMemoryError
 
-    graphs.capture(launch)
+    kept = [graphs.capture(launch)]
     with pytest.raises(torch.OutOfMemoryError):
         graphs.capture(without_memory)
-    graphs.capture(launch)
+    kept.append(graphs.capture(launch))
     assert len(pools) == 3 and len(set(pools)) == 1
+
+
+def test_where_nothing_is_left_that_was_captured_the_next_one_gets_another_pool(graphs: GraphCapture) -> None:
+    """CUDA gives a pool up with the last of its graphs, and takes no other into it; also that of a first capture which
+    found no memory."""
+    pools: list[Any] = []
+
+    def launch() -> None:
+        pools.extend(FakeGraph.open_pools)
+
+    def without_memory() -> None:
+        launch()
+        if FakeGraph.capturing:
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.capture(without_memory)
+    kept = [graphs.capture(launch), graphs.capture(launch)]
+    kept.pop()
+    kept.append(graphs.capture(launch))
+    kept.clear()
+    kept.append(graphs.capture(launch))
+    assert len({id(pool) for pool in pools}) == 3 and [pool is pools[1] for pool in pools] == [
+        False, True, True, True, False]
 
 
 def test_a_collector_that_was_off_stays_off() -> None:

@@ -1,5 +1,5 @@
 """The engine on a CUDA card, with random weights in real shapes: time a token, time to the first token, throughput on
-a mix of requests, and what verifying several tokens of one request costs."""
+a mix of requests, what verifying several tokens of one request costs, and how long the card waits for the host."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
+from paceline.bench.gpu_host import REQUESTS, WAYS, host_gap
 from paceline.bench.gpu_peers import measure
 from paceline.bench.gpu_shapes import SHAPES, RandomDeviceWeights, cache_bytes, config_of, weight_bytes
 from paceline.bench.report import Row, document, emit, json_argument, say
@@ -28,7 +29,7 @@ BATCHES = (1, 8, 32, 128)
 BREAKDOWN_ROWS = (1, 64)
 """A plain step and one that verifies many tokens of the same request."""
 PROMPT = 512
-CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown")
+CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown", "host")
 CONTROLS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top_p": {"temperature": 0.8, "top_p": 0.95},
@@ -151,6 +152,10 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
         for count in BREAKDOWN_ROWS:
             for name, value in breakdown(llm, PROMPT, count).items():
                 note(f"kernel {name} at {count}", "us", value)
+    if "host" in cases:
+        for way, count in itertools.product(WAYS, REQUESTS):
+            note(f"host_{way}_{count}", "ms", host_gap(llm, way, count, PROMPT),
+                 text="the card stood idle before each step")
     note("weights", "GB", floor / 1e9, text="read by every step")
     note("bandwidth", "TB/s", speed / 1e12, higher=True,
          text="read by a product of one row; what a step reads divided by it is the floor")

@@ -84,7 +84,7 @@ class Loop:
         times = StepTimes(max(0.0, schedule_s - draft), settled.forward_s, settled.sample_s, self._clock() - decided,
                           draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
-        self._drafting.account(step, decisions, times, settled.by_itself)
+        self._drafting.account(step, decisions, times, settled.by_itself, settled.repeats)
         self._bookkeeping.stepped(step, decisions, tokens, started, times)
 
     def _start_over(self, dropped: StepDropped, touched: Touched) -> None:

@@ -210,8 +210,10 @@ class ServerMetrics:
                 ("accepted", "paceline_speculation_accepted_tokens", "Drafted tokens accepted, by method."),
                 ("plain", "paceline_speculation_plain_tokens", "Tokens of steps without a draft, by method."),
                 ("spent_s", "paceline_speculation_spent_seconds", "Time of speculating requests' steps, by method."),
+                ("compared_s", "paceline_speculation_compared_seconds",
+                 "That of steps whose like without drafts was measured, by method."),
                 ("plain_s", "paceline_speculation_plain_seconds",
-                 "What plain decoding would have taken, estimated, by method.")):
+                 "What plain decoding would have taken instead of those, estimated, by method.")):
             yield several(CounterMetricFamily, name, text, "method",
                           {method: float(total[key]) for method, total in totals.items()})
         yield several(GaugeMetricFamily, "paceline_speculation_won_seconds",

@@ -53,11 +53,14 @@ class SpeculationStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     sample_s: float = 0.0
-    """Seconds of its decode steps spent drafting, in the model and sampling: shares by rows where steps were shared."""
+    """Seconds of its decode steps spent drafting, in the model and sampling: shares by rows where steps were shared.
+    None of them in steps that a device drafts and repeats by itself, whose parts are not measured."""
     spent_s: float = 0.0
-    """All of their time, the engine's bookkeeping included."""
+    """All of their time, the engine's bookkeeping included; of steps that a device repeats by itself, the device's."""
+    compared_s: float = 0.0
+    """That of the steps whose like without drafts was measured."""
     plain_s: float = 0.0
-    """What plain decoding would have taken for the same tokens, by the measured step cost."""
+    """What plain decoding would have taken for the tokens of those, by the measured step cost."""
     failure: str | None = None
     """Why the drafter was switched off for this request, if it was."""
     dropped: dict[str, str] = field(default_factory=dict)
@@ -82,25 +85,27 @@ class SpeculationStats:
     @property
     def net_speed(self) -> float | None:
         """How many times as fast as plain decoding, by the engine's own estimate; None: nothing was measured."""
-        return self.plain_s / self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
+        return self.plain_s / self.compared_s if self.plain_s > 0.0 and self.compared_s > 0.0 else None
 
     @property
     def won_s(self) -> float | None:
         """Seconds saved against plain decoding, by the same estimate; below 0 where speculation lost."""
-        return self.plain_s - self.spent_s if self.plain_s > 0.0 and self.spent_s > 0.0 else None
+        return self.plain_s - self.compared_s if self.plain_s > 0.0 and self.compared_s > 0.0 else None
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """Of the cycles whose draft reached depth 1, 2, ...: the share in which it was accepted there."""
         return [hits / tries for hits, tries in zip(self.by_depth, self.tried_by_depth)]
 
-    def spend(self, draft: float, verify: float, sample: float, whole: float, plain: float) -> None:
-        """Seconds of one decode step, and what plain decoding would have taken for its tokens."""
+    def spend(self, draft: float, verify: float, sample: float, whole: float, plain: float | None) -> None:
+        """Seconds of one decode step, and what plain decoding would have taken for its tokens; None: nobody knows."""
         self.draft_s += draft
         self.verify_s += verify
         self.sample_s += sample
         self.spent_s += whole
-        self.plain_s += plain
+        if plain is not None:
+            self.compared_s += whole
+            self.plain_s += plain
 
     def record(self, depth: int, path: int, drafted: int, emitted: int) -> None:
         """One cycle: a draft so deep, accepted along a path of so many of its nodes."""
@@ -120,7 +125,12 @@ class SpeculationStats:
         self.plain += other.plain
         _add_up(self.by_depth, other.by_depth)
         _add_up(self.tried_by_depth, other.tried_by_depth)
-        self.spend(other.draft_s, other.verify_s, other.sample_s, other.spent_s, other.plain_s)
+        self.draft_s += other.draft_s
+        self.verify_s += other.verify_s
+        self.sample_s += other.sample_s
+        self.spent_s += other.spent_s
+        self.compared_s += other.compared_s
+        self.plain_s += other.plain_s
 
     def as_dict(self) -> dict[str, Any]:
         return {"method": self.method, "verify": self.verify, "lossy": self.lossy,
@@ -128,7 +138,7 @@ class SpeculationStats:
                 "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,
                 "acceptance_by_position": self.acceptance_by_position, "accepted_by_depth": list(self.by_depth),
-                "spent_s": self.spent_s, "plain_s": self.plain_s,
+                "spent_s": self.spent_s, "compared_s": self.compared_s, "plain_s": self.plain_s,
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
                 "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure,
                 "dropped": dict(self.dropped)}

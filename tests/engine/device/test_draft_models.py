@@ -148,7 +148,8 @@ def test_logits_are_kept_as_they_are_whatever_torch_makes_by_default() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         buffers = LogitsBuffers(7, 1, torch.device("cpu"))
-        assert [buffers.of(rows).logits.dtype for rows in (2, 5, 3)] == [torch.float32] * 3
+        kept = [buffers.of(rows) for rows in (2, 5, 3)]
+        assert [one.logits.dtype for one in kept] == [torch.float32] * 3
     finally:
         torch.set_default_dtype(torch.float32)
     assert buffers.of(3).logits.data_ptr() == buffers.of(5).logits.data_ptr() != buffers.of(2).logits.data_ptr()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.kernels.device import columns
 from paceline.kernels.device.operands import Controls
 from paceline.kernels.device.seats import SeatTables
+from paceline.kernels.triton.sampling import sampler
 from paceline.kernels.triton.sampling.sampler import TritonSampler
 from paceline.request import SamplingParams
 
@@ -228,3 +229,22 @@ def test_shapes_are_checked(device):
         both.sampler.sample(both.device_logits, both.device_rows, Controls(masks=True))
     with pytest.raises(ValueError, match="seats must be"):
         both.sampler.sample(both.device_logits[:1], both.device_rows, Controls())
+
+
+@pytest.mark.parametrize("broken", ["count_kernel", "gather_kernel", "threshold_kernel", "sample_kernel"])
+def test_a_call_that_breaks_between_two_launches_leaves_nothing_behind(device, monkeypatch, broken):
+    """The rows before it have far better scores, which must not be taken for those of the rows after it."""
+    params = [SamplingParams(top_p=0.6), SamplingParams(top_k=5), SamplingParams(min_p=0.2), SamplingParams()]
+    both = Both(rows_of(160, params), 160, device, block=64)
+    own = both.device_logits.clone()
+
+    class Broken:
+        def __getitem__(self, grid):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sampler, broken, Broken())
+        both.device_logits += 100.0
+        both.draw(logprobs=1)
+    both.device_logits.copy_(own)
+    assert both.device() == both.host()

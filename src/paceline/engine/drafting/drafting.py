@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.engine.decide.decision import Decision
-from paceline.engine.records.metrics import StepTimes
+from paceline.engine.records.metrics import RepeatTimes, StepTimes
+from paceline.engine.rows.placement import place_without_drafter
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.speculation.control import Controller
@@ -184,10 +185,14 @@ class Drafting(Guard[Sequence]):
             total = self.totals[stats.method] = SpeculationStats(stats.method)
         return total
 
-    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes, by_itself: bool) -> None:
+    def account(self, step: Step, decisions: SequenceOf[Decision], times: StepTimes, by_itself: bool,
+                repeats: RepeatTimes | None = None) -> None:
         """A step is over: what it took, and the share of each sequence that has a drafter (by its rows). Only one that
-        ran `by_itself` tells what steps take."""
+        ran `by_itself` tells what steps take, or one that a device repeated (`repeats`)."""
         seconds, self._seconds = self._seconds, {}
+        if repeats is not None:
+            self._account_repeated(step, decisions, repeats)
+            return
         if step.prompt_rows or not by_itself:
             return
         rows = step.rows
@@ -202,8 +207,23 @@ class Drafting(Guard[Sequence]):
             draft = seconds.get(group.seq, 0.0)
             plain = len(decision.tokens) * self.controller.plain_cost(running)
             for one in (stats, self._total(stats)):
-                one.spend(draft, times.forward * share, times.sample * share, whole * share + draft, plain)
+                one.spend(draft, times.forward * share, times.sample * share, whole * share + draft, plain or None)
             self.controller.spent(group.seq, len(decision.tokens), whole * share + draft, plain)
+
+    def _account_repeated(self, step: Step, decisions: SequenceOf[Decision], times: RepeatTimes) -> None:
+        """Everybody has the same share of the time in which a device drafts and goes on by itself: the rows of a step
+        are there for all, and its drafts need not be looked up to be paid for. What part of it was drafting, nobody can
+        say."""
+        count = len(step.groups)
+        for group, decision in zip(step.groups, decisions):
+            stats: SpeculationStats | None = group.seq.record.speculation
+            tokens = len(decision.tokens)
+            if stats is None or not tokens:
+                continue
+            spent = times.seconds * (len(decision.rounds) or tokens) / count
+            plain = None if times.plain is None else times.plain * tokens / count
+            for one in (stats, self._total(stats)):
+                one.spend(0.0, 0.0, 0.0, spent, plain)
 
     @property
     def seconds(self) -> float:
@@ -226,6 +246,7 @@ class Drafting(Guard[Sequence]):
             self._forced.pop(seq, None)
             seq.draft = None
             seq.wait_for_commit = False
+            place_without_drafter(seq)
             self.failures += 1
             if stats.failure is None:
                 stats.failure = reason(problem)

@@ -147,7 +147,7 @@ class EngineDraftModels:
         builder = BatchBuilder(cache.tables, model.cache_groups, storage.block_size)
         graphs = None
         if self._config.captures:
-            graphs = draft_graphs(model, kernels, storage, cache.tables, self._device, self._adapters)
+            graphs = draft_graphs(model, kernels, storage, cache.tables, self._device, self._memory, self._adapters)
         return DraftRunner(runner, builder, graphs, self._memory)
 
     def _in_bits(self, bits: int) -> DraftModel:

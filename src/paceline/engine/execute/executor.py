@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from paceline.engine.decide.decision import Decision
+from paceline.engine.records.metrics import RepeatTimes
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence, Status
 from paceline.engine.schedule.step import Planned, Step
@@ -29,6 +30,8 @@ class Settled:
     """Seconds in which the host decided."""
     by_itself: bool = True
     """Nothing else was in flight meanwhile: the times are what such a step takes."""
+    repeats: RepeatTimes | None = None
+    """Of a repeated step."""
     stale: bool = False
     """Everybody in it had ended: nobody looked at what it yielded."""
 

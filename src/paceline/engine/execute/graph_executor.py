@@ -16,6 +16,7 @@ from paceline.engine.execute.executor import Settled, StepDropped, dropped_witho
 from paceline.engine.execute.graphs.attended import Attended
 from paceline.engine.execute.graphs.chances import Chances
 from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows
+from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
     RepeatedInFlight,
@@ -24,11 +25,13 @@ from paceline.engine.execute.graphs.in_flight import (
 )
 from paceline.engine.execute.graphs.logits_buffer import AfterSampling, LogitsBuffer
 from paceline.engine.execute.graphs.memory import Use
+from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.execute.graphs.sample import WIDEST
 from paceline.engine.execute.graphs.seats import sampling
 from paceline.engine.execute.graphs.step_graphs import StepGraphs
 from paceline.engine.execute.graphs.warm_up import Progress, capture_steps
 from paceline.engine.execute.model_runner import ModelRunner
+from paceline.engine.records.metrics import RepeatTimes
 from paceline.engine.rows.batch import Batch, BatchBuilder, StepLogits
 from paceline.engine.rows.placement import decided_on_device
 from paceline.engine.rows.sample_rows import row_masks
@@ -46,6 +49,10 @@ QUIET = 1.0
 
 
 class InFlight(Protocol):
+    @property
+    def ended(self) -> Moment:
+        """When what was sampled is on the host."""
+
     def read(self) -> list[Sampled]:
         """What was sampled, per group. Waits for the device."""
 
@@ -53,8 +60,8 @@ class InFlight(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "alone", "batch", "buffer", "decided", "drafted", "free", "known", "launch_s", "logits",
-                 "reading", "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "began", "buffer", "decided", "drafted", "free", "known", "launch_s",
+                 "left", "logits", "reading", "started", "step")
 
     def __init__(self, step: Step, batch: Batch | None = None) -> None:
         """Without a batch it is a repeated step, in which everybody is free. Made when it is submitted."""
@@ -82,6 +89,21 @@ class Flight:
         self.reading: InFlight | None = None
         """Its tokens, on their way to the host."""
         self.logits: StepLogits | None = None
+        self.began: Moment | None = None
+        """When its forward began on the device."""
+        self.left: Moment | None = None
+        """When that left its logits to the host."""
+
+    @property
+    def ended(self) -> Moment | None:
+        """When the device was done with it."""
+        return self.left if self.reading is None else self.reading.ended
+
+    @property
+    def kind(self) -> StepKind:
+        if self.step.repeated:
+            return StepKind.DRAFTED if self.step.drafted_rows else StepKind.REPEATED
+        return StepKind.VERIFIED if self.drafted else StepKind.SINGLE
 
     @property
     def launched(self) -> bool:
@@ -110,6 +132,9 @@ class GraphExecutor:
         self._host_seconds = 0.0
         """What the host needed last between two waits for the device."""
         self._read_at: float | None = None
+        self._ended: Moment | None = None
+        """When the device was done with the last step that was settled."""
+        self.host_gaps = HostGaps()
         self._draft_rows = DraftRows()
         self._chances = Chances()
         self._attended = Attended()
@@ -161,12 +186,11 @@ class GraphExecutor:
     def _repeated(self, running: Seq[Sequence], times: int) -> Repeat | None:
         """A step of these, repeated up to so often; None: it cannot be."""
         decode = self.graphs.decode
-        if len(running) > decode.most_rows:
+        if self._memory.lacks(Use.DECODE) or len(running) > decode.most_rows:
             return None
         rows, most = self._rows(running)
         if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
-            self._memory.warn(Use.LOOKUP)
-            self._draft_rows.refuse(rows)
+            self._refuse(rows)
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
@@ -212,11 +236,19 @@ class GraphExecutor:
         if step.drafted_rows:
             use, levels = Use.LOOKUP, self._chances.levels()
         flight.started = True
-        flight.reading = self._memory.attempt(use, lambda: launch(step, levels), final=not step.drafted_rows)
-        if flight.reading is None:  # positions for its repeats are reserved: it can only be planned anew
-            self._draft_rows.refuse(step.drafted_rows)
+        reading = self._memory.attempt(use, lambda: launch(step, levels), final=not step.drafted_rows)
+        if reading is None:  # positions for its repeats are reserved: it can only be planned anew
+            self._refuse(step.drafted_rows)
             raise StepDropped(step, too_large=False)
+        flight.reading, flight.began = reading, reading.began
         return flight
+
+    def _refuse(self, rows: int) -> None:
+        """There is no memory for a repeated step of so many rows with drafts: none so wide is run again."""
+        if rows:
+            self._memory.warn(Use.LOOKUP)
+            self._draft_rows.refuse(rows)
+            self.graphs.decode.release_wide(rows)
 
     @property
     def oldest(self) -> Step | None:
@@ -229,17 +261,19 @@ class GraphExecutor:
 
     def settle(self) -> Settled:
         if self.stale:
-            return nothing(self._flight.popleft().step)
+            ended = self._flight.popleft()
+            self._ended = ended.ended
+            return nothing(ended.step)
         flight = self._flight[0]
         step = flight.step
         self._finish(flight)
         self._flight.popleft()
-        started = self._clock()
+        started, repeats = self._clock(), None
         if flight.reading is not None:
             sampled = self._read(flight.reading)
             self._attended.read(step, self._clock())
             if isinstance(flight.reading, RepeatedInFlight):
-                self._learn(step, flight.reading, sampled)
+                repeats = self._learn(step, flight.reading, sampled)
             ran = self._clock()
             decisions = self._decider.decide_sampled(step, sampled)
         else:
@@ -248,9 +282,17 @@ class GraphExecutor:
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
-        return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone)
+        self._note_gap(flight)
+        return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone, repeats)
 
-    def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled]) -> None:
+    def _note_gap(self, flight: Flight) -> None:
+        """Where somebody in a step has tokens already, it could have begun when the one before it ended."""
+        before, self._ended = self._ended, flight.ended
+        if (before is not None and flight.began is not None and flight.began.passed
+                and any(group.seq.output_len for group in flight.step.groups)):
+            self.host_gaps.note(flight.kind, before.until(flight.began))
+
+    def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled]) -> RepeatTimes:
         """What a repeated step took and yielded, each time."""
         self._step_seconds = reading.seconds
         # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
@@ -260,6 +302,7 @@ class GraphExecutor:
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         if told:
             self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)
+        return RepeatTimes(reading.seconds, self._draft_rows.plain(len(step.groups)))
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -267,7 +310,7 @@ class GraphExecutor:
 
     def forget(self) -> None:
         self._flight.clear()
-        self._read_at = None
+        self._read_at = self._ended = None
         self._attended.forget()
 
     def _finish(self, flight: Flight) -> None:
@@ -302,11 +345,15 @@ class GraphExecutor:
         flight.started = True
         self._runner.storage.apply(batch.moves, batch.copies)
         if ready is None:
+            flight.began = Moment(self.graphs.device)
             flight.logits = self._runner.forward(batch)
-        elif flight.drafted:
+            flight.left = Moment(self.graphs.device)
+            return
+        if flight.drafted:
             flight.buffer = self.graphs.verify.launch(ready, batch, step.groups if flight.decided else ())
         else:
             flight.buffer = self.graphs.prefill.launch(ready, batch)
+        flight.began = flight.buffer.began
 
     @torch.inference_mode()
     def _sample(self, flight: Flight, first: bool) -> None:
@@ -337,6 +384,7 @@ class GraphExecutor:
             flight.buffer = None
         elif first:
             flight.logits = StepLogits(buffer.logits[:len(batch.wanted)], batch.first, {})
+            flight.left = Moment(self.graphs.device)
             flight.buffer = None
 
     def _read(self, reading: InFlight) -> list[Sampled]:

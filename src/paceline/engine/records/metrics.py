@@ -84,6 +84,14 @@ class StepTimes(NamedTuple):
     draft: float = 0.0
 
 
+class RepeatTimes(NamedTuple):
+    """Seconds that a device took for a step which it repeats by itself, each time."""
+
+    seconds: float
+    plain: float | None
+    """What it takes without drafts; None: that was not measured."""
+
+
 @dataclass(slots=True)
 class EngineMetrics:
     """Running totals since the engine started."""

@@ -14,15 +14,27 @@ def place(seq: Sequence, make_room: Callable[[Sequence], bool], drafted: bool, l
     """Say who samples a new sequence's tokens, and how far a device may run ahead of the host meanwhile. `make_room`:
     whether the device has room for what that takes. `drafted`: there is a drafter; `lookup`: whose drafts a device can
     look up by itself (Sequence.lookup)."""
-    masked, watched = masked_by_host(seq), seq.request.params.interrupt is not None
     if not samples_on_device(seq) or not make_room(seq):
         seq.placement = Placement.HOST
-    elif watched or (drafted and (masked or seq.emitter.scored or not lookup)):
-        seq.placement = Placement.DEVICE
-    else:
-        read = Placement.UNMASKED if seq.emitter.scored else Placement.FREE
-        seq.placement = Placement.AHEAD if masked else read
-        seq.lookup = lookup if drafted else 0
+        return
+    waits = drafted and (masked_by_host(seq) or seq.emitter.scored or not lookup)
+    seq.placement = _on_device(seq, waits)
+    seq.lookup = lookup if drafted and seq.placement is Placement.FREE else 0
+
+
+def place_without_drafter(seq: Sequence) -> None:
+    """It has lost its drafter, for whose sake alone the device may have waited for the host."""
+    if seq.placement is not Placement.HOST:
+        seq.placement = _on_device(seq, waits=False)
+
+
+def _on_device(seq: Sequence, waits: bool) -> Placement:
+    """`waits`: the host has to know its tokens before there can be another step of it."""
+    if waits or seq.request.params.interrupt is not None:
+        return Placement.DEVICE
+    if masked_by_host(seq):
+        return Placement.AHEAD
+    return Placement.UNMASKED if seq.emitter.scored else Placement.FREE
 
 
 def samples_on_device(seq: Sequence) -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -26,6 +27,8 @@ class GraphCapture:
         self.device = device
         self._stream: Any = None
         self._pool: Any = None
+        self._alive: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        """Those captured into the pool that somebody can still replay."""
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Runs `launch` once, then keeps it: what it reads and writes must lie where it lay."""
@@ -35,6 +38,7 @@ class GraphCapture:
         if self._stream is None:
             # One for all captures: memory that one has used is free for the next on the same stream only.
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        if not self._alive:  # a pool goes with the last of its graphs, and nothing can be captured into it after that
             self._pool = torch.cuda.graph_pool_handle()
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -47,6 +51,7 @@ class GraphCapture:
                     self._record(graph, launch)
         finally:  # without memory too: what was launched shares scratch with whatever runs instead
             torch.cuda.current_stream(self.device).wait_stream(stream)
+        self._alive.add(graph)
         return graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, launch: Callable[[], None]) -> None:
@@ -65,7 +70,7 @@ class GraphCapture:
         try:
             graph.capture_end()
         except RuntimeError as problem:
-            self._stream = self._pool = None  # the pool of a capture that broke stays open: the next one needs its own
+            self._stream, self._alive = None, WeakSet()  # the pool of a capture that broke stays open: leave it
             if "out of memory" in str(problem):  # making a graph of what was captured takes memory too
                 raise torch.OutOfMemoryError(str(problem)) from problem
             raise

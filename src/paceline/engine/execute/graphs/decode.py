@@ -156,6 +156,15 @@ class DecodeGraphs:
                 for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
                 for truncation in (False, True)]
 
+    def release(self) -> None:
+        """Let go of all that is captured."""
+        self._captured.clear()
+
+    def release_wide(self, rows: int) -> None:
+        """Of steps with drafts, of those of so many rows and more."""
+        for wide in [key for key in self._captured if key[0][0].most and key[0][0].rows >= rows]:
+            del self._captured[wide]
+
     def _for(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
         return self._captured.find((shape, controls), shape.with_adapters, lambda: self._capture(shape, controls))
 

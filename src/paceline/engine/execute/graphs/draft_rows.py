@@ -55,11 +55,10 @@ class DraftRows:
 
     def refuse(self, rows: int) -> None:
         """There was no memory for a step of so many rows."""
-        if rows:
-            self._most_rows = min(self._most_rows, rows - 1)
-            for known in self._known.values():
-                for beyond in [other for other in known if other > self._most_rows]:
-                    del known[beyond]
+        self._most_rows = min(self._most_rows, rows - 1)
+        for known in self._known.values():
+            for beyond in [other for other in known if other > self._most_rows]:
+                del known[beyond]
 
     def insist(self, running: int, depth: int) -> int:
         """Rows of a step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
@@ -71,10 +70,9 @@ class DraftRows:
     def choose(self, running: int) -> int:
         """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
         groups = _groups(running)
-        possible = [rows for rows in choices(groups) if rows <= self._most_rows] if groups else []
-        if not possible:
+        if not groups:
             return 0
-        known = self._known.setdefault(groups, {rows: _Choice() for rows in (0, *possible)})
+        known = self._choices(groups)
         for rows, one in known.items():
             if not one.seconds:
                 return rows
@@ -101,9 +99,21 @@ class DraftRows:
         """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
         it ran."""
         groups = _groups(running)
-        choice = self._known.get(groups, {}).get(rows)
+        choice = self._choices(groups).get(rows) if groups else None
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
+
+    def plain(self, running: int) -> float | None:
+        """Seconds of a step of so many sequences without drafts; None: it was not measured."""
+        choice = self._known.get(_groups(running), {}).get(0)
+        return choice.seconds if choice is not None and choice.seconds else None
+
+    def _choices(self, groups: int) -> dict[int, _Choice]:
+        known = self._known.get(groups)
+        if known is None:
+            possible = [rows for rows in choices(groups) if rows <= self._most_rows]
+            known = self._known[groups] = {rows: _Choice() for rows in (0, *possible)}
+        return known
 
 
 def _groups(running: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer, LogitsBuffers, SampleInputs, pad_all
+from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.execute.graphs.seats import send
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
@@ -75,6 +76,15 @@ class ForwardGraphs:
         one."""
         return self.captured.find((shape, sampled), with_adapters, lambda: self._capture(shape, sampled, with_adapters))
 
+    def release(self) -> None:
+        """Let go of all that is captured, and of its logits' buffers with what samples from them."""
+        self.captured.clear()
+
+    def release_samples(self) -> None:
+        """The latter alone."""
+        for graph in self.captured.values():
+            graph.logits_buffer.captured.clear()
+
     @torch.inference_mode()
     def launch(self, captured: ForwardGraph, batch: Batch, groups: Seq[RowGroup] = ()) -> LogitsBuffer:
         """`groups`: those of a step with drafts that are verified next."""
@@ -103,6 +113,7 @@ class ForwardGraphs:
         for table, view in zip(self._tables, layout.views):
             height, pages = view.tables.shape
             send(view.tables.numpy().astype(np.int32), table[:height, :pages])
+        captured.logits_buffer.began = Moment(self._graphs.device)
         captured.replay()
         return captured.logits_buffer
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.engine.decide.sampled import Sampled
+from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.schedule.step import RowGroup
 from paceline.kernels.device.repeats import IDLE
 from paceline.speculation.stats import Round
@@ -25,15 +24,11 @@ class Fetched:
 
     def __init__(self, tensors: Seq[torch.Tensor]) -> None:
         self._copies = [_copy(tensor) for tensor in tensors]
-        self.ended: Any = None
-        if any(tensor.is_cuda for tensor in tensors):
-            self.ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self.ended.record()
+        self.ended = Moment(tensors[0].device)
 
     def arrays(self) -> list[NDArray[np.int32]]:
         """Waits for the device."""
-        if self.ended is not None:
-            self.ended.synchronize()
+        self.ended.wait()
         return [copy.numpy() for copy in self._copies]
 
 
@@ -42,18 +37,13 @@ class RepeatedInFlight:
 
     def __init__(self, repeat: int, device: torch.device) -> None:
         self._repeat = repeat
-        self._begin: Any = None
-        self._started = time.perf_counter()
         self._fetched: Fetched | None = None
         self._drafted = False
-        if device.type == "cuda":
-            self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._begin.record()
+        self.began = Moment(device)
 
     def sampled(self, tokens: torch.Tensor) -> None:
         """They were launched, all of them, and leave their tokens [repeats, groups] int32 here."""
         self._fetched = Fetched([tokens])
-        self._ended = time.perf_counter()
 
     def drafted(self, rounds: torch.Tensor) -> None:
         """The same for a step with drafts, which leaves rounds [repeats, groups, ...] int32 (repeats.ROUND)."""
@@ -68,11 +58,14 @@ class RepeatedInFlight:
         return [Sampled(own if own[-1] != IDLE else own[:own.index(IDLE)]) for own in found.T.tolist()]
 
     @property
+    def ended(self) -> Moment:
+        assert self._fetched is not None
+        return self._fetched.ended
+
+    @property
     def seconds(self) -> float:
         """How long the device took for one repeat; known when the tokens have been read."""
-        if self._begin is None or self._fetched is None:
-            return (self._ended - self._started) / self._repeat
-        return float(self._begin.elapsed_time(self._fetched.ended)) / 1000 / self._repeat
+        return self.began.until(self.ended) / self._repeat
 
 
 class TokensInFlight:
@@ -83,6 +76,7 @@ class TokensInFlight:
         it samples none."""
         self._fetched = Fetched(out)
         self._first = first
+        self.ended = self._fetched.ended
 
     def read(self) -> list[Sampled]:
         tokens, *scores = self._fetched.arrays()
@@ -100,6 +94,7 @@ class VerdictsInFlight:
         self._fetched = Fetched(out)
         self._groups = groups
         self._rows = rows
+        self.ended = self._fetched.ended
 
     def read(self) -> list[Sampled]:
         tokens, packed, *scores = self._fetched.arrays()

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.execute.graphs.seats import send
 from paceline.kernels.device.operands import Controls
 
@@ -89,6 +91,8 @@ class LogitsBuffer:
         self.inputs = SampleInputs.over(self.data, rows, views)
         self.captured: dict[tuple[AfterSampling, Controls], SampleGraph] = {}
         """What samples from them. Kept here, so that it goes where they go: with a draft model that nobody uses."""
+        self.began: Moment | None = None
+        """When the forward that filled it last began."""
         pad_all(self.inputs)
 
     def set_sampled(self, rows: NDArray[np.int64]) -> None:
@@ -97,19 +101,23 @@ class LogitsBuffer:
 
 
 class LogitsBuffers:
-    """Those of one model by their rows, made when first needed. Its steps run one after the other, so their logits lie
-    in the same memory, if the largest comes first. Another model's do not: an engine that schedules ahead reads the
-    target's logits after its draft models have run."""
+    """Those of one model by their rows, made when first needed and gone with the last forward that uses them. Its steps
+    run one after the other, so their logits lie in the same memory, if the largest comes first. Another model's do not:
+    an engine that schedules ahead reads the target's logits after its draft models have run."""
 
     def __init__(self, vocab_size: int, views: int, device: torch.device) -> None:
-        self._memory = torch.empty((0, vocab_size), dtype=torch.float32, device=device)
+        self._vocab = vocab_size
         self._views = views
-        self._made: dict[int, LogitsBuffer] = {}
+        self._device = device
+        self._made: WeakValueDictionary[int, LogitsBuffer] = WeakValueDictionary()
 
     def of(self, rows: int) -> LogitsBuffer:
         found = self._made.get(rows)
         if found is None:
-            if rows > len(self._memory):  # those that exist keep what they were captured with
-                self._memory = self._memory.new_zeros((rows, self._memory.shape[1]))
-            found = self._made[rows] = LogitsBuffer(self._memory[:rows], self._views)
+            largest = max(self._made.values(), key=lambda buffer: buffer.rows, default=None)
+            if largest is not None and rows < largest.rows:
+                logits = largest.logits[:rows]
+            else:  # those that exist keep what they were captured with
+                logits = torch.zeros((rows, self._vocab), dtype=torch.float32, device=self._device)
+            found = self._made[rows] = LogitsBuffer(logits, self._views)
         return found

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import torch
 
@@ -32,6 +33,17 @@ class GraphMemory:
     def __init__(self) -> None:
         self._lacking: set[Use] = set()
         self._told: set[Use] = set()
+        self._holders: list[tuple[Use, WeakMethod[Callable[[], Any]]]] = []
+
+    def held(self, use: Use, release: Callable[[], None]) -> None:
+        """`release`, a method, lets go of all that was captured for a use: called when that is given up. Its owner is
+        not kept alive by it."""
+        self._holders = [one for one in self._holders if one[1]() is not None]
+        self._holders.append((use, WeakMethod(release)))
+
+    def lacks(self, use: Use) -> bool:
+        """Whether it was given up."""
+        return use in self._lacking
 
     def attempt(self, use: Use, make: Callable[[], T], final: bool = True) -> T | None:
         """What `make` makes; None: there is no memory for it. It is then given up for good, if this attempt is
@@ -46,14 +58,23 @@ class GraphMemory:
         try:
             do()
         except torch.OutOfMemoryError:
-            if final:
-                self.give_up(use)
-            return False
-        return True
+            pass
+        else:
+            return True
+        # Not in the handler: what was allocated before memory ended lives as long as the exception.
+        if final:
+            self.give_up(use)
+        return False
 
     def give_up(self, use: Use) -> None:
+        """For good: what was captured for it is never replayed again, and others need the memory."""
         self._lacking.add(use)
         self.warn(use)
+        for held, release in self._holders:
+            call = release() if held is use else None
+            if call is not None:
+                call()
+        torch.cuda.empty_cache()
 
     def warn(self, use: Use) -> None:
         """Once each."""

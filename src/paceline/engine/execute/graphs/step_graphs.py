@@ -12,7 +12,7 @@ from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.engine.execute.graphs.decode import DecodeGraphs
 from paceline.engine.execute.graphs.forward import ForwardGraphs
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffers
-from paceline.engine.execute.graphs.memory import GraphMemory
+from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.execute.graphs.prefill import PrefillGraphs
 from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import DeviceSeats
@@ -37,8 +37,12 @@ class StepGraphs:
         self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats, adapters)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters,
                                 self.seats.state.tables, sampled_rows_only=True)
+        drafts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters)
         self.prefill = PrefillGraphs(prompts, self.samples)
-        self.verify = VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters))
+        self.verify = VerifyGraphs(drafts)
+        self.memory.held(Use.DECODE, self.decode.release)
+        self.memory.held(Use.PREFILL, prompts.release)
+        self.memory.held(Use.VERIFY, drafts.release)
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
@@ -50,9 +54,12 @@ def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: S
 
 
 def draft_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device, adapters: AdapterSlots) -> VerifyGraphs | None:
+                 device: torch.device, memory: GraphMemory, adapters: AdapterSlots) -> VerifyGraphs | None:
     """Forwards of a model that drafts. None: as above."""
     if kernels.device is None or not model.capturable:
         return None
     buffers = LogitsBuffers(model.config.vocab_size, len(tables), device)
-    return VerifyGraphs(ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers, adapters))
+    forwards = ForwardGraphs(model, kernels, storage, tables, GraphCapture(device), buffers, adapters)
+    memory.held(Use.DRAFT, forwards.release)
+    memory.held(Use.DRAFT_SAMPLES, forwards.release_samples)
+    return VerifyGraphs(forwards)

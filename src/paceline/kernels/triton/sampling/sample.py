@@ -40,15 +40,15 @@ def most_bits(reached, top):
 
 
 @triton.jit
-def sample_kernel(logits, stride, edited, row_masked, seats, positions, table, tops, thresholds, best, arrived,
-                  tokens_out, taken, number, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr,
-                  TRUNCATION: tl.constexpr, BLOCK: tl.constexpr):
+def sample_kernel(logits, stride, edited, row_masked, seats, positions, table, thresholds, best, arrived, tokens_out,
+                  taken, number, width, EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, TRUNCATION: tl.constexpr,
+                  BLOCK: tl.constexpr):
     """A token for every row, or why there is none (EMPTY, NAN); grid (rows, chunks). Rows of padding are EMPTY. The
     tokens taken [number, rows] int32 are masked; what is left of the support is as it was.
 
-    best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so, and
-    tops (of top_kernel) too. The rows are the grid's fast axis: programs that start late find what their row has come
-    to, and skip the logarithms where no token of theirs can be lucky enough.
+    best [rows] int64 starts as LOWEST, arrived [rows] int32 as 0; whoever comes last in a row leaves them so. The
+    rows are the grid's fast axis: programs that start late find what their row has come to, and skip the logarithms
+    where no token of theirs can be lucky enough.
     """
     row = tl.program_id(0)
     first = tl.program_id(1) * BLOCK
@@ -86,6 +86,5 @@ def sample_kernel(logits, stride, edited, row_masked, seats, positions, table, t
     if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
         won = tl.atomic_xchg(best + row, LOWEST, sem="acq_rel")
         tl.store(arrived + row, 0)
-        tl.store(tops + row, LOWEST)
         sampled = (won > LOWEST) & (won < NOT_A_NUMBER)
         tl.store(tokens_out + row, tl.where(sampled, token_of(won), tl.where(won == LOWEST, EMPTY, NAN)))

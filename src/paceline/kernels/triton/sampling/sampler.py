@@ -29,7 +29,8 @@ class TritonSampler:
 
     Every sum and maximum over a row is one of integers, so a row's answer is bitwise the same in any company, whatever
     `block` (tokens a program looks at; a power of two) is. No call waits for the device or allocates, once `prepare`
-    has run for its controls.
+    has run for its controls. Every kernel leaves what it adds up in as it found it, and the rest is written before it
+    is read: a call that breaks between two launches costs no other anything.
     """
 
     def __init__(self, tables: SeatTables, rows: int, *, block: int | None = None,
@@ -106,8 +107,8 @@ class TritonSampler:
         count = logits.shape[0]
         block, warps = self._shape(count)
         sample_kernel[(count, self._chunks(block))](
-            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.tables.table, self._tops,
-            self._thresholds, self._best, self._arrived, out, taken, number, self.tables.vocab_size,
+            *self._source(logits), self._masked(rows), rows.seats, rows.positions, self.tables.table, self._thresholds,
+            self._best, self._arrived, out, taken, number, self.tables.vocab_size,
             EDITS=controls.edits or controls.masks, ROW_MASKS=controls.masks, TRUNCATION=controls.truncation,
             BLOCK=block, num_warps=warps, **_ALIKE)
 
@@ -129,8 +130,9 @@ class TritonSampler:
         chunk, few = block * 2, min(_FEW, self._room)
         source = (*self._source(logits), self._masked(rows), rows.seats, table, self._tops, self._tallies)
         flags = {"EDITS": controls.edits or controls.masks, "ROW_MASKS": controls.masks, **_ALIKE}
-        top_kernel[(count, self._chunks(block))](*source, width, EVERY=controls.logprobs is not None, BLOCK=block,
-                                                 num_warps=warps, **flags)
+        top_kernel[(count, self._chunks(block))](*source, self._best, self._arrived, width,
+                                                 EVERY=controls.logprobs is not None, BLOCK=block, num_warps=warps,
+                                                 **flags)
         if controls.truncation:
             for level in range(LEVELS.value):
                 count_kernel[(count, self._chunks(chunk))](*source, few, width, LEVEL=level, CHUNK=chunk,

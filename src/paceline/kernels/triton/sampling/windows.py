@@ -44,11 +44,12 @@ were gathered."""
 
 
 @triton.jit
-def top_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, width, EDITS: tl.constexpr,
-               ROW_MASKS: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr):
-    """tops[row] (LOWEST before) becomes the key of the row's best score, and its tally zero; grid (rows, chunks).
+def top_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, best, arrived, width,
+               EDITS: tl.constexpr, ROW_MASKS: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr):
+    """tops[row] becomes the key of the row's best score, and its tally zero; grid (rows, chunks).
 
-    Of rows that are truncated, or of EVERY row. NOT_A_NUMBER where a logit is; LOWEST where no token is left.
+    Of rows that are truncated, or of EVERY row. NOT_A_NUMBER where a logit is; LOWEST where no token is left. What was
+    there before does not matter, so nobody has to come after this kernel; best and arrived are as in sample_kernel.
     """
     row = tl.program_id(0)
     seat = tl.load(seats + row)
@@ -68,7 +69,11 @@ def top_kernel(logits, stride, edited, row_masked, seats, table, tops, tallies, 
     x = load_logits(logits, stride, edited, is_edited(flags, row_masked, row, ROW_MASKS), row, tokens, width, EDITS)
     score = scaled(x, real(table, seat, TEMPERATURE).to(tl.float32))
     key = tl.where(x > float("-inf"), key_of(score, tokens), LOWEST)
-    tl.atomic_max(tops + row, tl.max(tl.where(x != x, NOT_A_NUMBER, key), 0), sem="relaxed")
+    tl.atomic_max(best + row, tl.max(tl.where(x != x, NOT_A_NUMBER, key), 0), sem="relaxed")
+    # Acquire and release: the last to arrive sees what all the others found.
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+        tl.store(tops + row, tl.atomic_xchg(best + row, LOWEST, sem="acq_rel"))
+        tl.store(arrived + row, 0)
 
 
 @triton.jit
