@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from engine.device.on_device import made, on_host
-from paceline.bench import gpu, gpu_host, gpu_peers
+from paceline.bench import gpu, gpu_host, gpu_oracle, gpu_peers
 from paceline.bench.gpu_shapes import SHAPES, cache_bytes, config_of, weight_bytes
 from paceline.cli.bench import gpu as command
 from paceline.cli.main import main
+from paceline.engine.execute.graph_executor import GraphExecutor
 from paceline.errors import ConfigError
 from paceline.request import SamplingParams
 
@@ -96,3 +97,18 @@ def test_where_nothing_is_captured_there_is_nothing_to_measure() -> None:
 def test_too_few_tokens_are_named() -> None:
     with pytest.raises(ConfigError, match="1 tokens are too few to measure suffix"):
         gpu_host.host_gap(made(2), "suffix", 1, prompt=12, tokens=1)
+
+
+def test_an_oracle_drafts_in_the_step_and_is_right_as_often_as_it_says() -> None:
+    llm = made(8, max_model_len=200, kv_blocks=200)
+    executor = llm.engine.executor
+    assert isinstance(executor, GraphExecutor)
+    before = executor.graphs.decode.drafter
+    found = {chance: gpu_oracle.measure(llm, [3, 14, 15, 92], llm.engine.model.config.vocab_size, 2, chance, 1, 48)
+             for chance in (0.0, 0.8, 1.0)}
+    assert found[0.0].per_step == pytest.approx(1.0)
+    assert found[1.0].per_step > 4 > found[0.8].per_step > 2.2  # 1 + .8 + .64 + .51 + .41 in the long run
+    assert all(one.taken > 0 and one.device > 0 for one in found.values())
+    assert executor.graphs.decode.drafter is before
+    with pytest.raises(ConfigError, match="steps are captured"):
+        gpu_oracle.measure(on_host(max_model_len=200, kv_blocks=200), [3, 14, 15, 92], 97, 1, 0.5)

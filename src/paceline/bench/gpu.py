@@ -1,5 +1,6 @@
 """The engine on a CUDA card, with random weights in real shapes: time a token, time to the first token, throughput on
-a mix of requests, what verifying several tokens of one request costs, and how long the card waits for the host."""
+a mix of requests, what verifying several tokens of one request costs, how long the card waits for the host, and what
+drafts of a known quality bring."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from paceline.bench import gpu_oracle
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
 from paceline.bench.gpu_host import REQUESTS, WAYS, host_gap
 from paceline.bench.gpu_peers import measure
@@ -29,7 +31,7 @@ BATCHES = (1, 8, 32, 128)
 BREAKDOWN_ROWS = (1, 64)
 """A plain step and one that verifies many tokens of the same request."""
 PROMPT = 512
-CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown", "host")
+CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown", "host", "oracle")
 CONTROLS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top_p": {"temperature": 0.8, "top_p": 0.95},
@@ -148,6 +150,14 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
             note(f"{name}_{CONTROLLED}", "ms", tpot(llm, config.vocab_size, CONTROLLED, 1, [own]))
             if own:
                 note(f"{name}_1_of_{CONTROLLED}", "ms", tpot(llm, config.vocab_size, CONTROLLED, 1, [own, *alone]))
+    if "oracle" in cases:
+        (prompt,) = prompts_of([PROMPT], config.vocab_size, 3)
+        for chance in gpu_oracle.CHANCES:
+            for count in gpu_oracle.REQUESTS:
+                drafted = gpu_oracle.measure(llm, prompt, config.vocab_size, count, chance / 100)
+                note(f"oracle_{chance}_{count}", "ms", drafted.taken,
+                     text=f"a token, {drafted.per_step:.2f} tokens a step; the device took {drafted.device:.3f} ms, "
+                          f"so {drafted.over:+.1%}")
     if "breakdown" in cases:
         for count in BREAKDOWN_ROWS:
             for name, value in breakdown(llm, PROMPT, count).items():

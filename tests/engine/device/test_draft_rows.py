@@ -60,15 +60,15 @@ def test_tries_are_short_and_what_pays_is_repeated() -> None:
     llm = made(repeat=8)
     executor = executor_of(llm)
     planned: list[tuple[int, int]] = []
-    repeats = executor.repeats
+    plan = executor.plan
 
     def seen(*given: Any) -> Any:
-        found = repeats(*given)
-        if found is not None:
-            planned.append((found.times, found.drafted_rows))
+        found = plan(*given)
+        if found.repeat is not None:
+            planned.append((found.repeat.times, found.repeat.drafted_rows))
         return found
 
-    executor.repeats = seen
+    executor.plan = seen
     prompts, params = [[7, 8, 9] * 6] * 2, SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
     drafted = llm.generate(prompts, params, speculation="ngram")
     assert {rows for _, rows in planned} == {0, *choices(2)}
