@@ -94,7 +94,7 @@ def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
     choose(draft_rows, 1, 10, lambda rows: 4.0, lambda rows: 1.0)
     draft_rows.refuse(4)
     assert set(choose(draft_rows, 1, 50, lambda rows: 4.0, lambda rows: 1.0)) == {0, 2}
-    assert draft_rows.choose(32) == 0 and draft_rows.insist(1, 15) == 2 and draft_rows.insist(4, 1) == 0
+    assert draft_rows.choose(32) == 0 and draft_rows.insist(1, 15) == 3 and draft_rows.insist(4, 1) == 0
 
 
 def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:

@@ -51,8 +51,8 @@ def within_blocks(llm: LLM) -> None:
     builder: Any = llm.engine.scheduler._filler
     fill = builder.fill_repeated
 
-    def checked(repeat: Any) -> Any:
-        found = fill(repeat)
+    def checked(*given: Any) -> Any:
+        found = fill(*given)
         for group in found[0]:
             assert group.end <= len(group.seq.allocation.blocks[0]) * llm.engine.cache.block_size
         return found

@@ -72,13 +72,13 @@ def test_wide_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = made(4)
     decode = executor_of(llm).graphs.decode
     outs(llm, [GREEDY] * 3, 20, NGRAM | {"k": 7})
-    wide = [shape.rows for shape, _ in decode._captured if shape.most]
+    wide = [shape.rows for (shape, _), _ in decode._captured if shape.most]
     assert max(wide) == 32
     capture = decode._capture
     monkeypatch.setattr(decode, "_capture", lambda shape, *more: (full if shape.rows > 8 else capture)(shape, *more))
     found = outs(llm, [GREEDY] * 2, 20, NGRAM | {"k": 7})
     same(found, outs(on_host(), [GREEDY] * 2, 20))
-    assert max(shape.rows for shape, _ in decode._captured) == 8
+    assert max(shape.rows for (shape, _), _ in decode._captured) == 8
     assert not lacks(llm, Use.LOOKUP) and not lacks(llm, Use.DECODE)
 
 
