@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.tiny import VOCAB, tiny_llm
 from paceline import LLM, SamplingParams
-from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.stats import Round, SpeculationStats
 
 PROMPT = [(i * 31 + 7) % VOCAB for i in range(40)]
 GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
@@ -117,3 +119,23 @@ def test_step_cost_is_learned_from_steps_without_prompts_only(llm: LLM) -> None:
     assert not curve.measured
     llm.generate([PROMPT], GREEDY)
     assert curve.measured and set(curve._points) == {1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8), st.data())
+def test_rounds_of_a_device_count_like_cycles(made: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Of the last one there may be a part: the text ended inside its draft, which has no token of its own then."""
+    rounds = [Round(drafted, min(drafted, accepted), 1) for drafted, accepted in made]
+    tokens = sum(one.accepted + 1 for one in rounds)
+    if rounds and rounds[-1].accepted and data.draw(st.booleans()):
+        tokens -= 1
+    one_by_one, together = SpeculationStats("ngram"), SpeculationStats("ngram")
+    left = tokens
+    for drafted, accepted, _ in rounds:
+        emitted = min(accepted + 1, left)
+        left -= emitted
+        if drafted:
+            one_by_one.record(drafted, accepted, drafted, emitted)
+        else:
+            one_by_one.plain += emitted
+    together.record_rounds(rounds, tokens)
+    assert together == one_by_one

@@ -19,7 +19,7 @@ from paceline.llm import LLM
 from paceline.request import RequestOutput, SamplingParams
 
 AT_ONCE = (1, 8, 32)
-LEAST, BATCHES = 12, 3
+LEAST, BATCHES = 48, 3
 """Prompts that are asked, at least, and batches of them."""
 
 

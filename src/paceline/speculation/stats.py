@@ -116,6 +116,21 @@ class SpeculationStats:
         _add_up(self.by_depth, [1] * path + [0] * (depth - path))
         _add_up(self.tried_by_depth, [1] * depth)
 
+    def record_rounds(self, rounds: Sequence[Round], tokens: int) -> None:
+        """What a device drafted by itself, time after time, and the tokens that came of it."""
+        accepted = sum(one.accepted for one in rounds)
+        drafts = [one for one in rounds if one.drafted]
+        # The text may have ended inside the last draft: then it has no token of its own.
+        cut = len(rounds) + accepted - tokens
+        self.cycles += len(drafts)
+        self.plain += len(rounds) - len(drafts)
+        self.drafted += sum(one.drafted for one in drafts)
+        self.accepted += accepted
+        self.emitted += accepted + len(drafts) - cut
+        tried = _reaching([one.drafted for one in drafts])
+        _add_up(self.by_depth, _reaching([one.accepted for one in drafts], len(tried)))
+        _add_up(self.tried_by_depth, tried)
+
     def add(self, other: SpeculationStats) -> None:
         """Another request's counts and times on top of these; method, rules, provenance and failure stay."""
         self.cycles += other.cycles
@@ -142,6 +157,17 @@ class SpeculationStats:
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
                 "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure,
                 "dropped": dict(self.dropped)}
+
+
+def _reaching(lengths: Sequence[int], most: int = 0) -> list[int]:
+    """How many are at least 1, 2, ... long; `most`: entries, at least."""
+    found = [0] * max([most, *lengths])
+    for length in lengths:
+        if length:
+            found[length - 1] += 1
+    for index in range(len(found) - 1, 0, -1):
+        found[index - 1] += found[index]
+    return found
 
 
 def _add_up(ours: list[int], theirs: Sequence[int]) -> None:

@@ -79,6 +79,17 @@ def test_tries_are_short_and_what_pays_is_repeated() -> None:
     assert [out.outputs[0].token_ids for out in drafted] == [out.outputs[0].token_ids for out in plain]
 
 
+def test_what_the_host_has_to_do_counts_where_it_takes_longer() -> None:
+    draft_rows = DraftRows()
+    for _ in range(3):
+        rows = draft_rows.choose(64)
+        draft_rows.learn(64, rows, {0: 1.0, 128: 1.6, 256: 1.5}[rows], 1.0)
+        draft_rows.learn_host(64, rows, {0: 0.5, 128: 2.0, 256: 1.2}[rows])
+    assert draft_rows.choose(64) == 256  # 1.25 a second beside 1.0 and 0.8
+    draft_rows.learn_host(64, 99, 1.0)
+    draft_rows.learn_host(1, 0, 1.0)
+
+
 def test_a_step_that_was_not_chosen_teaches_nothing() -> None:
     draft_rows = DraftRows()
     draft_rows.learn(3, 99, 5.0, 1.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from paceline.engine.decide.decision import PLAIN, Decision
+from paceline.engine.decide.decision import BONUS, CORRECTED, PLAIN, Decision
 from paceline.engine.decide.randomness import KeyedRandomness
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.records.emitter import Emitter
@@ -201,22 +201,23 @@ def _emit_sampled(seq: Sequence, sampled: Sampled) -> Decision:
     return Decision(tokens, range(1, taken), end, error=error, origins=origins, rounds=_cut(sampled.rounds, taken))
 
 
-def _cut(rounds: Seq[Round], taken: int) -> list[Round]:
+def _cut(rounds: Seq[Round], taken: int) -> Seq[Round]:
     """Those that the first `taken` tokens come from; of the last perhaps a part."""
-    kept: list[Round] = []
-    for one in rounds:
-        if taken <= 0:
-            break
-        kept.append(one._replace(accepted=min(one.accepted, taken)))
-        taken -= one.accepted + 1
-    return kept
+    left = taken
+    for index, one in enumerate(rounds):
+        if left <= one.accepted:  # nothing is left of it, or not all
+            return [*rounds[:index], one._replace(accepted=left)] if left > 0 else rounds[:index]
+        left -= one.accepted + 1
+    return rounds
 
 
 def _origins(rounds: Seq[Round], method: str, taken: int) -> list[Provenance]:
     found: list[Provenance] = []
+    right = Provenance("accepted", method)
     for drafted, accepted, _ in rounds:
-        found += [Provenance("accepted", method)] * accepted
-        found.append(PLAIN if not drafted else Provenance("bonus" if accepted == drafted else "corrected"))
+        if accepted:
+            found += [right] * accepted
+        found.append(PLAIN if not drafted else BONUS if accepted == drafted else CORRECTED)
     return found[:taken]
 
 
@@ -251,7 +252,7 @@ def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, pr
 def _origin(index: int, verdict: Verdict, draft: DraftTree) -> Provenance:
     if index < len(verdict.path):
         return Provenance("accepted", draft.source(verdict.path[index] - 1))
-    return Provenance("bonus" if verdict.bonus else "corrected")
+    return BONUS if verdict.bonus else CORRECTED
 
 
 class _Scribe:

@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.speculation.stats import Provenance, Round
 from paceline.speculation.tree import DraftTree
 
-PLAIN = Provenance("plain")
+PLAIN, BONUS, CORRECTED = Provenance("plain"), Provenance("bonus"), Provenance("corrected")
 
 
 @dataclass(slots=True)

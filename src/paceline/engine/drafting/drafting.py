@@ -166,18 +166,10 @@ class Drafting(Guard[Sequence]):
                 one.plain += emitted
 
     def count_rounds(self, seq: Sequence, rounds: SequenceOf[Round], tokens: int) -> None:
-        """What a device drafted by itself, and the tokens that came of it."""
+        """What a device drafted by itself, and the tokens that came of it; in the totals when the step is over."""
         stats = seq.record.speculation
         assert stats is not None
-        for one in (stats, self._total(stats)):
-            left = tokens
-            for drafted, accepted, _ in rounds:
-                emitted = min(accepted + 1, left)
-                left -= emitted
-                if drafted:
-                    one.record(drafted, accepted, drafted, emitted)
-                else:
-                    one.plain += emitted
+        stats.record_rounds(rounds, tokens)
 
     def _total(self, stats: SpeculationStats) -> SpeculationStats:
         total = self.totals.get(stats.method)
@@ -215,15 +207,26 @@ class Drafting(Guard[Sequence]):
         are there for all, and its drafts need not be looked up to be paid for. What part of it was drafting, nobody can
         say."""
         count = len(step.groups)
+        by_method: dict[str, tuple[SpeculationStats, list[Round], list[int]]] = {}
         for group, decision in zip(step.groups, decisions):
             stats: SpeculationStats | None = group.seq.record.speculation
             tokens = len(decision.tokens)
             if stats is None or not tokens:
                 continue
-            spent = times.seconds * (len(decision.rounds) or tokens) / count
-            plain = None if times.plain is None else times.plain * tokens / count
-            for one in (stats, self._total(stats)):
-                one.spend(0.0, 0.0, 0.0, spent, plain)
+            self._share(stats, times, len(decision.rounds) or tokens, tokens, count)
+            _, rounds, shares = by_method.setdefault(stats.method, (self._total(stats), [], [0, 0, 0]))
+            rounds += decision.rounds
+            for index, more in enumerate((len(decision.rounds) or tokens, tokens,
+                                          tokens if decision.rounds else 0)):
+                shares[index] += more
+        for total, rounds, (ran, tokens, drafted) in by_method.values():
+            total.record_rounds(rounds, drafted)
+            self._share(total, times, ran, tokens, count)
+
+    def _share(self, stats: SpeculationStats, times: RepeatTimes, ran: int, tokens: int, count: int) -> None:
+        """Of a step of `count` sequences that ran so often for these, and yielded them so many tokens."""
+        stats.spend(0.0, 0.0, 0.0, times.seconds * ran / count,
+                    None if times.plain is None else times.plain * tokens / count)
 
     @property
     def seconds(self) -> float:

@@ -132,6 +132,8 @@ class GraphExecutor:
         self._host_seconds = 0.0
         """What the host needed last between two waits for the device."""
         self._read_at: float | None = None
+        self._read_last: Step | None = None
+        """The repeated step that was read then; None: it was another one."""
         self._ended: Moment | None = None
         """When the device was done with the last step that was settled."""
         self.host_gaps = HostGaps()
@@ -271,6 +273,7 @@ class GraphExecutor:
         started, repeats = self._clock(), None
         if flight.reading is not None:
             sampled = self._read(flight.reading)
+            self._read_last = step if step.repeated else None
             self._attended.read(step, self._clock())
             if isinstance(flight.reading, RepeatedInFlight):
                 repeats = self._learn(step, flight.reading, sampled)
@@ -310,7 +313,7 @@ class GraphExecutor:
 
     def forget(self) -> None:
         self._flight.clear()
-        self._read_at = self._ended = None
+        self._read_at = self._ended = self._read_last = None
         self._attended.forget()
 
     def _finish(self, flight: Flight) -> None:
@@ -391,6 +394,9 @@ class GraphExecutor:
         asked = time.perf_counter()
         if self._read_at is not None:
             self._host_seconds = min(asked - self._read_at, ROUND_TRIP)
+            if self._read_last is not None:
+                step = self._read_last
+                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, self._host_seconds / step.repeat)
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled

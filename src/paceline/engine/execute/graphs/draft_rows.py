@@ -28,16 +28,19 @@ def choices(groups: int) -> list[int]:
 class _Choice:
     """What came of one number of rows."""
 
-    __slots__ = ("left", "pause", "seconds", "tokens")
+    __slots__ = ("host", "left", "pause", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.tokens = self.seconds = 0.0
         """Of one time the step ran: tokens for each sequence; 0: not tried."""
+        self.host = 0.0
+        """Seconds that the host had to do because of it, while the device went on."""
         self.pause = self.left = 0
 
     @property
     def speed(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Of whoever is slower, the device or the host."""
+        return self.tokens / max(self.seconds, self.host) if self.seconds else 0.0
 
     def learn(self, tokens: float, seconds: float) -> None:
         weight = WEIGHT if self.seconds else 1.0
@@ -88,6 +91,12 @@ class DraftRows:
                 one.pause = one.left = min(2 * one.pause, LONGEST_PAUSE)
                 return rows
         return best
+
+    def learn_host(self, running: int, rows: int, seconds: float) -> None:
+        """The host had so much to do for each time of such a step."""
+        choice = self._known.get(_groups(running), {}).get(rows)
+        if choice is not None:
+            choice.host += (WEIGHT if choice.host else 1.0) * (seconds - choice.host)
 
     def tries(self, running: int, rows: int) -> bool:
         """Whether so many rows, chosen for so many sequences, are not what is known to be best for them."""

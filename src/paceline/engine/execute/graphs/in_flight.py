@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.schedule.step import RowGroup
-from paceline.kernels.device.repeats import IDLE
+from paceline.kernels.device.repeats import IDLE, ROUND
 from paceline.speculation.stats import Round
 from paceline.speculation.verify import Verdict
 
@@ -54,7 +54,7 @@ class RepeatedInFlight:
         assert self._fetched is not None
         (found,) = self._fetched.arrays()
         if self._drafted:
-            return [_joined(own) for own in found.transpose(1, 0, 2).tolist()]
+            return _joined(found.transpose(1, 0, 2))
         return [Sampled(own if own[-1] != IDLE else own[:own.index(IDLE)]) for own in found.T.tolist()]
 
     @property
@@ -118,16 +118,18 @@ class VerdictsInFlight:
         return found
 
 
-def _joined(rounds: list[list[int]]) -> Sampled:
-    """What a group sampled, time after time, until it came to its end."""
-    tokens: list[int] = []
-    told: list[Round] = []
-    for accepted, drafted, matched, *found in rounds:
-        if accepted == IDLE:
-            break
-        tokens += found[:accepted + 1]
-        told.append(Round(drafted, accepted, matched))
-    return Sampled(tokens, rounds=told)
+def _joined(rounds: NDArray[np.int32]) -> list[Sampled]:
+    """What each group sampled, time after time, until it came to its end. All groups at once: there are many rounds,
+    and each is little."""
+    accepted = rounds[..., 0]
+    ran = accepted != IDLE
+    found = rounds[..., ROUND:]
+    tokens: list[int] = found[ran[..., None] & (np.arange(found.shape[2]) <= accepted[..., None])].tolist()
+    ends = np.where(ran, accepted + 1, 0).sum(1).cumsum().tolist()
+    told = rounds[..., [1, 0, 2]].tolist()
+    begins = [0, *ends[:-1]]
+    return [Sampled(tokens[begin:end], rounds=[Round(*one) for one in own[:count]])
+            for begin, end, own, count in zip(begins, ends, told, ran.sum(1).tolist())]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
