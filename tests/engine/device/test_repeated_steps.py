@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from engine.device.on_device import PROMPTS, WISHES, executor_of, made, on_host, run, texts
 from paceline import SamplingParams
+from paceline.engine.execute.graphs.in_flight import MOST_REPEATS
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "deepseek_dense"])
@@ -144,3 +146,23 @@ def test_who_is_cancelled_while_its_steps_are_in_flight_leaves_the_others_alone(
         assert [out.outputs[0].token_ids for out in found[1:]] == wanted[1:]
         assert found[0].outputs[0].token_ids == wanted[0][:len(found[0].outputs[0].token_ids)]
         assert llm.engine.cache.usage().used == 0 and llm.engine.executor.oldest is None
+
+
+def test_a_step_is_repeated_as_often_as_the_host_needs_to_keep_up() -> None:
+    llm = made()
+    executor = executor_of(llm)
+    del executor.how_often  # the real one
+    llm.engine.add(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0))
+    while not llm.engine.scheduler.running:
+        llm.engine.step()
+    often = partial(executor.how_often, llm.engine.scheduler)
+    executor._step_seconds, executor._host_seconds = 0.001, 0.0
+    assert often(0.0) == 2, "one runs while the host reads the other"
+    executor._host_seconds = 0.002
+    assert often(0.0) == 6
+    executor._host_seconds = 0.1
+    assert often(0.0) == 12 and often(10.0) == MOST_REPEATS, "somebody may come"
+    executor._step_seconds = 1.0
+    assert often(0.0) == often(10.0) == 1
+    llm.engine.cancel(next(iter(llm.engine.scheduler.running)).request.id)
+    run(llm)

@@ -46,6 +46,8 @@ ROUND_TRIP, QUIET_ROUND_TRIP = 0.025, 0.2
 """Seconds that a request that comes meanwhile may have to wait for the device: while requests keep coming, and when
 none has come for QUIET seconds."""
 QUIET = 1.0
+FORGETTING = 0.9
+"""What is kept of the host's longest time, each time that it was shorter."""
 
 
 class InFlight(Protocol):
@@ -130,7 +132,7 @@ class GraphExecutor:
         self._step_seconds = ROUND_TRIP
         """What a repeated step took last on the device."""
         self._host_seconds = 0.0
-        """What the host needed last between two waits for the device."""
+        """What the host needed between two waits for the device, the longest of the last few times."""
         self._read_at: float | None = None
         self._read_last: Step | None = None
         """The repeated step that was read then; None: it was another one."""
@@ -211,14 +213,13 @@ class GraphExecutor:
         return rows, TRIAL if self._draft_rows.tries(count, rows) else MOST_REPEATS
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
-        """As long as a newcomer may wait, for this step and the one before it, and as somebody has tokens to come. With
-        others in the queue just long enough for the host to keep up: who ends inside keeps them from a seat."""
+        """Just long enough for the host to keep up: who ends inside keeps others from a seat, and who comes waits for
+        it. Never longer than a newcomer may wait, for this step and the one before it, or than somebody has tokens to
+        come."""
         longest = max(seq.limit - seq.least_computed - 1 for seq in scheduler.running)
-        most, patience = MOST_REPEATS, QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
-        wanted = patience / AHEAD / self._step_seconds
-        if scheduler.queue_length:
-            most, wanted = MOST_REPEATS // 2, 1.0 + 1.5 * self._host_seconds / self._step_seconds
-        return max(1, min(most, int(wanted), longest))
+        patience = QUIET_ROUND_TRIP if since_arrival > QUIET else ROUND_TRIP
+        wanted = min(2.0 + 2.0 * self._host_seconds / self._step_seconds, patience / AHEAD / self._step_seconds)
+        return max(1, min(MOST_REPEATS, int(wanted), longest))
 
     def submit(self, step: Step) -> None:
         if step.repeated:
@@ -393,10 +394,11 @@ class GraphExecutor:
     def _read(self, reading: InFlight) -> list[Sampled]:
         asked = time.perf_counter()
         if self._read_at is not None:
-            self._host_seconds = min(asked - self._read_at, ROUND_TRIP)
+            host_seconds = min(asked - self._read_at, ROUND_TRIP)
+            self._host_seconds = max(host_seconds, FORGETTING * self._host_seconds)
             if self._read_last is not None:
                 step = self._read_last
-                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, self._host_seconds / step.repeat)
+                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / step.repeat)
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled
