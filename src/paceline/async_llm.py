@@ -18,6 +18,7 @@ from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.engine.records.record import Record
 from paceline.errors import PacelineError, RequestError
+from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams
 
 log = logging.getLogger("paceline.llm")
@@ -182,7 +183,8 @@ class AsyncLLM:
 
     def _loop(self) -> None:
         try:
-            self._serve()
+            with only_new_objects_are_collected():
+                self._serve()
         except BaseException as problem:  # native code that panics raises no Exception, and clients wait all the same
             log.error("the engine's thread has ended", exc_info=problem)
             with self._wake:

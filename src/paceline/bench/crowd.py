@@ -15,6 +15,7 @@ from paceline.bench.questions import read_questions
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.bench.spec import PLAIN, Contender, admit, contenders
 from paceline.errors import ConfigError, PacelineError
+from paceline.garbage import only_new_objects_are_collected
 from paceline.llm import LLM
 from paceline.request import RequestOutput, SamplingParams
 
@@ -81,7 +82,11 @@ def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked:
 
 def ask(llm: LLM, prompts: Sequence[str], at_once: int, one: Contender, params: SamplingParams) -> Round:
     """So many at once, the next one when one of them is answered. Raises the error of a prompt that has one."""
-    crowd = _Crowd(llm, one, params)
+    with only_new_objects_are_collected():
+        return _asked(_Crowd(llm, one, params), prompts, at_once)
+
+
+def _asked(crowd: _Crowd, prompts: Sequence[str], at_once: int) -> Round:
     started = time.perf_counter()
     for prompt in prompts:
         while len(crowd.places) >= at_once:

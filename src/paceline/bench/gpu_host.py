@@ -24,7 +24,8 @@ FEW = 4
 
 
 def host_gap(llm: LLM, way: str, requests: int, prompt: int = 512, tokens: int = 128) -> float:
-    """Milliseconds a step with so many requests at once, each with a prompt and an output of so many tokens."""
+    """Milliseconds a step, the median, with so many requests at once; each has a prompt and an output of so many
+    tokens."""
     executor = llm.engine.executor
     if not isinstance(executor, GraphExecutor):
         raise ConfigError("How long a device waits for the host is measured where steps are captured, and here they "
@@ -36,7 +37,7 @@ def host_gap(llm: LLM, way: str, requests: int, prompt: int = 512, tokens: int =
     for _ in range(2):  # the first captures
         executor.host_gaps = HostGaps()
         llm.generate(prompts, params, speculation=wish)
-    mean = executor.host_gaps[kind].mean
-    if mean is None:
+    gap = executor.host_gaps[kind].median
+    if gap is None:
         raise ConfigError(f"{tokens} tokens are too few to measure {way} steps: ask for more.")
-    return mean * 1000
+    return gap * 1000

@@ -3,7 +3,6 @@ device's time for such steps, whoever drafts."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from paceline.kernels.device.lookup import HIGHEST
 from paceline.kernels.device.repeats import Drafts, RepeatInputs
 from paceline.kernels.device.seats import SeatTables
 from paceline.llm import LLM
-from paceline.request import RequestOutput, SamplingParams
+from paceline.request import SamplingParams
 
 REQUESTS = (1, 8, 32)
 CHANCES = (60, 80)
 """Percent, of each token of a draft after those before it."""
 DEPTH = 4
-SHORT, LONG = 8, 136
-"""Tokens of two runs, whose difference is measured: prompts are not in it."""
+TOKENS = 200
 
 
 class Oracle:
@@ -63,32 +61,26 @@ class Drafted:
 
 
 def measure(llm: LLM, prompt: list[int], vocab: int, requests: int, chance: float, runs: int = 2,
-            long: int = LONG) -> Drafted:
+            count: int = TOKENS) -> Drafted:
     """Greedy texts of one prompt, so many at once; the fastest of some runs after one that captures."""
-    (plain,) = llm.generate(prompt, _params(long), speculation=None)
+    params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    wish: dict[str, Any] = {"method": "ngram", "k": DEPTH, "adaptive": False}
+    (plain,) = llm.generate(prompt, params, speculation=None)
     text = [*prompt, *plain.outputs[0].token_ids]
     found: list[Drafted] = []
     with _drafts_by(llm, text, vocab, chance):
         for _ in range(1 + runs):
-            (short, _), (taken, outs) = (_run(llm, prompt, requests, count) for count in (SHORT, long))
+            outs = llm.generate([prompt] * requests, params, speculation=wish)
             assert all(out.outputs[0].token_ids == plain.outputs[0].token_ids for out in outs)
             told = [out.speculation for out in outs if out.speculation is not None]
-            # A step's time is shared out among its requests; of those few before SHORT tokens the mean is taken.
-            device = sum(one.spent_s for one in told) * (long - SHORT) / (long - 1)
-            found.append(Drafted((taken - short) * 1000 / (long - SHORT), device * 1000 / (long - SHORT),
+            times = [out.metrics.token_times for out in outs]
+            begin = max(own[0] for own in times)  # from here on nobody reads a prompt
+            tokens = sum(at > begin for own in times for at in own) / requests
+            # A step's time is shared out among its requests.
+            device = sum(one.spent_s for one in told) / tokens
+            found.append(Drafted((max(own[-1] for own in times) - begin) / tokens * 1000, device * 1000,
                                  sum(one.tokens_per_step for one in told) / len(told)))
     return min(found[1:], key=lambda one: one.taken)
-
-
-def _params(count: int) -> SamplingParams:
-    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-
-
-def _run(llm: LLM, prompt: list[int], requests: int, count: int) -> tuple[float, list[RequestOutput]]:
-    wish: dict[str, Any] = {"method": "ngram", "k": DEPTH, "adaptive": False}
-    started = time.perf_counter()
-    outs = llm.generate([prompt] * requests, _params(count), speculation=wish)
-    return time.perf_counter() - started, outs
 
 
 @contextmanager

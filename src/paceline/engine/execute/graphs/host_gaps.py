@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median
 
 
 class StepKind(Enum):
@@ -19,6 +21,9 @@ class StepKind(Enum):
     """Prompts and mixes, and tokens that the host has a word about."""
 
 
+KEPT = 1024
+
+
 @dataclass(slots=True)
 class HostGap:
     """Steps that somebody waited for, and the time between the end of the step before each and its own beginning."""
@@ -26,11 +31,17 @@ class HostGap:
     count: int = 0
     seconds: float = 0.0
     """Of all of them together."""
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     @property
     def mean(self) -> float | None:
         """Seconds a step; None: there was none."""
         return self.seconds / self.count if self.count else None
+
+    @property
+    def median(self) -> float | None:
+        """Of the last ones: what was captured on the way does not count."""
+        return median(self.last) if self.last else None
 
 
 class HostGaps:
@@ -44,3 +55,4 @@ class HostGaps:
         gap = self._gaps[kind]
         gap.count += 1
         gap.seconds += max(0.0, seconds)
+        gap.last.append(max(0.0, seconds))
