@@ -1,21 +1,44 @@
-"""What Python's collector looks at while requests are served.
+"""What Python's collector looks at while an engine serves.
 
 Its full collections walk every object of the process: with torch imported a tenth of a second, in which everybody
-waits. What was there before is not garbage, so it can be left out meanwhile.
+waits. What was there before an engine began to serve is left out meanwhile.
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class _Serving:
+    """How many serve in this process: the collector is everybody's."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.frozen = False
+        """By us: where somebody else has said what is left out, it stays at that."""
+
+
+_SERVING = _Serving()
+
+
 @contextmanager
 def only_new_objects_are_collected() -> Iterator[None]:
-    """Takes no time itself. What is there now, and becomes garbage in a cycle, is found when this is over."""
-    gc.freeze()
+    """For long: what is there now is collected once more before, and found again when this is over."""
+    with _SERVING.lock:
+        _SERVING.count += 1
+        if _SERVING.count == 1 and not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            _SERVING.frozen = True
     try:
         yield
     finally:
-        gc.unfreeze()
+        with _SERVING.lock:
+            _SERVING.count -= 1
+            if not _SERVING.count and _SERVING.frozen:
+                gc.unfreeze()
+                _SERVING.frozen = False

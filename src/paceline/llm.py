@@ -10,7 +10,6 @@ from paceline.engine.admission import check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import PacelineError, RequestError
-from paceline.garbage import only_new_objects_are_collected
 from paceline.request import Completion, RequestOutput, SamplingParams
 
 Prompt = str | list[int]
@@ -60,11 +59,6 @@ class LLM:
     def _serve(self, batch: Sequence[Prompt | PacelineError], params: Any, speculation: Any,
                adapter: Any) -> list[RequestOutput]:
         """Where an error stands in the place of a prompt, that request has already failed."""
-        with only_new_objects_are_collected():
-            return self._served(batch, params, speculation, adapter)
-
-    def _served(self, batch: Sequence[Prompt | PacelineError], params: Any, speculation: Any,
-                adapter: Any) -> list[RequestOutput]:
         params_of = _spread(params if params is not None else SamplingParams(), len(batch), "params")
         spec_of = _spread(speculation, len(batch), "speculation")
         adapter_of = _spread(adapter, len(batch), "adapter")

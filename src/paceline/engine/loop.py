@@ -10,7 +10,7 @@ from paceline.engine.drafting.drafting import Drafting
 from paceline.engine.execute.executor import Executor, Settled, StepDropped
 from paceline.engine.records.metrics import StepTimes
 from paceline.engine.schedule.scheduler import Scheduler
-from paceline.engine.schedule.sequence import Status
+from paceline.engine.schedule.sequence import Placement, Status
 from paceline.engine.schedule.step import Step
 
 log = logging.getLogger("paceline.engine")
@@ -29,6 +29,8 @@ class Loop:
         self._bookkeeping = bookkeeping
         self._end_requests = end_requests
         self._clock = clock
+        self._schedule_s = 0.0
+        """What it took to plan steps that nothing was settled after yet."""
         self._suspect: Step | None = None
         """On whose account things break now; None: nobody can say."""
 
@@ -38,7 +40,8 @@ class Loop:
         try:
             self._suspect = self.executor.oldest
             self.executor.start()
-            schedule_s = self._submit(since_arrival)
+            self._schedule_s += self._submit(since_arrival)
+            schedule_s, self._schedule_s = self._schedule_s, 0.0
             self._suspect = self.executor.oldest
             if self._suspect is None:
                 return
@@ -48,6 +51,8 @@ class Loop:
                 self._commit(self.executor.settle(), started, 0.0, touched)
             self._suspect = self.executor.oldest
             self.executor.advance()
+            if self.executor.goes_on:
+                self._schedule_s = self._submit(since_arrival)
         except StepDropped as dropped:
             self._start_over(dropped, touched)
         except BaseException as problem:
@@ -58,8 +63,10 @@ class Loop:
         seconds = 0.0
         while self.executor.has_room(self._scheduler):
             self._suspect, started = None, self._clock()
-            self._drafting.propose(self._scheduler.running)
             planned = self.executor.plan(self._scheduler, since_arrival)
+            if planned is not None and planned.repeat is None:
+                self._drafting.propose([seq for seq in self._scheduler.running
+                                        if not (planned.apart and seq.placement is Placement.FREE)])
             step = None if planned is None else self._scheduler.schedule(*planned)
             now = self._clock()
             seconds += now - started

@@ -94,7 +94,8 @@ class AdapterSlots:
     def load(self, additions: Additions) -> int:
         """The slot in which an adapter lies from now on. Without memory for it nothing has changed."""
         slot = self._taken.index(False) if False in self._taken else len(self._taken)
-        room = max(FEWEST, 1 << slot.bit_length())
+        # Of every weight as many as there are: whoever has one of the others may be asked about any of them.
+        room = max(FEWEST, 1 << max(slot, len(self._taken) - 1).bit_length())
         moved: dict[Weight, LowRankSlots] = {}
         for weight in {**self._by_weight, **additions}:
             old, low = self._by_weight.get(weight), additions.get(weight)

@@ -167,7 +167,7 @@ WORDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("names", "options"), [
     (("regex", "bad words"), {}),
-    (("grammar", "schema"), {"kv_blocks": 7, "block_size": 4, "max_model_len": 24, "preemption": "swap",
+    (("grammar", "schema"), {"kv_blocks": 6, "block_size": 4, "max_model_len": 24, "preemption": "swap",
                              "swap_space": 0.01}),
     (("choice", "regex"), {"max_batch_tokens": 16}),
     (("schema", "grammar"), {"schedule_ahead": True})])
@@ -180,4 +180,6 @@ def test_structures_and_words_come_out_as_on_the_host(names: tuple[str, ...], op
               for out in one.generate(PROMPTS, params, speculation=None)]
              for one in (on_host(tokenizer=tokenizer()), llm)]
     assert texts[0] == texts[1] and seen["ahead"] >= 4
-    assert "preemption" not in options or llm.engine.report()["preemptions"] > 0
+    if "preemption" in options:  # what is compiled for the first time may let requests in one by one
+        llm.generate(PROMPTS, params, speculation=None)
+        assert llm.engine.report()["preemptions"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from engine.device.on_device import HEAVY, PROMPTS, executor_of, full, made, on_host, run, same
 from paceline import LLM, SamplingParams
-from paceline.engine.execute.graphs.attended import LONGEST, Attended
+from paceline.engine.execute.graphs.attended import LONGEST, TURNS, Attended
 from paceline.engine.schedule.sequence import Placement
 from speculation.worded import SCHEMAS, tokenizer
 
@@ -145,23 +145,43 @@ def test_without_memory_for_repeated_steps_they_share_them(monkeypatch: pytest.M
     same(llm.generate(PROMPTS[:2], params, speculation=[None, "suffix"]), expected)
 
 
+def test_searches_that_wait_do_not_keep_anybody_from_blocks() -> None:
+    """A beam is parked until its peer has a seat; who is free needs its blocks; neither has a step of its own."""
+    options = {"kv_blocks": 9, "block_size": 4, "max_model_len": 32, "max_num_seqs": 2}
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, beam_width=2, temperature=0.0),
+              SamplingParams(max_tokens=20, ignore_eos=True, **GREEDY),
+              SamplingParams(max_tokens=20, ignore_eos=True, **GREEDY)]
+    expected = on_host(**options).generate(PROMPTS, params)
+    found = apart(made(2, **options)).generate(PROMPTS, params)
+    assert [[out.token_ids for out in one.outputs] for one in found] == [
+        [out.token_ids for out in one.outputs] for one in expected]
+
+
 def test_what_the_host_took_is_what_counts() -> None:
     class Group:
         seq = type("Seq", (), {"placement": Placement.DEVICE})
 
     attended, step = Attended(), type("Step", (), {"groups": [Group]})
     for at in range(0, 100, 10):
-        attended.read(step, at)
+        attended.read(step, at, True)
         attended.submitted(step, at + 0.002)
     assert attended.seconds == pytest.approx(0.002)
-    attended.read(step, 200)
+    attended.read(step, 200, True)
     attended.submitted(step, 200 + 2 * LONGEST)  # somebody was away
-    attended.read(step, 300)
+    attended.read(step, 300, True)
     attended.forget()
     attended.submitted(step, 300.02)
+    attended.read(step, 400, False)  # it may have waited for the other step
+    attended.submitted(step, 400.02)
     assert attended.seconds == pytest.approx(0.002)
     device, free = Group.seq, type("Seq", (), {"placement": Placement.FREE})
     assert attended.goes_apart([device, free], 0.001) and not attended.goes_apart([device, free], 0.003)
     assert not attended.goes_apart([device], 0.001) and not attended.goes_apart([free], 0.001)
     turns = [attended.free_next(flight) for flight in ([False], [True], [], [], [False])]
     assert turns == [True, False, True, False, True]
+    for _ in range(TURNS):
+        attended.free_next([True])
+    assert not attended.goes_apart([device, free], 0.001), "until it is measured again"
+    attended.read(step, 500, True)
+    attended.submitted(step, 500.004)
+    assert attended.goes_apart([device, free], 0.003)

@@ -62,6 +62,10 @@ class Executor(Protocol):
     looks_up: bool
     """Whether drafts that are looked up in a text can be found where the steps run, without the host."""
 
+    goes_on: bool
+    """Whether steps run while whoever drives the loop does something else (tells clients what is new): then the next
+    one is submitted before that."""
+
     def make_room(self, seq: Sequence) -> bool:
         """Before a sequence queues: allocate what sampling its tokens takes. False: its tokens are the host's."""
 

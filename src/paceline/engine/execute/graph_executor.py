@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from paceline.engine.decide.decider import Decider
+from paceline.engine.decide.decision import Decision
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
 from paceline.engine.execute.graphs.attended import Attended
@@ -102,6 +103,13 @@ class Flight:
         return self.left if self.reading is None else self.reading.ended
 
     @property
+    def device_seconds(self) -> float | None:
+        """From its beginning to its end; None: not known, or not yet."""
+        if self.began is None or self.ended is None or not (self.began.passed and self.ended.passed):
+            return None
+        return self.began.until(self.ended)
+
+    @property
     def kind(self) -> StepKind:
         if self.step.repeated:
             return StepKind.DRAFTED if self.step.drafted_rows else StepKind.REPEATED
@@ -118,6 +126,7 @@ class GraphExecutor:
     and what happens without memory, nobody else knows."""
 
     looks_up = True
+    goes_on = True
 
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
@@ -129,8 +138,10 @@ class GraphExecutor:
         self._clock = clock
         self._flight: deque[Flight] = deque()
         """Oldest first."""
-        self._step_seconds = ROUND_TRIP
-        """What a repeated step took last on the device."""
+        self._step_seconds, self._measured = ROUND_TRIP, False
+        """What a repeated step took last on the device, each time; whether there was one."""
+        self._times = 1
+        """How often a step was to be repeated last."""
         self._host_seconds = 0.0
         """What the host needed between two waits for the device, the longest of the last few times."""
         self._read_at: float | None = None
@@ -158,7 +169,7 @@ class GraphExecutor:
             return True
         if len(self._flight) >= AHEAD:
             return False
-        if self._attended.goes_apart(scheduler.running, self._step_seconds):
+        if self._goes_apart(scheduler):
             return True
         newest = self._flight[-1]
         return (newest.ahead and newest.reading is not None
@@ -166,10 +177,13 @@ class GraphExecutor:
 
     def plan(self, scheduler: Scheduler, since_arrival: float) -> Planned | None:
         if scheduler.can_repeat():
-            return Planned(self._repeated(scheduler.running, self.how_often(scheduler, since_arrival)))
-        if self._attended.goes_apart(scheduler.running, self._step_seconds):
-            return self._plan_apart(scheduler)
-        return Planned()
+            self._times = self.how_often(scheduler, since_arrival)
+            return Planned(self._repeated(scheduler.running, self._times))
+        return self._plan_apart(scheduler) if self._goes_apart(scheduler) else Planned()
+
+    def _goes_apart(self, scheduler: Scheduler) -> bool:
+        return (not self._memory.lacks(Use.DECODE)
+                and self._attended.goes_apart(scheduler.running, self._step_seconds))
 
     def _plan_apart(self, scheduler: Scheduler) -> Planned | None:
         """A step of those who are free while one of the others is in flight, and the other way round."""
@@ -178,10 +192,11 @@ class GraphExecutor:
             if not free:
                 return None if self._flight else Planned()
             # As long as the host takes for the others: they wait no longer than for the host.
-            repeat = self._repeated(free, max(1, int(self._attended.seconds / self._step_seconds)))
+            longest = max(seq.limit - seq.least_computed - 1 for seq in free)
+            self._times = max(1, min(longest, int(self._attended.seconds / self._step_seconds)))
+            repeat = self._repeated(free, self._times)
             if repeat is not None:
                 return Planned(repeat, apart=True)
-            self._attended.stay_together()
             return None if self._flight else Planned()
         if any(not flight.step.repeated for flight in self._flight):
             return None
@@ -275,19 +290,26 @@ class GraphExecutor:
         if flight.reading is not None:
             sampled = self._read(flight.reading)
             self._read_last = step if step.repeated else None
-            self._attended.read(step, self._clock())
-            if isinstance(flight.reading, RepeatedInFlight):
-                repeats = self._learn(step, flight.reading, sampled)
+            self._attended.read(step, self._clock(), alone=not self._flight)
             ran = self._clock()
             decisions = self._decider.decide_sampled(step, sampled)
+            if isinstance(flight.reading, RepeatedInFlight):
+                repeats = self._learn(step, flight.reading, sampled, decisions)
         else:
             assert flight.logits is not None
-            self._attended.read(step, self._clock())
+            self._read_at = self._read_last = None
+            self._attended.read(step, self._clock(), alone=not self._flight)
             ran = self._clock()
             self.graphs.seats.forget(step.groups)
             decisions = self._decider.decide(step, flight.logits)
         self._note_gap(flight)
-        return Settled(step, decisions, flight.launch_s + ran - started, self._clock() - ran, flight.alone, repeats)
+        forward_s, by_itself = flight.launch_s + ran - started, flight.alone
+        device_s = flight.device_seconds
+        if flight.known and device_s is not None and not step.repeated:  # whatever else was in flight
+            forward_s, by_itself = flight.launch_s + device_s, True
+            if not self._measured and not step.prompt_rows:
+                self._step_seconds = device_s
+        return Settled(step, decisions, forward_s, self._clock() - ran, by_itself, repeats)
 
     def _note_gap(self, flight: Flight) -> None:
         """Where somebody in a step has tokens already, it could have begun when the one before it ended."""
@@ -296,13 +318,14 @@ class GraphExecutor:
                 and any(group.seq.output_len for group in flight.step.groups)):
             self.host_gaps.note(flight.kind, before.until(flight.began))
 
-    def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled]) -> RepeatTimes:
+    def _learn(self, step: Step, reading: RepeatedInFlight, sampled: Seq[Sampled],
+               decisions: Seq[Decision]) -> RepeatTimes:
         """What a repeated step took and yielded, each time."""
-        self._step_seconds = reading.seconds
+        self._step_seconds, self._measured = reading.seconds, True
         # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
         told = [one for one in sampled if one.tokens]
-        for one in told:
-            self._chances.learn(one.rounds)
+        for decision in decisions:  # what comes behind the end of a text says nothing of it
+            self._chances.learn(decision.rounds if decision.finish is None else decision.rounds[:-1])
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         if told:
             self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)
@@ -398,7 +421,9 @@ class GraphExecutor:
             self._host_seconds = max(host_seconds, FORGETTING * self._host_seconds)
             if self._read_last is not None:
                 step = self._read_last
-                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / step.repeat)
+                # What is only tried is repeated less, and would have as much to do for it.
+                times = max(step.repeat, self._times)
+                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / times)
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled

@@ -21,6 +21,7 @@ class HostExecutor:
     stale = False
 
     looks_up = False
+    goes_on = False
 
     def __init__(self, runner: ModelRunner, builder: BatchBuilder, decider: Decider, clock: Callable[[], float],
                  schedule_ahead: bool) -> None:

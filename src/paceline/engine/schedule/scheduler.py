@@ -196,6 +196,9 @@ class Scheduler:
             groups, copies, preempted, planned = self._filler.fill_repeated(repeat, apart)
         else:
             groups, copies, preempted = self._filler.fill(apart)
+        if not groups and apart and not self._flight:  # one of both cannot run: all who can
+            groups, copies, preempted = self._filler.fill()
+            planned = Repeat(0)
         if not groups:
             return None
         step = Step(self._next_step, groups, copies, self._moves, preempted, planned.times,

@@ -50,13 +50,13 @@ class StepBuilder:
         `apart`: without those whose steps can be repeated."""
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
-        running = self.running
+        running = [seq for seq in self.running if not self.repeatable(seq)] if apart else self.running
         draft_rows = self._spare - len(running)
         """What drafts may use: everyone gets one row first."""
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
-            if seq.in_flight_drafts or (apart and self.repeatable(seq)):
+            if seq.in_flight_drafts:
                 continue
             start = seq.computed
             tokens = seq.tokens

@@ -17,6 +17,8 @@ from paceline.engine.schedule.step import Step
 WEIGHT = 0.25
 LONGEST = 0.025
 """Seconds: what takes longer was something else."""
+TURNS = 512
+"""Steps apart, before the host's time is measured again."""
 
 
 class Attended:
@@ -27,6 +29,7 @@ class Attended:
         """From the reading of what a step of theirs yields until the next one is launched; 0: not known."""
         self._read_at: float | None = None
         self._free_last = True
+        self._turns = 0
 
     def goes_apart(self, running: Seq[Sequence], step_seconds: float) -> bool:
         """Whether those who need the host and those who do not are to have steps of their own. `step_seconds`: what a
@@ -38,16 +41,15 @@ class Attended:
         """Whether the next step is of those who are free; `in_flight`: whether each step there is repeated. With none
         they take turns, also where one of both could not run."""
         self._free_last = next((not repeated for repeated in in_flight), not self._free_last)
+        self._turns += 1
+        if self._turns >= TURNS:  # what the host takes can only be told while they share steps
+            self._turns, self.seconds = 0, 0.0
         return self._free_last
 
-    def stay_together(self) -> None:
-        """Steps of those who are free cannot be repeated now."""
-        self.seconds = 0.0
-
-    def read(self, step: Step, now: float) -> None:
-        """What a step yields is known on the host."""
-        if _attended(step):
-            self._read_at = now
+    def read(self, step: Step, now: float, alone: bool) -> None:
+        """What a step yields is known on the host. `alone`: nothing else is in flight, for which the host might wait
+        meanwhile."""
+        self._read_at = now if alone and _attended(step) else None
 
     def submitted(self, step: Step, now: float) -> None:
         """A step was launched."""
