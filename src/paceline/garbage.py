@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class _Serving:
+class Serving:
     """How many serve in this process: the collector is everybody's."""
 
     def __init__(self) -> None:
@@ -22,23 +22,23 @@ class _Serving:
         """By us: where somebody else has said what is left out, it stays at that."""
 
 
-_SERVING = _Serving()
+_SERVING = Serving()
 
 
 @contextmanager
-def only_new_objects_are_collected() -> Iterator[None]:
+def only_new_objects_are_collected(serving: Serving = _SERVING) -> Iterator[None]:
     """For long: what is there now is collected once more before, and found again when this is over."""
-    with _SERVING.lock:
-        _SERVING.count += 1
-        if _SERVING.count == 1 and not gc.get_freeze_count():
+    with serving.lock:
+        serving.count += 1
+        if serving.count == 1 and not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
-            _SERVING.frozen = True
+            serving.frozen = True
     try:
         yield
     finally:
-        with _SERVING.lock:
-            _SERVING.count -= 1
-            if not _SERVING.count and _SERVING.frozen:
+        with serving.lock:
+            serving.count -= 1
+            if not serving.count and serving.frozen:
                 gc.unfreeze()
-                _SERVING.frozen = False
+                serving.frozen = False

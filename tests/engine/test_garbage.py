@@ -6,17 +6,18 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from engine.tiny import tiny_llm
 from paceline import AsyncLLM, SamplingParams
-from paceline.garbage import only_new_objects_are_collected
+from paceline.garbage import Serving, only_new_objects_are_collected
 
 
 @pytest.fixture(autouse=True)
 def _nobody_else() -> Iterator[None]:
-    """The suite leaves out what it has imported, too."""
+    """The suite leaves out what it has imported, and engines of other tests may serve."""
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
@@ -30,13 +31,13 @@ class Cycle:
 
 
 def test_what_was_there_is_found_when_the_last_one_is_over() -> None:
-    garbage = weakref.ref(Cycle())
-    with only_new_objects_are_collected():
+    serving, garbage = Serving(), weakref.ref(Cycle())
+    with only_new_objects_are_collected(serving):
         assert garbage() is None, "what is garbage already goes before"
         frozen = gc.get_freeze_count()
         assert frozen > 1000
         new = weakref.ref(Cycle())
-        with only_new_objects_are_collected():
+        with only_new_objects_are_collected(serving):
             pass
         assert gc.get_freeze_count() == frozen, "somebody else still serves"
         gc.collect()
@@ -44,25 +45,32 @@ def test_what_was_there_is_found_when_the_last_one_is_over() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_an_engine_that_serves_does_so() -> None:
-    frozen: list[int] = []
+def test_what_somebody_else_has_left_out_stays_so() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with only_new_objects_are_collected(Serving()):
+        assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() == before
+    gc.unfreeze()
+
+
+def test_an_engine_that_serves_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        told.append("begun")
+        yield
+        told.append("over")
 
     async def ask() -> None:
         llm = AsyncLLM(engine=tiny_llm().engine)
         try:
             await llm.complete([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
-            frozen.append(gc.get_freeze_count())
+            assert told == ["begun"]
         finally:
             llm.close()
 
+    monkeypatch.setattr("paceline.async_llm.only_new_objects_are_collected", noted)
     asyncio.run(ask())
-    assert frozen[0] > 1000 and gc.get_freeze_count() == 0
-
-
-def test_what_somebody_else_has_left_out_stays_so() -> None:
-    gc.freeze()
-    before = gc.get_freeze_count()
-    with only_new_objects_are_collected():
-        assert gc.get_freeze_count() == before
-    assert gc.get_freeze_count() == before
-    gc.unfreeze()
+    assert told == ["begun", "over"]
