@@ -65,12 +65,13 @@ class _Delivery:
 
 class SuffixLibrary:
     """`add` only takes note; `work` does the sorting in, a little at a time, so that no request waits for the long
-    prompt of another. First in, first out, by the creation of trees; `capacity` bounds tokens over all salts."""
+    prompt of another. The tree that nothing was added to for longest goes first; `capacity` bounds tokens over all salts."""
 
     def __init__(self, capacity: int, depth: int = 64) -> None:
         self.capacity = capacity
         self._depth = depth
-        self._shelves: deque[_Shelf] = deque()
+        self._shelves: dict[_Shelf, None] = {}
+        """All of them, the one that was written to last at the end."""
         self._of: dict[str, list[_Shelf]] = {}
         """Of a salt, oldest first; the last one is written to."""
         self._pending: deque[_Delivery] = deque()
@@ -100,6 +101,8 @@ class SuffixLibrary:
             shelf = self._open_shelf(first.volume.salt)
             count = min(most, len(first), max(1, self.capacity // _TREES - shelf.tree.tokens))
             first.volume.write(shelf, first.take(count))
+            self._shelves.pop(shelf, None)
+            self._shelves[shelf] = None
             most -= count
             self._waiting -= count
             self.tokens += count
@@ -112,12 +115,12 @@ class SuffixLibrary:
         if not shelves or shelves[-1].tree.tokens >= self.capacity // _TREES:
             shelf = _Shelf(salt, self._depth)
             shelves.append(shelf)
-            self._shelves.append(shelf)
         return shelves[-1]
 
     def _forget(self) -> None:
         while self.tokens > self.capacity:
-            shelf = self._shelves.popleft()
+            shelf = next(iter(self._shelves))
+            del self._shelves[shelf]
             self.tokens -= shelf.tree.tokens
             left = self._of[shelf.salt]
             left.remove(shelf)
