@@ -65,7 +65,8 @@ class _Delivery:
 
 class SuffixLibrary:
     """`add` only takes note; `work` does the sorting in, a little at a time, so that no request waits for the long
-    prompt of another. The tree that nothing was added to for longest goes first; `capacity` bounds tokens over all salts."""
+    prompt of another. The tree that nothing was added to for longest goes first; `capacity` bounds tokens over all
+    salts."""
 
     def __init__(self, capacity: int, depth: int = 64) -> None:
         self.capacity = capacity
