@@ -82,11 +82,13 @@ def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked:
 
 def ask(llm: LLM, prompts: Sequence[str], at_once: int, one: Contender, params: SamplingParams) -> Round:
     """So many at once, the next one when one of them is answered. Raises the error of a prompt that has one."""
+    # Templates and tokens beforehand: a server makes them beside the engine, and they take as long whoever drafts.
+    read = [text if llm.engine.chat is None else llm.render([{"role": "user", "content": text}]) for text in prompts]
     with only_new_objects_are_collected():
-        return _asked(_Crowd(llm, one, params), prompts, at_once)
+        return _asked(_Crowd(llm, one, params), read, at_once)
 
 
-def _asked(crowd: _Crowd, prompts: Sequence[str], at_once: int) -> Round:
+def _asked(crowd: _Crowd, prompts: Sequence[list[int] | str], at_once: int) -> Round:
     started = time.perf_counter()
     for prompt in prompts:
         while len(crowd.places) >= at_once:
@@ -120,9 +122,8 @@ class _Crowd:
     def outs(self) -> list[RequestOutput]:
         return [self._answers[place] for place in sorted(self._answers)]
 
-    def add(self, text: str) -> None:
+    def add(self, prompt: list[int] | str) -> None:
         engine = self._llm.engine
-        prompt = text if engine.chat is None else self._llm.render([{"role": "user", "content": text}])
         place = len(self.places) + len(self._answers)
         self.places[engine.add(prompt, self._params, speculation=self._one.wish)] = place
 

@@ -46,8 +46,6 @@ def made(repeat: int = 8, name: str = "llama", tokenizer: Any = None, **options:
     assert isinstance(llm.engine.executor, GraphExecutor) == bool(repeat)
     if repeat:
         executor_of(llm).how_often = lambda *_: repeat
-        # Nor does what this machine takes for a step decide whether steps are planned apart (test_apart.py).
-        executor_of(llm)._attended.goes_apart = lambda *_: False
     return llm
 
 
