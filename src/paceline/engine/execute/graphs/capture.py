@@ -31,7 +31,9 @@ class GraphCapture:
         """Those captured into the pool that somebody can still replay."""
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Runs `launch` once, then keeps it: what it reads and writes must lie where it lay."""
+        """Runs `launch` once, then keeps what it launched. What that reads and writes must lie where it lay, so the
+        caller keeps every tensor that `launch` did not make itself. (Not `launch`: it knows who keeps the graph, and
+        neither would go before a garbage collection.)"""
         if self.device.type != "cuda":
             launch()
             return launch

@@ -61,6 +61,10 @@ class DecodeGraph:
 
     shape: DecodeShape
     inputs: RepeatInputs
+    views: Seq[RepeatRows]
+    """Of each cache group the rows as every time lays them out. Kept, as are the drafts, because the device writes
+    there whoever else may have been given the memory."""
+    drafts: Drafts
     replay: Callable[[], None]
 
 
@@ -175,8 +179,8 @@ class DecodeGraphs:
         rows = RepeatRows.of(shape.rows, shape.groups, self._device)
         views = [replace(rows, slots=torch.full_like(rows.slots, -1)) for _ in self._tables]
         drafts = Drafts.of(shape.groups, shape.most, self._device)
-        return DecodeGraph(shape, inputs,
-                           self._graphs.capture(lambda: self._step(shape, inputs, views, drafts, controls)))
+        return DecodeGraph(shape, inputs, views, drafts, self._graphs.capture(
+            lambda: self._step(shape, inputs, views, drafts, controls)))
 
     def _step(self, shape: DecodeShape, inputs: RepeatInputs, views: Seq[RepeatRows], drafts: Drafts,
               controls: Controls) -> None:
