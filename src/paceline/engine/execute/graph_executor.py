@@ -129,8 +129,8 @@ class GraphExecutor:
     goes_on = True
     plans_apart = False
     """Whether those who need the host have steps apart (graphs/attended.py). Not yet: on an H200 they led to a step
-    that failed in a cache for hardly more than one request. What was wrong is found and mended (docs/notebook.md, Crowds on
-    a card), but the matrix on a card has not been run since."""
+    that failed in a cache for hardly more than one request. What was wrong is found and mended (docs/notebook.md,
+    Crowds on a card), but the matrix on a card has not been run since."""
 
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
