@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from paceline.config import GIB, EngineConfig, EngineOptions, Facts
 from paceline.engine.card import Card, check_card, check_weights, inspect_card, no_room
 from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
+from paceline.engine.execute.target_heads import head_planes
 from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
@@ -27,7 +28,8 @@ from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
-from paceline.models.interface import CausalLM
+from paceline.models.heads.interface import Head
+from paceline.models.interface import CausalLM, activations
 from paceline.models.load.adapters import read_adapter
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.opening import open_checkpoint
@@ -167,13 +169,16 @@ class ModelFiles:
 
 def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, *, device: torch.device,
                dtype: torch.dtype = torch.float32, revision: str = "", eos_ids: frozenset[int] = frozenset(),
-               **more: Any) -> Engine:
-    """An engine around a model that is already in memory."""
+               heads: Mapping[str, Head] | None = None, **more: Any) -> Engine:
+    """An engine around a model that is already in memory, and trained `heads` of it by the names that requests use."""
+    for head in (heads or {}).values():
+        head.config.check_target(model.config, None if tokenizer is None else tokenizer.fingerprint())
     if model.kv_dtype is None:
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
+    extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
     facts = Facts(device=device.type, context=model.config.context,
-                  bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
+                  bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype, extra),
                   free_memory=_free_memory(device), total_memory=_total_memory(device), cores=os.cpu_count() or 1,
                   host_memory=configs.available_memory())
     config = configs.resolve(options, facts)
@@ -186,7 +191,8 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     while True:
         try:
             return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
-                          eos_ids=eos_ids, speculation=options.speculation, **more)
+                          eos_ids=eos_ids, speculation=options.speculation, heads=heads,
+                          head_kernels=head_kernels(model, kernels, options), **more)
         except torch.OutOfMemoryError as problem:
             config = smaller_cache(config, options, facts.bytes_per_token, problem)
 
@@ -211,6 +217,11 @@ def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -
     if options.kernels == "native" or model.bits < 16:
         return NativeKernels(native_threads(options))
     return select(options.deterministic, device, options.kernels)
+
+
+def head_kernels(model: CausalLM, kernels: Kernels, options: EngineOptions) -> Kernels:
+    """What a model's trained heads run with: they are written on kernels even where the model needs none."""
+    return NativeKernels(native_threads(options)) if model.self_contained else kernels
 
 
 def native_threads(options: EngineOptions) -> int:

@@ -14,6 +14,7 @@ from paceline.speculation.drafters import (
     cascade,
     draft,
     exit,
+    head,
     lookahead,
     merge,
     ngram,
@@ -27,8 +28,10 @@ from paceline.speculation.drafters import (
 from paceline.speculation.options import MAX_NODES, Options, check_nesting, shown
 from paceline.speculation.verify import RULES
 
-PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
+PLANNED_METHODS = ("streaming-kv", "retrieval-kv")
 PLANNED_RULES = ("block",)
+HEADS = ("dspark", "dflash", "eagle3", "eagle1", "mtp", "medusa", "hydra")
+"""Trained heads, by their kind."""
 
 BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "auto": auto.build,
@@ -43,6 +46,7 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "exit": exit.build,
     "precision": precision.build,
     "cascade": cascade.build,
+    **dict.fromkeys(HEADS, head.build),
     "oracle": scripted.build,
     "wrong": scripted.build,
 }
