@@ -67,7 +67,8 @@ class KeepingHead:
         for layout in opened.passes:  # what a round writes, nobody may ever read
             planes["ids"][layout.views[0].slots] = -7
             planes["sums"][layout.views[0].slots] = 1e9
-        return KeepingRound(torch.stack(kept) @ self._out, self)
+        # Row by row: what a product of several rows rounds to may depend on how many they are.
+        return KeepingRound(torch.stack([(own[:, None] * self._out.double()).sum(0) for own in kept]).float(), self)
 
     def _text(self, layout: Layout, group: int, planes: Planes) -> torch.Tensor:
         """All that is kept of a sequence below its anchor, as one vector."""
@@ -77,7 +78,7 @@ class KeepingHead:
         weights = torch.cos(places.double() + 1.0)[:, None]
         ids = planes["ids"][slots, 0].double()[:, None]
         vector = (planes["sums"][slots].double() * weights).sum(0) + (ids * weights).sum()
-        return torch.sin(vector).float()
+        return torch.sin(vector)
 
 
 class KeepingRound:
