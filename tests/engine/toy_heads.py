@@ -63,7 +63,8 @@ class KeepingHead:
 
     def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> KeepingRound:
         assert len(opened.passes) == len(self.passes(opened.depth))
-        kept = [self._text(layout, group, planes) for layout in opened.passes[:1] for group in range(len(layout.starts))]
+        first = opened.passes[0]
+        kept = [self._text(first, group, planes) for group in range(len(first.starts))]
         for layout in opened.passes:  # what a round writes, nobody may ever read
             planes["ids"][layout.views[0].slots] = -7
             planes["sums"][layout.views[0].slots] = 1e9

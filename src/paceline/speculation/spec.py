@@ -117,9 +117,8 @@ def build(spec: Speculation, context: DraftContext) -> Drafter:
     options = Options(spec.method, spec.options or {}, spec.verify)
     drafter = BUILDERS[spec.method](spec.method, options, context)
     options.finish()
-    if drafter.needs.taps:
-        layers = ", ".join(map(str, drafter.needs.taps))
-        raise NotYetError(f"The drafter {drafter.name!r} reads hidden states of the target (those that come into "
-                          f"layers {layers}), which this version does not hand out yet: use a drafter without "
-                          "Needs.taps, or leave speculation out to decode plainly.")
+    taps = drafter.needs.taps
+    if taps and context.models is not None and not (min(taps) >= 0 and max(taps) <= context.models.layers):
+        raise RequestError(f"The drafter {drafter.name!r} reads hidden states of layers {', '.join(map(str, taps))}, "
+                           f"and the model has {context.models.layers}: it was made for another one.", "speculation")
     return drafter

@@ -22,7 +22,7 @@ from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import Rows
+from paceline.engine.schedule.step import RowOwner, Rows
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence, root_of
 
@@ -49,7 +49,7 @@ class Held:
 class ReadRows:
     """schedule.step.Rows that a model reads of a sequence."""
 
-    seq: Held
+    seq: RowOwner
     start: int
     tokens: list[int]
     parents: list[int] | None

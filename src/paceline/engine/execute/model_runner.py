@@ -45,7 +45,8 @@ class ModelRunner:
             rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
             hidden = hidden[rows]
             context.keep(rows)
-        return StepLogits(self.model.logits(hidden, context.kernels), batch.first, context.tapped)
+        return StepLogits(self.model.logits(hidden, context.kernels), batch.first,
+                          {tap: context.tapped[tap] for tap in taps})
 
     def on_device(self, batch: Batch) -> Batch:
         """The same batch, its layout's tensors moved to where the model runs."""
