@@ -25,6 +25,12 @@ struct Layer {
     Planes cache;
 };
 
+// Where the residual stream that enters a layer is copied to, [rows, hidden]; the number of layers: what leaves the last.
+struct Tap {
+    int layer = 0;
+    float* out = nullptr;
+};
+
 class Decoder {
   public:
     Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
@@ -36,13 +42,15 @@ class Decoder {
     std::vector<Layer>& layers() { return layers_; }
     int64_t max_positions() const { return positions_; }
 
-    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values.
-    void run(const StepView& step, int first, int last, float* hidden);
+    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values. Taps lie in
+    // [first, last].
+    void run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps = {});
 
     // out[r] = matrix . norm(hidden[r]) for `rows` rows.
     void head(const Matrix& matrix, const float* norm, const float* hidden, int rows, float* out, int64_t ldout);
 
   private:
+    void tap(int id, int layer, int rows, const float* hidden, const std::vector<Tap>& taps) const;
     void split_heads(int id, const StepView& step, const Layer& layer);
     // Floats from row to row; an odd number of lines, so that rows do not fight for the same lines of the cache.
     int gate_up_stride() const { return 2 * shape_.intermediate + 16; }

@@ -88,7 +88,9 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
             record.pause.passed(len(observation.tokens))
             if proposal is not None:
                 record.history.learn(proposal, outcomes(proposal, observation.tokens))
-            own = observation if _is_part(observation.draft, proposal) else Observation(observation.tokens, hidden=observation.hidden)
+            own = observation
+            if not _is_part(observation.draft, proposal):
+                own = Observation(observation.tokens, hidden=observation.hidden)
             self.guarded(candidate.part.drafter, sequence, candidate.part.drafter.observe, sequence, own)
 
     def release(self, sequence: DraftedSequence) -> None:
