@@ -16,7 +16,7 @@ import torch
 
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import values_in_keys
-from paceline.kernels.paths import seen_positions, key_paths
+from paceline.kernels.paths import key_paths, seen_positions
 from paceline.kernels.reference.ordered import exp, ordered_sum
 from paceline.kernels.reference.products import bmm
 
