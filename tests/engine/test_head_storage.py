@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
+from engine.device.on_device import executor_of
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from engine.toy_heads import KeepingHead, KnowingHead, shape_of
 from paceline import LLM, SamplingParams
 from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import ModelFormatError, RequestError
 from paceline.kernels import cpu
-from speculation.model_drafting import target
+from paceline.speculation.spec import HEADS
+from speculation.model_drafting import Watch, target
+from speculation.trained_heads import random_head
 
 PROMPTS = [[(i * step + 7) % VOCAB for i in range(length)] for step, length in ((31, 45), (17, 5), (5, 90))]
 PROMPTS.append(PROMPTS[0][:33] + [1, 2, 3])
@@ -84,7 +88,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "swapped": {"kv_blocks": 20, "max_model_len": 128, "watermark": 0.0, "preemption": "swap", "swap_space": 0.01},
     "host cache": {"kv_blocks": 24, "max_model_len": 128, "watermark": 0.0, "host_cache": 0.01},
 }
-KINDS = ["llama", "mistral", pytest.param("native", marks=NATIVE), pytest.param("native int8", marks=NATIVE)]
+KINDS = ["llama", "mistral", "native", "native int8"]
 
 
 def model_of(kind: str) -> Any:
@@ -92,7 +96,7 @@ def model_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=NATIVE if "native" in kind else ()) for kind in KINDS])
 def test_what_is_kept_lies_where_its_token_lies(kind: str, around: str) -> None:
     """With chains and trees of other drafters, and twice: the second time the prefix cache remembers the first."""
     model = model_of(kind)
@@ -112,8 +116,6 @@ def test_what_is_kept_lies_where_its_token_lies(kind: str, around: str) -> None:
 @pytest.mark.parametrize("taps", [(0, 2), (1, 3)], ids=["inside", "behind the last layer"])
 def test_captured_steps_keep_what_the_host_keeps(repeat: int, taps: tuple[int, ...]) -> None:
     """On the device loop: prompts, mixes, repeated steps, drafts that it looks up itself, and drafts of the host."""
-    from engine.device.on_device import executor_of
-
     model = tiny_model()
     plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(PROMPTS, PARAMS, speculation=None)]
     sums: dict[tuple[int, ...], torch.Tensor] = {}
@@ -131,8 +133,6 @@ def test_captured_steps_keep_what_the_host_keeps(repeat: int, taps: tuple[int, .
 
 def drafts_of(llm: LLM, wish: dict[str, Any], prompts: list[list[int]], params: list[SamplingParams]) -> Any:
     """What is proposed after each text, and the texts that came."""
-    from speculation.model_drafting import Watch
-
     watch = Watch(llm, wish)
     outs = llm.generate(prompts, params, speculation=wish)
     assert all(out.speculation.failure is None for out in outs)
@@ -144,16 +144,29 @@ def drafts_of(llm: LLM, wish: dict[str, Any], prompts: list[list[int]], params: 
     return proposals, [out.outputs[0].token_ids for out in outs]
 
 
-@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
-@pytest.mark.parametrize("name", KINDS)
-def test_drafts_after_a_prefix_hit_are_those_of_a_cold_start(name: str, kind: str) -> None:
-    """All that is kept of the text before goes into every draft."""
+def head_of(which: str, model: Any) -> tuple[str, Any]:
+    """The kind, and a head: one of ours whose drafts depend on all that is kept, or a network with random weights."""
+    toy, _, kind = which.rpartition(" ")
+    return kind, KeepingHead(shape_of(kind, model, confidence_head=True, markov_rank=8)) if toy else random_head(kind, model)
+
+
+EVERYWHERE = ("toy eagle3", "dspark")
+FIRST = [*itertools.product(KINDS, EVERYWHERE), *(("native int8", which) for which in HEADS if which != "dspark")]
+REST = [pair for pair in itertools.product(KINDS, ("toy dspark", *HEADS)) if pair not in FIRST]
+
+
+@pytest.mark.parametrize(("name", "which"), [
+    *(pytest.param(*pair, marks=NATIVE if "native" in pair[0] else ()) for pair in FIRST),
+    *(pytest.param(*pair, marks=(pytest.mark.full, *((NATIVE,) if "native" in pair[0] else ()))) for pair in REST)])
+def test_drafts_after_a_prefix_hit_are_those_of_a_cold_start(name: str, which: str) -> None:
+    """And so they are after prompts in chunks, preemption and swaps."""
     model = model_of(name)
+    kind, head = head_of(which, model)
     wish = {"method": kind, "k": 3, "adaptive": False}
     params = PARAMS[:1] * 4
 
     def made(**options: Any) -> LLM:
-        return tiny_llm(model, trained={"toy": KeepingHead(shape_of(kind, model, confidence_head=True))}, **options)
+        return tiny_llm(model, trained={"it": head}, **options)
 
     cold, texts = drafts_of(made(enable_prefix_caching=False), wish, PROMPTS, params)
     assert len(cold) > 30
@@ -162,8 +175,11 @@ def test_drafts_after_a_prefix_hit_are_those_of_a_cold_start(name: str, kind: st
         warm, again = drafts_of(warm_llm, wish, PROMPTS, params)
         assert again == texts and warm == cold
     assert warm_llm.engine.cache.usage().hits > 0
-    for around in ("chunks", "preempted", "swapped"):
-        moved, again = drafts_of(made(**AROUND[around]), wish, PROMPTS, params)
+    arounds = [AROUND[around] for around in ("chunks", "preempted", "swapped")]
+    if name == "llama":
+        arounds += [{"kernels": "stepped", "max_prefill_chunk": 16}]  # captured steps keep the same
+    for around in arounds:
+        moved, again = drafts_of(made(**around), wish, PROMPTS, params)
         assert again == texts
         assert all(cold[text] == draft for text, draft in moved.items() if text in cold)
         assert len(moved.keys() & cold.keys()) > 30
