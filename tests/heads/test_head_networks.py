@@ -15,7 +15,7 @@ from paceline.kernels.stepped import SteppedKernels
 
 CPU = torch.device("cpu")
 BACKENDS: dict[str, Any] = {"eager": select(False, CPU), "reference": select(True, CPU), "stepped": SteppedKernels()}
-EXACT = dict(atol=2e-4, rtol=1e-4)
+EXACT = {"atol": 2e-4, "rtol": 1e-4}
 NAMES = pytest.mark.parametrize("name", sorted(CONFIGS))
 EACH = pytest.mark.parametrize("kernels", list(BACKENDS.values()), ids=list(BACKENDS))
 TEXTS = [text(1, 23), text(2, 9), text(3, 2)]
