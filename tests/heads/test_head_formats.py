@@ -235,7 +235,8 @@ def test_official_dspark(tmp_path):
                    "confidence_head_with_markov": False, "num_target_layers": LAYERS}
     path = folder(tmp_path / "head", raw, stored)
     assert read_head(path, SHAPE).config == config
-    assert torch.equal(drafts(load_head(path, target(), MAX_LEN)), drafts(build_head(config, stored, target(), MAX_LEN)))
+    expected = drafts(build_head(config, stored, target(), MAX_LEN))
+    assert torch.equal(drafts(load_head(path, target(), MAX_LEN)), expected)
 
 
 @pytest.mark.parametrize("said", [3, 2])
@@ -286,8 +287,8 @@ def test_mtp_layers_in_a_models_own_checkpoint(layout, tmp_path):
     path = folder(tmp_path / "model", raw, stored)
     same_drafts(path, "mtp")
     if layout == "deepseek":
-        end = f"model.layers.{LAYERS}."
-        own = {f"{end}embed_tokens.weight": torch.rand(VOCAB, 64), f"{end}shared_head.head.weight": torch.rand(VOCAB, 64)}
+        own = {f"model.layers.{LAYERS}.{name}.weight": torch.rand(VOCAB, 64)
+               for name in ("embed_tokens", "shared_head.head")}
         found = read_head(folder(tmp_path / "own", raw, stored | own), SHAPE)
         assert found.config.own_embedding and found.config.own_lm_head
 

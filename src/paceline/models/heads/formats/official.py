@@ -98,4 +98,5 @@ def read_stacked(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                  "dropout_rate"))
     return HeadConfig(
         kind="hydra" if hydra else "medusa", hidden_size=width, vocab_size=vocab, draft_vocab_size=vocab,
-        taps=(target.num_layers,), num_layers=layers, heads=len(found), norm_eps=target.norm_eps, target=fields.get("base_model_name_or_path")), tensors
+        taps=(target.num_layers,), num_layers=layers, heads=len(found), norm_eps=target.norm_eps,
+        target=fields.get("base_model_name_or_path")), tensors
