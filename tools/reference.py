@@ -65,6 +65,7 @@ DRAFTER_OPTIONS = {
     "drafters": "its parts: methods' names, or dicts with a \"method\"",
     "factor": "draft at most factor * length of the match + offset tokens",
     "guesses": "n-grams kept for each first token",
+    "head": "folder or name of a trained head that was loaded when the engine was made (heads, --head)",
     "hits": "places that are looked at",
     "layers": "the target's first layers that draft",
     "library_tokens": "tokens of all requests that are remembered; 0: none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from engine.device.on_device import executor_of
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from engine.toy_heads import KeepingHead, KnowingHead, shape_of
 from paceline import LLM, SamplingParams
+from paceline.config import EngineOptions
+from paceline.engine.build import build_engine, head_folder, load_heads
 from paceline.engine.schedule.sequence import Sequence
-from paceline.errors import ModelFormatError, RequestError
+from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
 from paceline.kernels import cpu
-from paceline.speculation.spec import HEADS
+from paceline.models.heads.formats.write import write_head
+from paceline.speculation.spec import HEADS, heads_named
+from paceline.speculation.spec import parse as parse_speculation
 from speculation.model_drafting import Watch, target
-from speculation.trained_heads import random_head
+from speculation.trained_heads import head_config, random_head, random_tensors
 
 PROMPTS = [[(i * step + 7) % VOCAB for i in range(length)] for step, length in ((31, 45), (17, 5), (5, 90))]
 PROMPTS.append(PROMPTS[0][:33] + [1, 2, 3])
@@ -219,3 +224,23 @@ def test_heads_that_do_not_fit_or_are_not_there_are_refused() -> None:
         with pytest.raises(RequestError, match=said):
             llm.generate([[1, 2, 3]], speculation=wish)
     assert llm.generate([[1, 2, 3]], speculation={"method": "dspark", "branches": 2})[0].error is None
+
+
+def test_heads_are_loaded_from_their_folders(tmp_path: Path) -> None:
+    model = tiny_model()
+    config = head_config("dspark", model)
+    write_head(tmp_path / "dspark", config, random_tensors(config), storage="float32")
+    place = str(tmp_path / "dspark")
+    wish = {"method": "merge", "drafters": ["ngram", {"method": "dspark", "head": place}]}
+    assert heads_named(wish) == heads_named([wish, {"method": "eagle3"}, None]) == [place]
+    assert heads_named(parse_speculation(wish)) == [place] and heads_named("dspark") == []
+    heads = load_heads({place: head_folder(place)}, model, None, EngineOptions.of(heads=[place]))
+    own = drafts_of(tiny_llm(model, trained=heads), {"method": "dspark", "head": place, "adaptive": False, "k": 4},
+                    PROMPTS[:2], PARAMS[:2])
+    memory = {"it": random_head("dspark", model)}
+    assert own == drafts_of(tiny_llm(model, trained=memory), {"method": "dspark", "adaptive": False, "k": 4},
+                            PROMPTS[:2], PARAMS[:2])
+    with pytest.raises(ModelNotFoundError, match="no trained head"):
+        build_engine(EngineOptions.of(speculation={"method": "dspark", "head": str(tmp_path / "none")}))
+    with pytest.raises(ConfigError, match="heads must be a list"):
+        build_engine(EngineOptions.of(heads=place))

@@ -112,6 +112,18 @@ def parse(raw: Any) -> Speculation | None:
     return Speculation(method, k, verify, options, nodes, adaptive)
 
 
+def heads_named(wish: Any) -> list[str]:
+    """The trained heads that a wish names, those of its parts included, each once."""
+    if isinstance(wish, Speculation):
+        wish = wish.as_dict()
+    found: list[str] = []
+    if isinstance(wish, Mapping):
+        name = wish.get("head")
+        found = [name] if wish.get("method") in HEADS and isinstance(name, str) else []
+    inner = wish.values() if isinstance(wish, Mapping) else wish if isinstance(wish, list | tuple) else ()
+    return list(dict.fromkeys([*found, *(name for more in inner for name in heads_named(more))]))
+
+
 def build(spec: Speculation, context: DraftContext) -> Drafter:
     """The drafter of one request, or a part of one: whatever drafts for an engine was built here."""
     options = Options(spec.method, spec.options or {}, spec.verify)
