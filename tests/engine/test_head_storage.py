@@ -152,7 +152,9 @@ def drafts_of(llm: LLM, wish: dict[str, Any], prompts: list[list[int]], params: 
 def head_of(which: str, model: Any) -> tuple[str, Any]:
     """The kind, and a head: one of ours whose drafts depend on all that is kept, or a network with random weights."""
     toy, _, kind = which.rpartition(" ")
-    return kind, KeepingHead(shape_of(kind, model, confidence_head=True, markov_rank=8)) if toy else random_head(kind, model)
+    if not toy:
+        return kind, random_head(kind, model)
+    return kind, KeepingHead(shape_of(kind, model, confidence_head=True, markov_rank=8))
 
 
 EVERYWHERE = ("toy eagle3", "dspark")

@@ -1,4 +1,4 @@
-"""Heads of every kind with random weights, for tiny targets: they draft nonsense, and everything around them is real."""
+"""Heads of every kind with random weights, for tiny targets: they draft nonsense, all around them is real."""
 
 from __future__ import annotations
 

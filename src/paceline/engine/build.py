@@ -22,7 +22,7 @@ from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.execute.target_heads import head_planes
 from paceline.errors import ConfigError, ModelNotFoundError
 from paceline.kernels import select
-from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
+from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
@@ -248,7 +248,7 @@ def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -
 
 def head_kernels(model: CausalLM, kernels: Kernels, options: EngineOptions) -> Kernels:
     """What a model's trained heads run with: they are written on kernels even where the model needs none."""
-    return NativeKernels(native_threads(options)) if model.self_contained else kernels
+    return DraftKernels(native_threads(options)) if model.self_contained else kernels
 
 
 def native_threads(options: EngineOptions) -> int:

@@ -14,6 +14,7 @@ from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import dropped_without_memory
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.engine.rows.batch import BatchBuilder
+from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.layout import Layout
@@ -218,12 +219,24 @@ class HeadModel:
             index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
             logits = logits[index]
             confidence = None if confidence is None else confidence[index]
+        if all(map(_is_plain, places)):
+            return self._best(logits, confidence)
         ids = self.head.target_ids
         if ids is not None:
             logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, logits)
-        samples = self._sampler.sample(logits, places)
-        if confidence is not None:
-            for own, chance in zip(samples, confidence.tolist()):
-                if own.confidences:
-                    own.confidences[0] = chance
-        return samples
+        return self._sampler.sample(logits, places, None if confidence is None else confidence.tolist())
+
+    def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> list[Samples]:
+        """What greedy requests without controls get, found among the draft's own ids."""
+        best = logits.argmax(-1)
+        if confidence is None:
+            confidence = torch.exp(logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1))
+        ids = self.head.target_ids
+        tokens = best if ids is None else ids.index_select(0, best)
+        return [Samples([token], confidences=[chance])
+                for token, chance in zip(tokens.tolist(), confidence.tolist())]
+
+
+def _is_plain(place: Place) -> bool:
+    state = place.seq.state
+    return place.count == 1 and state.is_greedy and not state.needs_processors and not masked_by_host(place.seq)
