@@ -28,6 +28,9 @@ class GroupView:
     window: int | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
     """What a kernel derives once per forward and reuses in every layer (key slots, masks, work lists)."""
+    first: int = 0
+    """Positions below this one hold nothing and are seen by no row (draft heads that keep nothing of a text's first
+    token)."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,9 @@ class Layout:
     """One per cache group of the model."""
     device: DeviceRows | None = None
     """The rows as device kernels read them, where someone keeps them (captured steps); else made when needed."""
+    mutual: bool = False
+    """Rows of a group see each other whatever their order (block drafters): each attends as the last one of its group
+    does. There are no trees then."""
 
     @property
     def rows(self) -> int:

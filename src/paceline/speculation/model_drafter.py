@@ -131,12 +131,12 @@ class ModelDrafter:
     """A drafter around a DraftModel. One object serves every request with the same options, so that a step's drafts
     are sampled together."""
 
-    needs = Needs(samples=True)
-
     def __init__(self, name: str, model: DraftModel, branching: Branching = CHAIN, min_confidence: float = 0.0,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self.name = name
         self.model = model
+        device = model.lookup if branching.is_chain and min_confidence == 0.0 else None
+        self.needs = Needs(samples=True, lookup=device)
         self._branching = branching
         self._min_confidence = min_confidence
         self._clock = clock
@@ -145,8 +145,9 @@ class ModelDrafter:
         pass
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        depths = self.model.open(sequences, [budget.depth for budget in budgets])
         growths = [Growth(sequence, budget, depth, self._shape(sequence), self._min_confidence)
-                   for sequence, budget, depth in zip(sequences, budgets, self.model.open(sequences))]
+                   for sequence, budget, depth in zip(sequences, budgets, depths)]
         while True:
             asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
             if not asked:
@@ -183,6 +184,9 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
     branching = Branching.read(options)
     confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
     rule = RULES[options.verify]
+    if model.one_by_one and branching.everywhere and not branching.is_chain:
+        raise RequestError(f"speculation method {method!r} drafts a chain, and siblings beside it: write branches as "
+                           "one number.", "speculation")
     if rule.chains_only and not branching.is_chain:
         raise RequestError(f"verify={rule.name!r} verifies chains: leave branches out, or use 'multi-round', "
                            "'without-replacement' or 'coupled'.", "speculation")

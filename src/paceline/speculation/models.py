@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.kernels.device.lookup import HeadDraft
 from paceline.speculation.sequence import DraftedSequence
 
 SAMPLED_RULES = frozenset({"rejection", "multi-round", "without-replacement"})
@@ -59,8 +60,18 @@ NO_SAMPLES = Samples([])
 class DraftModel(Protocol):
     """A model that drafts for many sequences at once."""
 
-    def open(self, sequences: Sequence[DraftedSequence]) -> list[int]:
-        """Before a draft: catch up with the sequences' tokens. Per sequence how deep a draft may be; 0: not now."""
+    @property
+    def one_by_one(self) -> bool:
+        """It can be asked for what follows its own last token alone: no trees whose nodes all go on, and no guesses of
+        another drafter's."""
+
+    @property
+    def lookup(self) -> HeadDraft | None:
+        """What a device, if there is one, does in its place; None: it cannot."""
+
+    def open(self, sequences: Sequence[DraftedSequence], depths: Sequence[int]) -> list[int]:
+        """Before a draft of at most these depths: catch up with the sequences' tokens. Per sequence how deep a draft
+        may be; 0: not now."""
 
     def sample(self, asks: Sequence[Ask]) -> list[list[Samples]]:
         """One forward pass for all: per ask the Samples after each of its `at`. Only for sequences that open() let
@@ -89,3 +100,6 @@ class DraftModels(Protocol):
 
     def rounded(self, bits: int | None) -> DraftModel:
         """The target's weights in so many bits (None: the nearest below what it has)."""
+
+    def head(self, kind: str, name: str | None = None) -> DraftModel:
+        """A trained head of this kind that the engine was built with (None: the only one)."""

@@ -1,0 +1,118 @@
+"""What the engine needs of a trained draft head.
+
+What a head keeps of a token lies in planes beside the target's cache, in the very slot of that token, and depends on
+that token and the ones before it alone. Whenever the target has computed rows, `store` writes what is kept of them.
+
+A round drafts for S sequences. Of each, n tokens are known and n - 1 computed; the newest, at position n - 1, is its
+anchor. Passes of a round write to the slots from n - 1 on, which the step that verifies the draft writes again.
+
+Nothing in `store`, `open` and `Round.logits` is decided on the host by what a tensor holds, so all of them can be
+captured (where `capturable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import GroupView, Layout
+from paceline.models.heads.config import HeadConfig
+
+Planes = Mapping[str, torch.Tensor]
+"""By the names of Head.planes: [slots, *shape] each, as many slots as the target's cache group has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What is kept of each token under one name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over the same number of rows of each sequence: a Layout with a group of so many rows for each, in their
+    order, and one GroupView, the one that the planes lie under."""
+
+    first: int
+    """Position of the first row, counted from the anchor's."""
+    rows: int
+    mutual: bool = False
+    """Layout.mutual: the rows see each other, whatever their order."""
+
+
+@dataclass(slots=True)
+class StoredRows:
+    """Rows that the target has just computed. Their positions are layout.positions, their slots view.slots."""
+
+    tokens: torch.Tensor
+    """[N] int64."""
+    layout: Layout
+    view: GroupView
+    """Of the cache group that the planes lie under."""
+    before: torch.Tensor
+    """[N] int64: slot of the token that each row follows (rows.slots_before), 0 for the first of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a round starts from."""
+
+    anchors: torch.Tensor
+    """[S] int64: the newest tokens, at position n - 1."""
+    before: torch.Tensor
+    """[S] int64: slots of the tokens before them, the newest ones computed."""
+    passes: Sequence[Layout]
+    """For Head.passes(depth). A pass of a block kind may have fewer rows than that says, where there is no room."""
+    depth: int
+    """Tokens to draft; Round.logits will be called at most so often."""
+
+
+class Round(Protocol):
+    def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
+        what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
+        TARGET's: the tokens drafted last; at the first call the anchors."""
+        ...
+
+
+class Head(Protocol):
+    """A trained draft head, its weights loaded."""
+
+    @property
+    def config(self) -> HeadConfig:
+        """`config.taps` is what to tap, `config.depth` how many tokens a round can draft."""
+        ...
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """[draft vocabulary] int64, ascending: the target's id of each draft id. None: they are the same."""
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Its passes can be captured: nothing in them is decided or planned on the host."""
+        ...
+
+    def planes(self, cache: torch.dtype, activations: torch.dtype) -> tuple[Plane, ...]:
+        """What it keeps of a token, for a cache of this type under a model that computes in `activations`."""
+        ...
+
+    def passes(self, depth: int) -> tuple[Pass, ...]:
+        """What a round of `depth` tokens runs; () where it needs no rows."""
+        ...
+
+    def store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows, planes: Planes, kernels: Kernels) -> None:
+        """Write what is kept of rows that the target has just computed. tapped[i] [N, h] for i in config.taps: of all
+        rows, in their order."""
+        ...
+
+    def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> Round:
+        """Begin a round. What it needs of the tokens before the anchors has been stored."""
+        ...
