@@ -1,0 +1,14 @@
+"""The network of each kind."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.models.heads.config import HeadConfig
+from paceline.training.loss import Judge
+from paceline.training.networks.dspark import DSpark
+
+
+def build_network(config: HeadConfig, judge: Judge) -> nn.Module:
+    """With weights drawn from torch's own generator."""
+    return {"dspark": DSpark}[config.kind](config, judge)

@@ -1,0 +1,149 @@
+"""Trainer: one network, its optimiser and where it stands. Everything drawn in a step follows from the seed and the
+step's number, so that a run which goes on from a checkpoint computes the very same."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.models.heads.config import HeadConfig
+from paceline.training.acceptance import DEPTHS, Acceptance
+from paceline.training.options import TrainOptions
+from paceline.training.pool import Pool
+from paceline.training.target import Batch, States, Target
+
+LOWEST = 0.03
+"""Of the learning rate, at the end."""
+
+
+class Network(Protocol):
+    """A head that learns. An nn.Module besides."""
+
+    config: HeadConfig
+
+    def learn(self, batch: Batch, states: States, drawn: torch.Generator, count: int) -> dict[str, torch.Tensor]:
+        """Add to the gradients; what is returned is reported: "loss", and "accepted" [depth], the share that the target
+        would accept of each token."""
+        ...
+
+    def runs(self, batch: Batch, states: States) -> torch.Tensor:
+        """[B, T]: drafted tokens in a row that are the text's, with each place as the newest token."""
+        ...
+
+
+class Trainer:
+    def __init__(self, options: TrainOptions, target: Target, network: Any, pool: Pool) -> None:
+        self.options = options
+        self.target = target
+        self.network: Any = network.to(target.device)
+        self.pool = pool
+        matrices = [one for one in network.parameters() if one.dim() > 1]
+        others = [one for one in network.parameters() if one.dim() <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], lr=options.lr,
+            betas=(0.9, 0.95), fused=target.device.type == "cuda")
+        self.average = [one.detach().clone() for one in network.parameters()] if options.ema else None
+        self.step = 0
+        self.tokens = 0
+        """Of answers, learned from so far."""
+        self._drawn = torch.Generator(device=target.device)
+
+    def train_step(self, progress: float) -> dict[str, torch.Tensor]:
+        """`progress`: share of the way to the end, for the learning rate."""
+        texts = self.pool.next()
+        batch = self.target.batch(texts)
+        states = self.target.states(batch)
+        self._drawn.manual_seed((self.options.seed << 32) + self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(progress)
+        with self._narrow():
+            told: dict[str, torch.Tensor] = self.network.learn(batch, states, self._drawn, self.options.anchors)
+        told["norm"] = nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            with torch.no_grad():
+                decay = min(self.options.ema, (1 + self.step) / (10 + self.step))
+                torch._foreach_lerp_(self.average, list(self.network.parameters()), 1.0 - decay)
+        self.step += 1
+        self.tokens += batch.answer_tokens
+        return told
+
+    def rate(self, progress: float) -> float:
+        start = min(1.0, (self.step + 1) / max(1, self.options.warmup))
+        fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+        return self.options.lr * start * (LOWEST + (1.0 - LOWEST) * fall)
+
+    def _narrow(self) -> AbstractContextManager[Any]:
+        """16-bit products on a card."""
+        on_card = self.target.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if on_card else nullcontext()
+
+    def measure(self, held_out: list[Batch]) -> list[Acceptance]:
+        """Acceptance on texts that nothing was learned from, with the averaged weights where there are any."""
+        found = [Acceptance(depth) for depth in DEPTHS if depth <= (self.network.config.depth or max(DEPTHS))]
+        found = found or [Acceptance(self.network.config.depth or 1)]
+        kept = self._swap_average()
+        try:
+            for batch in held_out:
+                states = self.target.states(batch)
+                with self._narrow():
+                    runs = self.network.runs(batch, states).cpu().numpy()
+                for row, prompt, length in zip(runs, batch.prompts.tolist(), batch.lengths.tolist()):
+                    for one in found:
+                        one.replay(row, prompt, length)
+        finally:
+            self._restore(kept)
+        return found
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """By their names, float32: the averaged ones where there are any."""
+        kept = self._swap_average()
+        try:
+            return {name: one.detach().float().cpu().clone() for name, one in self.network.named_parameters()}
+        finally:
+            self._restore(kept)
+
+    @torch.no_grad()
+    def _swap_average(self) -> list[torch.Tensor] | None:
+        if self.average is None:
+            return None
+        kept = [one.detach().clone() for one in self.network.parameters()]
+        for one, average in zip(self.network.parameters(), self.average):
+            one.copy_(average)
+        return kept
+
+    @torch.no_grad()
+    def _restore(self, kept: list[torch.Tensor] | None) -> None:
+        for one, before in zip(self.network.parameters(), kept or []):
+            one.copy_(before)
+
+    def begin_from(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Weights of another head of the same shape."""
+        own = dict(self.network.named_parameters())
+        for name, one in own.items():
+            if name not in tensors or tensors[name].shape != one.shape:
+                found = tuple(tensors[name].shape) if name in tensors else "not there"
+                raise ConfigError(f"--init: {name} is {found}, and this head's is {tuple(one.shape)}: use the settings "
+                                  "that head was trained with.")
+        with torch.no_grad():
+            for name, one in own.items():
+                one.copy_(tensors[name])
+            for average, one in zip(self.average or [], self.network.parameters()):
+                average.copy_(one)
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "tokens": self.tokens, "network": self.network.state_dict(),
+                "optimizer": self.optimizer.state_dict(), "average": self.average, "pool": self.pool.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.average = state["average"]
+        self.pool.restore(state["pool"])
