@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], compiles: bool) -> None:
         self._function = function
         self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False) if compiles else None
+
+    @staticmethod
+    @cache
+    def of(function: Callable[..., Any], compiles: bool) -> Compiled:
+        """The same for all who ask: compiled once."""
+        return Compiled(function, compiles)
 
     @property
     def compiles(self) -> bool:

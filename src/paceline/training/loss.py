@@ -37,7 +37,7 @@ class Judge:
         self.ids = ids.to(target.device)
         self.rows = target.head.index_select(0, self.ids)
         self.weights = weights
-        self._compare = Compiled(compare, compiles)
+        self._compare = Compiled.of(compare, compiles)
         self.piece = max(16, PIECE_BYTES // (4 * len(ids)))
 
     def loss(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None, final: torch.Tensor,

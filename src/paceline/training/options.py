@@ -9,6 +9,7 @@ from paceline.errors import ConfigError
 
 KINDS = ("dspark", "eagle3", "medusa", "hydra", "mtp")
 DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16")
 COMPILES = ("auto", "never")
 
 
@@ -55,6 +56,7 @@ class TrainOptions:
     log_steps: int = 50
     init: Path | None = None
     device: str = "auto"
+    dtype: str = "auto"
     compile: str = "auto"
 
     def check(self) -> None:
@@ -81,8 +83,9 @@ class TrainOptions:
                 raise ConfigError(f"{_flag(name)} is a share between 0 and 1, got {getattr(self, name)}.")
         if not self.temperatures or not all(0.0 <= value <= 5.0 for value in self.temperatures):
             raise ConfigError("--temperatures are numbers from 0 to 5, separated by commas, at least one.")
-        if self.device not in DEVICES or self.compile not in COMPILES:
-            raise ConfigError(f"--device is one of {', '.join(DEVICES)}, --compile one of {', '.join(COMPILES)}.")
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("compile", COMPILES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{_flag(name)} is one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def data_settings(self) -> dict[str, object]:
         """What the texts depend on: those of another run can be used if these are the same."""
@@ -140,6 +143,7 @@ HELP = {
     "log_steps": "Steps between two lines of progress.",
     "init": "A head to train further.",
     "device": "auto, cpu or cuda.",
+    "dtype": "What the target computes in: float32, bfloat16 or auto (bfloat16 on a card).",
     "compile": "auto (on a card) or never.",
 }
 """What each option is, for whatever builds a command line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.models.load.opening import open_checkpoint
+from paceline.models.load.resolve import resolve
+from paceline.models.registry import read_config
 from paceline.training import checkpoints, report, vocabulary, written
 from paceline.training.acceptance import summary
-from paceline.training.generate import AnswerMaker
+from paceline.training.generate import AnswerMaker, Order
 from paceline.training.interrupts import Stop, watched
 from paceline.training.jobs import Jobs, encoder, make_prompts
 from paceline.training.loss import Judge, Weights
@@ -32,7 +37,6 @@ from paceline.training.trainer import Trainer
 
 TURN = 5.0
 """Seconds of making answers, then of training, in turn."""
-ROOM = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class News:
     """What a run tells while it goes on."""
 
     stage: str
-    """"answers", "training" or "measured"."""
+    """"rehearsal", "answers", "training" or "measured"."""
     share: float
     """Of the whole that is done."""
     text: str
@@ -77,7 +81,7 @@ class Run:
     """Seconds of the runs that this one goes on from."""
     curve: list[dict[str, Any]] = field(default_factory=list)
     measured: list[dict[str, Any]] = field(default_factory=list)
-    makers: list[AnswerMaker] = field(default_factory=list)
+    maker: Any = None
 
     # ---------------------------------------------------------------- the whole of it
 
@@ -85,29 +89,52 @@ class Run:
         options = self.options
         device = choose_device(options.device)
         self.compiles = device.type == "cuda" and options.compile == "auto"
+        with open_checkpoint(resolve(options.model)) as checkpoint:
+            context = read_config(checkpoint.config).context
         self.llm = LLM(
-            options.model, device=str(device), kernels="auto" if device.type == "cuda" else "eager", speculation=None,
-            max_model_len=options.prompt_tokens + options.new_tokens + ROOM, enable_prefix_caching=False,
+            options.model, device=str(device), dtype=options.dtype, speculation=None, enable_prefix_caching=False,
+            kernels="auto" if device.type == "cuda" else "eager",
+            max_model_len=min(options.prompt_tokens + options.new_tokens, context),
             max_num_seqs=options.concurrent or (512 if device.type == "cuda" else 16))
         shape = self.llm.engine.model.config
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         self.target = Target(self.llm, choose_taps(options, shape), rows, self.compiles)
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
-        maker, shards = self._texts()
+        if device.type == "cuda":
+            self.rehearse()
+        self._order()
         pool = Pool(options.seed, options.batch_tokens)
-        pool.add(list(shards.read()))
-        self._first_answers(maker, pool)
+        pool.add(list(self.learned.shards.read()))
+        self._first_answers(pool)
         trainer = self._trainer(pool, saved)
-        self._loop(trainer, maker)
+        self._loop(trainer)
         if self.stop.raised:
             self._save(trainer)
             raise Interrupted(f"Interrupted at step {trainer.step}; {options.out / checkpoints.NAME} is written: the "
                               "same command goes on from there.")
         return self._finish(trainer)
 
+    def rehearse(self) -> None:
+        """One step on invented texts, as large as any will be: what cannot work fails now, not when all the answers have
+        been made, and what is compiled is compiled."""
+        options, shape = self.options, self.llm.engine.model.config
+        length = min(options.prompt_tokens + options.new_tokens, shape.context)
+        drawn = np.random.default_rng(0)
+        texts = [Text(place, drawn.integers(0, shape.vocab_size, length).astype(np.int32), length // 3)
+                 for place in range(max(1, options.batch_tokens // length))]
+        pool = Pool(options.seed, options.batch_tokens)
+        pool.add(texts)
+        count = min(options.draft_vocab, shape.vocab_size)
+        trainer = Trainer(options, self.target, self._network(np.arange(count), 0), pool)
+        told = trainer.train_step(0.0)
+        trainer.measure(self._batches(texts[:4]))
+        if not torch.isfinite(told["loss"]):
+            raise ConfigError("The loss of a first trial step is no number: the target's states are not finite.")
+        self.show(News("rehearsal", 0.0, f"one step on {len(texts)} texts of {length} tokens works"))
+
     def close(self) -> None:
-        for maker in self.makers:
-            maker.close()
+        if self.maker is not None:
+            self.maker.close()
 
     @property
     def elapsed(self) -> float:
@@ -115,8 +142,8 @@ class Run:
 
     # ---------------------------------------------------------------- texts
 
-    def _texts(self) -> tuple[AnswerMaker, Shards]:
-        """Held-out prompts are answered at once, the others when there is time."""
+    def _order(self) -> None:
+        """Held-out prompts are answered first, the others while there is time."""
         options, folder = self.options, self.options.out / "data"
         if options.self_made:
             self.prompts = list(dict.fromkeys([*self.prompts, *self._self_made(folder)]))
@@ -124,30 +151,17 @@ class Run:
         if count < 1:
             raise ConfigError(f"{len(self.prompts)} prompts are too few to learn from: give at least 4.")
         order = np.random.default_rng([options.seed, 3]).permutation(len(self.prompts))
-        held = [self.prompts[place] for place in order[:count]]
-        learned = [self.prompts[place] for place in order[count:]]
-        encode = encoder(self.llm)
+        encode, vocab = encoder(self.llm), self.llm.engine.model.config.vocab_size
         settings = options.data_settings() | {"prompts": len(self.prompts), "revision": self.llm.engine.revision}
-        vocab = self.llm.engine.model.config.vocab_size
 
-        def jobs(prompts: list[str]) -> Jobs:
-            return Jobs(prompts, encode, options.seed, options.temperatures, options.prompt_tokens)
+        def jobs(places: np.ndarray) -> Jobs:
+            return Jobs([self.prompts[place] for place in places], encode, options.seed, options.temperatures,
+                        options.prompt_tokens)
 
-        held_shards = Shards(folder / "held_out", settings, vocab)
-        maker = AnswerMaker(self.llm, jobs(held), held_shards, 0, count, options.new_tokens, greedy=True)
-        self.makers.append(maker)
-        maker.run(lambda made: self.stop.raised)
-        self._check_stop()
-        held_texts = [text for text in held_shards.read() if text.answer > 2]
-        if not held_texts:
-            raise ConfigError("None of the held-out prompts got an answer: raise --prompt-tokens, or give other "
-                              "prompts.")
-        self.held_out = self._batches(held_texts)
-        shards = Shards(folder / "texts", settings, vocab)
-        last = options.first_job + (options.answers or options.samples * len(learned))
-        maker = AnswerMaker(self.llm, jobs(learned), shards, options.first_job, last, options.new_tokens)
-        self.makers.append(maker)
-        return maker, shards
+        self.held = Order(jobs(order[:count]), Shards(folder / "held_out", settings, vocab), 0, count, greedy=True)
+        last = options.first_job + (options.answers or options.samples * (len(order) - count))
+        self.learned = Order(jobs(order[count:]), Shards(folder / "texts", settings, vocab), options.first_job, last)
+        self.maker = AnswerMaker(self.llm, [self.held, self.learned], options.new_tokens)
 
     def _self_made(self, folder: Path) -> list[str]:
         path = folder / "self-made.jsonl"
@@ -165,26 +179,30 @@ class Run:
         size = max(1, min(16, self.target.rows // len(ordered[-1].tokens)))
         return [self.target.batch(ordered[begin:begin + size]) for begin in range(0, len(ordered), size)]
 
-    def _first_answers(self, maker: AnswerMaker, pool: Pool) -> None:
+    def _first_answers(self, pool: Pool) -> None:
         """So many that the draft vocabulary can be chosen; all of them, where nobody counts minutes."""
-        everything = self.options.minutes is None
-        while not maker.finished and (everything or len(pool.texts) < self.options.first_answers):
-            self._answer(maker, pool)
-            self._check_stop()
-        if not pool.texts:
-            raise ConfigError("No prompt got an answer: raise --prompt-tokens, or give other prompts.")
+        wanted = math.inf if self.options.minutes is None else self.options.first_answers
+        while not self.maker.finished and (len(pool.texts) < wanted or not self.held.finished):
+            self._answer(pool)
+            if self.stop.raised:
+                raise Interrupted(f"Interrupted; the answers so far are in {self.options.out / 'data'}: the same "
+                                  "command goes on from there.")
+        held_out = [text for text in self.held.shards.read() if text.answer > 2]
+        if not pool.texts or not held_out:
+            raise ConfigError("The prompts got no answers to learn from: raise --prompt-tokens and --new-tokens, or "
+                              "give other prompts.")
+        self.held_out = self._batches(held_out)
 
-    def _answer(self, maker: AnswerMaker, pool: Pool) -> None:
+    def _answer(self, pool: Pool) -> None:
         """One turn."""
         end = time.monotonic() + TURN
-        pool.add(maker.run(lambda made: self.stop.raised or time.monotonic() > end))
-        rate = maker.tokens / max(maker.seconds, 1e-6)
-        self.show(News("answers", self._share(0), f"{len(pool.texts):,} answers, {rate:,.0f} tokens/s"))
+        _, texts = self.maker.run(lambda: self.stop.raised or time.monotonic() > end)
+        pool.add(texts)
+        self.show(News("answers", self._share(0), f"{len(pool.texts):,} answers, {self.generated_rate:,.0f} tokens/s"))
 
-    def _check_stop(self) -> None:
-        if self.stop.raised:
-            raise Interrupted(f"Interrupted; the answers so far are in {self.options.out / 'data'}: the same command "
-                              "goes on from there.")
+    @property
+    def generated_rate(self) -> float:
+        return self.maker.tokens / max(self.maker.seconds, 1e-6)
 
     # ---------------------------------------------------------------- learning
 
@@ -205,12 +223,7 @@ class Run:
                 mask = written.mask_of(options.init, mask)
         self.ids, self.mask = ids, mask
         self.coverage = vocabulary.coverage(pool.texts, vocab, ids)
-        self.config = head_config(options, engine.model.config, len(ids), mask, tokenizer.fingerprint(),
-                                  options.model or "default")
-        weights = Weights(options.ce_weight, options.l1_weight)
-        judge = Judge(self.target, torch.from_numpy(ids), weights, self.compiles)
-        torch.manual_seed(options.seed)
-        trainer = Trainer(options, self.target, build_network(self.config, judge), pool)
+        trainer = Trainer(options, self.target, self._network(ids, mask), pool)
         if saved is not None:
             trainer.restore(saved)
             self.before, self.curve, self.measured = saved["elapsed"], saved["curve"], saved["measured"]
@@ -219,21 +232,29 @@ class Run:
             trainer.begin_from(tensors)
         return trainer
 
+    def _network(self, ids: np.ndarray, mask: int) -> nn.Module:
+        options, engine = self.options, self.llm.engine
+        tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
+        config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
+        judge = Judge(self.target, torch.from_numpy(ids), Weights(options.ce_weight, options.l1_weight), self.compiles)
+        torch.manual_seed(options.seed)
+        return build_network(config, judge)
+
     def _share(self, step: int) -> float:
         """Of the way to the end."""
         if self.options.minutes is not None:
             return self.elapsed / (60.0 * self.options.minutes)
         return step / (self.options.steps or 1)
 
-    def _loop(self, trainer: Trainer, maker: AnswerMaker) -> None:
+    def _loop(self, trainer: Trainer) -> None:
         options = self.options
         next_measure, next_save = self.elapsed + options.evaluate_seconds / 4, self.elapsed + options.save_seconds
         turn = time.monotonic() + TURN
         log = _Log(trainer)
         while self._share(trainer.step) < 1.0 and not self.stop.raised:
-            if time.monotonic() > turn and self._wants_answers(maker, trainer.step):
+            if time.monotonic() > turn and self._wants_answers(trainer.step):
                 pause = time.monotonic()
-                self._answer(maker, trainer.pool)
+                self._answer(trainer.pool)
                 turn = time.monotonic() + TURN * (1.0 - options.generate_share) / max(options.generate_share, 0.01)
                 log.pause(time.monotonic() - pause)
             log.add(trainer.train_step(self._share(trainer.step)))
@@ -252,12 +273,13 @@ class Run:
             if self.elapsed > next_save:
                 pause = time.monotonic()
                 self._save(trainer)
+                written.write(options.out, trainer.network.config, trainer.weights(), self.ids)
                 next_save = self.elapsed + options.save_seconds
                 log.pause(time.monotonic() - pause)
         self.trained_rate = log.rate
 
-    def _wants_answers(self, maker: AnswerMaker, step: int) -> bool:
-        return self.options.minutes is not None and not maker.finished \
+    def _wants_answers(self, step: int) -> bool:
+        return self.options.minutes is not None and not self.maker.finished \
             and self.options.generate_share > 0 and self._share(step) < self.options.generate_until
 
     def _measure(self, trainer: Trainer) -> dict[str, Any]:
@@ -279,14 +301,13 @@ class Run:
         last = self._measure(trainer)
         self._save(trainer)
         weights = trainer.weights()
-        written.write(options.out, self.config, weights, self.ids)
-        maker = self.makers[-1]
+        written.write(options.out, trainer.network.config, weights, self.ids)
         result = {
             "kind": options.kind, "target": options.model or "default", "head": str(options.out),
             "parameters": sum(one.numel() for one in weights.values()), "steps": trainer.step,
             "seconds": round(self.elapsed, 1), "texts": len(trainer.pool.texts),
             "answer_tokens": trainer.pool.answer_tokens, "tokens_learned_from": trainer.tokens,
-            "generated_tokens_per_second": round(maker.tokens / max(maker.seconds, 1e-6), 1),
+            "generated_tokens_per_second": round(self.generated_rate, 1),
             "trained_tokens_per_second": round(self.trained_rate, 1),
             "draft_vocabulary": len(self.ids), "coverage": round(self.coverage, 5),
             "tokens_per_cycle": last["tokens_per_cycle"], "by_position": last["by_position"],

@@ -19,6 +19,10 @@ from paceline.training.compiled import Compiled
 from paceline.training.shards import Text
 
 BLOCK = 16
+MULTIPLE = 32
+"""Batches are padded to such lengths: fewer shapes."""
+SHORTEST = 160
+"""On a card, where attention over shorter texts is another kernel."""
 HEAD_BYTES = 256 << 20
 """Of logits that are held at once."""
 
@@ -76,17 +80,16 @@ class Target:
         # Copies: what was made in inference mode cannot be part of what is differentiated.
         self.head = plain(model.head.weight).detach().clone()
         self.final_norm = model.norm.weight.detach().clone()
-        self._logsumexp = Compiled(_logsumexp, compiles)
+        self._logsumexp = Compiled.of(_logsumexp, compiles)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[...] -> [..., h]."""
         with torch.no_grad():
             return self.model.embed(tokens.reshape(-1)).view(*tokens.shape, -1).clone()
 
-    def batch(self, texts: list[Text], multiple: int = 32) -> Batch:
-        """Padded to a multiple of so many tokens: fewer shapes."""
-        longest = max(len(text.tokens) for text in texts)
-        tokens = np.zeros((len(texts), -(-longest // multiple) * multiple), np.int64)
+    def batch(self, texts: list[Text]) -> Batch:
+        longest = max(SHORTEST if self.device.type == "cuda" else 1, *(len(text.tokens) for text in texts))
+        tokens = np.zeros((len(texts), -(-longest // MULTIPLE) * MULTIPLE), np.int64)
         for row, text in zip(tokens, texts):
             row[:len(text.tokens)] = text.tokens
         sizes = np.array([(len(text.tokens), text.prompt) for text in texts], np.int64)

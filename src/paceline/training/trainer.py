@@ -61,8 +61,12 @@ class Trainer:
         self._drawn.manual_seed((self.options.seed << 32) + self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(progress)
-        with self._narrow():
-            told: dict[str, torch.Tensor] = self.network.learn(batch, states, self._drawn, self.options.anchors)
+        try:
+            with self._narrow():
+                told: dict[str, torch.Tensor] = self.network.learn(batch, states, self._drawn, self.options.anchors)
+        except torch.OutOfMemoryError:
+            raise ConfigError("A step does not fit into the device's memory: lower --batch-tokens or --anchors."
+                              ) from None
         told["norm"] = nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -80,9 +84,10 @@ class Trainer:
         return self.options.lr * start * (LOWEST + (1.0 - LOWEST) * fall)
 
     def _narrow(self) -> AbstractContextManager[Any]:
-        """16-bit products on a card."""
-        on_card = self.target.device.type == "cuda"
-        return torch.autocast("cuda", torch.bfloat16) if on_card else nullcontext()
+        """Products in 16 bits where the target's are."""
+        if self.target.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.target.device.type, self.target.dtype)
 
     def measure(self, held_out: list[Batch]) -> list[Acceptance]:
         """Acceptance on texts that nothing was learned from, with the averaged weights where there are any."""

@@ -33,6 +33,7 @@ def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], id
             save_file(out, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(str(error)) from None
+        path.chmod(0o644)  # safetensors makes files that only their owner may read
 
     replace_file(folder / "model.safetensors", save)
     text = json.dumps(speculators(config), indent=2) + "\n"
