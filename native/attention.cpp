@@ -32,6 +32,7 @@ void PagedAttention::plan(const StepView& step, int threads) {
     plans_.resize(step.caches.size());
     for (size_t c = 0; c < plans_.size(); c++) {
         plans_[c].window = step.caches[c].window;
+        plans_[c].oldest = step.caches[c].first;
         plans_[c].keys.clear();
         plans_[c].first.clear();
         plans_[c].own.assign(size_t(step.rows), {});
@@ -40,6 +41,7 @@ void PagedAttention::plan(const StepView& step, int threads) {
     for (int g = 0; g < step.groups; g++) {
         const int begin = int(step.offsets[g]), end = int(step.offsets[g + 1]);
         const int64_t count = step.starts[g] + end - begin;
+        if (step.mutual) std::fill(seen_.begin() + begin, seen_.begin() + end, count - 1);
         bool chain = true;
         for (int r = begin; step.parents != nullptr && r < end; r++)
             chain = chain && step.parents[r] == r - begin - 1;
@@ -72,9 +74,12 @@ void PagedAttention::plan(const StepView& step, int threads) {
     masses_.resize(results);
 }
 
+int64_t PagedAttention::oldest_key(const Plan& plan, int row) const {
+    return plan.window == 0 ? plan.oldest : std::max(plan.oldest, seen_[size_t(row)] - plan.window + 1);
+}
+
 int64_t PagedAttention::first_key_tile(const Plan& plan, const Tile& tile) const {
-    if (plan.window == 0) return 0;
-    return std::max<int64_t>(0, seen_[size_t(tile.row)] - plan.window + 1) / kTile;
+    return oldest_key(plan, tile.row) / kTile;
 }
 
 int64_t PagedAttention::last_key_tile(const Tile& tile) const {
@@ -127,7 +132,7 @@ void PagedAttention::attend_tile(const Layer& layer, const Tile& tile, int head,
     int low[kQueries], high[kQueries];
     for (int r = 0; r < tile.rows; r++) {
         const int64_t seen = seen_[size_t(tile.row + r)];
-        const int64_t oldest = plan.window ? std::max<int64_t>(0, seen - plan.window + 1) : 0;
+        const int64_t oldest = oldest_key(plan, tile.row + r);
         for (int i = 0; i < share; i++) {
             const int a = r * share + i;
             q[a] = layer.q + size_t(tile.row + r) * layer.stride + size_t(head * share + i) * size_t(d);

@@ -16,6 +16,7 @@ struct GroupTables {
     int64_t width = 0;
     const int64_t* slots = nullptr;        // [rows]
     int window = 0;                        // 0: none
+    int64_t first = 0;                     // positions below it are seen by no row
 };
 
 struct StepView {
@@ -24,6 +25,7 @@ struct StepView {
     const int64_t* offsets = nullptr;      // [groups + 1]
     const int64_t* starts = nullptr;       // [groups]
     const int64_t* parents = nullptr;      // [rows] row in its group, -1 for the first; nullptr: all chains
+    bool mutual = false;                   // rows of a group see each other whatever their order; all chains then
     std::vector<GroupTables> caches;
 };
 
@@ -57,6 +59,7 @@ class PagedAttention {
     // Where the rows of a step find their keys, in logical order, in one cache group.
     struct Plan {
         int window = 0;
+        int64_t oldest = 0;                   // positions below it are seen by no row
         std::vector<int64_t> keys;            // all groups' key slots, group after group
         std::vector<int64_t> first;           // [groups] where a group's list begins
         std::vector<std::vector<int64_t>> own;  // [rows] of trees: slots from the group's start on; chains: empty
@@ -80,6 +83,7 @@ class PagedAttention {
     void fold(const Result& more, int queries, const Result& into) const;
     Result partial(int64_t job, int64_t span);  // where a span's result is kept, of job = (tile, head)
     void finish(const Tile& tile, int head, const float* sum, const float* mass, float* out) const;
+    int64_t oldest_key(const Plan& plan, int row) const;  // that a row sees
     int64_t first_key_tile(const Plan& plan, const Tile& tile) const;
     int64_t last_key_tile(const Tile& tile) const;
 
@@ -91,7 +95,7 @@ class PagedAttention {
     std::vector<Plan> plans_;
     std::vector<Tile> tiles_;
     std::vector<int64_t> starts_;                  // [groups]
-    std::vector<int64_t> seen_;                    // [rows] position of the row: it sees keys 0 .. seen
+    std::vector<int64_t> seen_;                    // [rows] the last key that a row sees: its own, or its group's last
     int64_t most_spans_ = 0;
     size_t most_queries_ = 0;                      // of a tile, all its rows and heads of a key head together
     bool split_keys_ = false;                      // few rows: the keys of one row are shared out as well

@@ -54,10 +54,12 @@ class Workers {
     }
 
     // Attention of q [rows, heads, d] over caches [slots, kv_heads, d] of float32 or float16, in which the rows' own
-    // keys and values are stored. The step is described as for Model.run, with one cache group.
+    // keys and values are stored. The step is described as for Model.run, with one cache group; mutual and first: as
+    // StepView and GroupTables have them.
     void attend(const Heads& q, const Plane& keys, const Plane& values, const Vector<int64_t>& positions,
                 const Vector<int64_t>& offsets, const Vector<int64_t>& starts, nb::object parents, int block_size,
-                const Rows<int64_t>& table, const Vector<int64_t>& slots, int window, float scale, MutableHeads out) {
+                const Rows<int64_t>& table, const Vector<int64_t>& slots, int window, float scale, MutableHeads out,
+                bool mutual, int64_t first) {
         const int rows = int(q.shape(0)), heads = int(q.shape(1)), d = int(q.shape(2)), kv_heads = int(keys.shape(1));
         const Cache cache = keys.dtype() == nb::dtype<float>() ? Cache::kF32 : Cache::kF16;
         check_plane(keys, cache, kv_heads, d);
@@ -68,6 +70,10 @@ class Workers {
         StepView step = checked_step(positions, offsets, starts, parents, tree, block_size);
         if (step.rows != rows) throw std::invalid_argument("q must have one row per position");
         add_tables(step, table, slots, window, int64_t(std::min(keys.shape(0), values.shape(0))));
+        if (mutual && step.parents != nullptr) throw std::invalid_argument("rows of trees cannot all see each other");
+        if (first < 0) throw std::invalid_argument("the first position must not be negative");
+        step.mutual = mutual;
+        step.caches.back().first = first;
         const Planes planes{keys.data(), values.data(), nullptr, nullptr};
         nb::gil_scoped_release free;
         std::lock_guard<std::mutex> lock(mutex_);
@@ -117,7 +123,8 @@ void bind_workers(nb::module_& m) {
         .def("linear", &Workers::linear, "matrix"_a, "x"_a.noconvert(), "out"_a.noconvert())
         .def("attend", &Workers::attend, "q"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
              "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(),
-             "block_size"_a, "table"_a.noconvert(), "slots"_a.noconvert(), "window"_a, "scale"_a, "out"_a.noconvert())
+             "block_size"_a, "table"_a.noconvert(), "slots"_a.noconvert(), "window"_a, "scale"_a, "out"_a.noconvert(),
+             "mutual"_a = false, "first"_a = 0)
         .def_prop_ro("threads", &Workers::threads)
         .def_prop_ro("kernels", &Workers::kernels);
 }

@@ -36,8 +36,8 @@ class Step:
 
 
 def make(groups: list[Group], *, heads: int = 6, kv_heads: int = 2, dim: int = 16, block_size: int = 4,
-         window: int | None = None, place: int = 0) -> Step:
-    """Caches full of NaN but for what the groups own; tables shuffled by `place`."""
+         window: int | None = None, place: int = 0, mutual: bool = False, first: int = 0) -> Step:
+    """Caches full of NaN but for what the groups own, from position `first` on; tables shuffled by `place`."""
     rng = random.Random(place)
     needed = [-(-(group.start + group.rows) // block_size) for group in groups]
     free = list(range(1, sum(needed) + 9))
@@ -54,7 +54,7 @@ def make(groups: list[Group], *, heads: int = 6, kv_heads: int = 2, dim: int = 1
         queries.append(torch.randn(group.start + group.rows, heads, dim, generator=source)[group.start:])
         physical = torch.arange(group.start + group.rows)
         where = tables[index, physical // block_size] * block_size + physical % block_size
-        keys[where], values[where] = k, v
+        keys[where[first:]], values[where[first:]] = k[first:], v[first:]
         if window is not None:  # blocks every row has passed were given away
             for block in range(max(0, group.start - window + 1) // block_size):
                 gone = int(tables[index, block])
@@ -66,9 +66,9 @@ def make(groups: list[Group], *, heads: int = 6, kv_heads: int = 2, dim: int = 1
         positions += [group.start + d for d in depth]
         prefixes.append((k[:group.start], v[:group.start]))
         own.append((k[group.start:], v[group.start:]))
-    view = GroupView(tables, torch.cat(slots), window)
+    view = GroupView(tables, torch.cat(slots), window, first=first)
     layout = Layout(torch.tensor(positions), offsets, [group.start for group in groups],
-                    [group.parents for group in groups], block_size, [view])
+                    [group.parents for group in groups], block_size, [view], mutual=mutual)
     return Step(layout, torch.cat(queries), keys, values, prefixes, own)
 
 
@@ -90,13 +90,15 @@ def attend(kernels: Kernels, step: Step, softcap: float = 0.0) -> torch.Tensor:
 
 
 def oracle(groups: list[Group], step: Step, softcap: float = 0.0) -> torch.Tensor:
-    window, out = step.layout.views[0].window, []
+    view, out = step.layout.views[0], []
     for group, (pk, pv), (ok, ov), begin in zip(groups, step.prefixes, step.own, step.layout.offsets):
         paths = ancestry(group.parents if group.parents is not None else list(range(-1, group.rows - 1)))
+        if step.layout.mutual:
+            paths = [list(range(group.rows))] * group.rows
         for row, path in enumerate(paths):
             k, v = (torch.cat((prefix, mine[path])).double() for prefix, mine in ((pk, ok), (pv, ov)))
-            if window is not None:
-                k, v = k[-window:], v[-window:]
+            low = max(view.first, 0 if view.window is None else len(k) - view.window)
+            k, v = k[low:], v[low:]
             shared = step.q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
             scores = torch.einsum("hd,shd->hs", step.q[begin + row].double(), k) * 0.25

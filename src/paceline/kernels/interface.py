@@ -84,11 +84,13 @@ class Kernels(Protocol):
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, view: GroupView,
                scale: float, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
                softcap: float = 0.0) -> torch.Tensor:
-        """Attention of each row over its committed prefix, its ancestors in the group and itself.
+        """Attention of each row over its committed prefix, its ancestors in the group and itself; with layout.mutual
+        over its committed prefix and all rows of its group.
 
         q [N, H, d] -> [N, H, d_v], the values' width; the rows' own keys and values are already stored. v_cache is as
         wide as k_cache, or a view of its first features (latent caches). With view.window a row at position p attends
-        to positions p - window < key <= p. Positions a row does not attend to never influence
+        to positions p - window < key <= p (with layout.mutual p is its group's last), and in any case to none below
+        view.first: what a row below it gets means nothing. Positions a row does not attend to never influence
         it, whatever their slots hold. `scales`: as in store. With a `softcap` scaled scores become
         softcap * tanh(score / softcap) before the softmax.
         """

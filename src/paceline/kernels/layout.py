@@ -26,11 +26,11 @@ class GroupView:
     """[N] slot (block * block_size + offset) each row's KV is written to; int64, for device kernels also int32, and
     there -1 in rows that are padding."""
     window: int | None = None
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """What a kernel derives once per forward and reuses in every layer (key slots, masks, work lists)."""
     first: int = 0
     """Positions below this one hold nothing and are seen by no row (draft heads that keep nothing of a text's first
     token)."""
-    scratch: dict[str, Any] = field(default_factory=dict)
-    """What a kernel derives once per forward and reuses in every layer (key slots, masks, work lists)."""
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class Layout:
     block_size: int
     views: list[GroupView] = field(default_factory=list)
     """One per cache group of the model."""
+    device: DeviceRows | None = None
+    """The rows as device kernels read them, where someone keeps them (captured steps); else made when needed."""
     mutual: bool = False
     """Rows of a group see each other whatever their order (block drafters): each attends as the last one of its group
     does. There are no trees then."""
-    device: DeviceRows | None = None
-    """The rows as device kernels read them, where someone keeps them (captured steps); else made when needed."""
 
     @property
     def rows(self) -> int:

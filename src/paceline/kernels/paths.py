@@ -66,12 +66,15 @@ def key_paths(layout: Layout, view: GroupView, length: int) -> KeyPaths:
     return KeyPaths(slots, torch.tensor(of_row, device=device))
 
 
-def host_positions(layout: Layout) -> list[int]:
-    """layout.positions as a list, from the host's side of the layout: no device read."""
+def seen_positions(layout: Layout) -> list[int]:
+    """Up to which position each row sees, which is its own unless Layout.mutual says otherwise; from the host's side of
+    the layout: no device read."""
     found: list[int] = []
     for group, (begin, end) in enumerate(zip(layout.offsets, layout.offsets[1:])):
         start, parents = layout.starts[group], layout.parents[group]
-        if parents is None:
+        if layout.mutual:
+            found.extend([start + end - begin - 1] * (end - begin))
+        elif parents is None:
             found.extend(range(start, start + end - begin))
         else:
             found.extend(start + depth for depth in depths(parents))

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.kernels import cpu
 from paceline.kernels.cpu.backend import StepArrays, attention_runs
 from paceline.kernels.interface import Kernels
+from paceline.kernels.operands import Norm
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import ROPE_FACTORS, cache_groups
 from paceline.models.forward import Forward
@@ -78,6 +79,9 @@ class NativeDecoder(ModelTraits):
             self._head = packer.matrix([("lm_head.weight", config.vocab_size)], hidden)
             packer.let_go()
         self._norm = packer.vector("model.norm.weight", hidden)
+        self.head = Linear(self._head)
+        self.norm = Norm(torch.from_numpy(self._norm), config.norm_eps)
+        """Head and final norm as draft heads borrow them."""
         factors = weights.take(ROPE_FACTORS, (d // 2,)) if config.rope.kind == "factors" else None
         cos, sin = Rope(config, max_model_len, torch.device("cpu"), factors).halves()
         self._model = self._native.Model(

@@ -148,3 +148,12 @@ def _take(matrix: Any, kind: str, source: npt.NDArray[np.uint8], first: int) -> 
         last = np.zeros((LANES, source.shape[1]), dtype=np.uint8)
         last[:len(source) - whole] = source[whole:]
         matrix.take_blocks(last, kind, first + whole)
+
+
+def packed_rows(rows: torch.Tensor) -> PackedWeight:
+    """A matrix [rows, cols] of floats in 8 bits with a scale per 32 values; `cols` is a multiple of COLUMNS."""
+    padded = np.zeros((-(-rows.shape[0] // LANES) * LANES, rows.shape[1]), dtype=np.float32)
+    padded[:rows.shape[0]] = rows.float().numpy()
+    matrix = cpu.require().Matrix("q8", *padded.shape)
+    matrix.take_floats(padded, 0)
+    return PackedWeight(matrix, rows.shape[0], 8)

@@ -59,6 +59,26 @@ def test_capped_scores_equal_the_oracle(kernels, device, case):
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 10])
+def test_rows_of_a_block_see_each_other(kernels, device, window):
+    groups = [Group(61, 7), Group(0, 7, seed=1), Group(300, 4, seed=2), Group(5, 1), Group(2, 140)]
+    step = make(groups, window=window, mutual=True)
+    expected = oracle(groups, step)
+    got = attend(kernels, on(step, device))
+    assert not step.layout.device.shape.chunks
+    torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 10])
+@pytest.mark.parametrize("case", ["decodes", "trees", "a prompt"])
+def test_positions_below_the_first_are_seen_by_no_row(kernels, device, case, window):
+    groups = {"decodes": [Group(1, 1), Group(300, 1)], "trees": [Group(13, len(TREE), TREE), Group(1, 3)],
+              "a prompt": PROMPT}[case]
+    step = make(groups, window=window, first=1)
+    expected = oracle(groups, step)
+    torch.testing.assert_close(attend(kernels, on(step, device)).cpu().double(), expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_prompt_in_chunks(kernels, device, window):
     step = make(PROMPT, window=window)

@@ -62,7 +62,7 @@ class NativeKernels(ReferenceKernels):
         self._workers.attend(
             queries.numpy(), k_cache.numpy(), v_cache.numpy(), step.positions, step.offsets, step.starts, step.parents,
             layout.block_size, np.ascontiguousarray(view.tables.numpy()), view.slots.numpy(), view.window or 0, scale,
-            out.numpy())
+            out.numpy(), layout.mutual, view.first)
         return out.to(q.dtype)
 
 

@@ -25,7 +25,7 @@ def shape_of(layout: Layout, tile_rows: int, chunk_rows: int) -> RowsShape:
             depth = max(depth, max(map(len, ancestry(parents))))
             tiles += -(-rows // min(tile_rows, TREE_ROWS))
             widest = max(widest, min(rows, tile_rows, TREE_ROWS))
-        elif rows >= CHUNK_FROM:
+        elif rows >= CHUNK_FROM and not layout.mutual:
             chunks += -(-rows // chunk_rows)
         else:
             tiles += -(-rows // tile_rows)
@@ -62,6 +62,8 @@ def pack(layout: Layout, shape: RowsShape) -> Integers:
         lengths = np.diff(offsets)
         group[:count] = np.repeat(np.arange(len(starts)), lengths)
         position[:count] = np.repeat(starts - offsets[:-1], lengths) + np.arange(count)
+        if layout.mutual:
+            position[:count] = np.repeat(starts + lengths - 1, lengths)
         prefix[:count] = position[:count] + 1
     for index, parents in enumerate(layout.parents):
         if parents is not None:
@@ -90,7 +92,7 @@ def _cut(layout: Layout, shape: RowsShape, tiles: Integers, chunks: Integers) ->
         return
     placed: dict[str, list[tuple[int, int]]] = {"tiles": [], "chunks": []}
     for (begin, end), parents in zip(pairwise(layout.offsets), layout.parents, strict=True):
-        whole = parents is None and end - begin >= shape.chunk_from and shape.chunks > 0
+        whole = parents is None and not layout.mutual and end - begin >= shape.chunk_from and shape.chunks > 0
         step = shape.chunk_rows if whole else shape.tile_rows
         if parents is not None:
             step = min(step, TREE_ROWS)

@@ -69,7 +69,8 @@ class DeviceRows:
     group: torch.Tensor
     """[N] row of the block tables; -1: padding."""
     positions: torch.Tensor
-    """[N] logical positions; -1: padding."""
+    """[N] logical positions, up to which a row sees (where rows see each other: that of the last one of the group, see
+    Layout.mutual); -1: padding."""
     prefix: torch.Tensor
     """[N]: keys at positions below it are found through the block table, those from it on through `ancestors`. A
     chain is a tree without ancestors: position + 1."""

@@ -38,6 +38,7 @@ class Piece:
     low: int
     """First key position the piece's first row sees."""
     parents: list[int] | None
+    mutual: bool = False
 
     @property
     def span(self) -> int:
@@ -70,7 +71,7 @@ def plan(layout: Layout, view: GroupView, dtype: torch.dtype) -> Iterable[Attent
     kept: list[AttentionCall] | None = view.scratch.get("eager.calls")
     if kept is not None:
         return kept
-    pieces = list(_pieces(layout, view.window))
+    pieces = list(_pieces(layout, view))
     calls = (_call(batch, layout, view, dtype) for batch in _batches(pieces))
     if sum(piece.rows * piece.span for piece in pieces) > KEPT_ENTRIES:
         return calls
@@ -79,14 +80,19 @@ def plan(layout: Layout, view: GroupView, dtype: torch.dtype) -> Iterable[Attent
     return kept
 
 
-def _pieces(layout: Layout, window: int | None) -> Iterator[Piece]:
+def _pieces(layout: Layout, view: GroupView) -> Iterator[Piece]:
     for group, (begin, end) in enumerate(zip(layout.offsets, layout.offsets[1:])):
         parents = layout.parents[group]
-        step = PIECE_ROWS if parents is None else max(1, end - begin)
+        step = PIECE_ROWS if parents is None and not layout.mutual else max(1, end - begin)
         for row in range(begin, end, step):
             start = layout.starts[group] + row - begin
-            low = 0 if window is None else max(0, start - window + 1)
-            yield Piece(group, row, min(step, end - row), start, low, parents)
+            rows = min(step, end - row)
+            last = start + rows - 1
+            """Of the piece; what its first row sees is what all see where they see each other."""
+            low = view.first
+            if view.window is not None:
+                low = max(low, (last if layout.mutual else start) - view.window + 1)
+            yield Piece(group, row, rows, start, min(low, last), parents, layout.mutual)
 
 
 def _batches(pieces: list[Piece]) -> Iterator[list[Piece]]:
@@ -136,9 +142,9 @@ def _call(pieces: list[Piece], layout: Layout, view: GroupView, dtype: torch.dty
     blocks.masked_fill_(columns >= torch.tensor(ends, device=device)[:, None], 0)
     stale = [index * width * size + position - base * size
              for index, (piece, base, end) in enumerate(zip(pieces, bases, ends))
-             for position in range(piece.start + n, end * size)]
+             for position in (*range(base * size, view.first), *range(piece.start + n, end * size))]
     positions = torch.tensor(bases, device=device)[:, None] * size + torch.arange(width * size, device=device)
-    hidden = _hidden(pieces, positions, view.window)
+    hidden = _hidden(pieces, positions, view)
     return AttentionCall(rows, len(pieces), n, blocks.flatten(), _mask(hidden, dtype),
                          stale=torch.tensor(stale, device=device) if stale else None)
 
@@ -155,13 +161,13 @@ def _single(piece: Piece, rows: torch.Tensor | None, layout: Layout, view: Group
         ids = blocks.tolist()
         if all(b == a + 1 for a, b in pairwise(ids)):
             call.adjacent = (ids[0] * size + skip, piece.span)
-    if piece.rows == 1:
+    if piece.rows == 1 or piece.mutual:
         return call
     if piece.parents is None and piece.span == piece.rows and (view.window is None or view.window >= piece.rows):
         call.causal = True
         return call
     positions = torch.arange(piece.low, piece.low + piece.span, device=blocks.device)[None]
-    call.mask = _mask(_hidden([piece], positions, view.window), dtype)
+    call.mask = _mask(_hidden([piece], positions, view), dtype)
     return call
 
 
@@ -170,11 +176,13 @@ def _mask(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def _hidden(pieces: list[Piece], positions: torch.Tensor, window: int | None) -> torch.Tensor:
+def _hidden(pieces: list[Piece], positions: torch.Tensor, view: GroupView) -> torch.Tensor:
     """positions [B, C] physical, of the gathered keys -> [B, n, C] bool: what each row must not see."""
-    device = positions.device
+    device, window = positions.device, view.window
     starts = torch.tensor([piece.start for piece in pieces], device=device)[:, None, None]
     own = starts + torch.arange(pieces[0].rows, device=device)[:, None]
+    if pieces[0].mutual:
+        own = own.amax(1, keepdim=True).expand_as(own)
     keys = positions[:, None]
     hidden = keys > own
     if window is not None:
@@ -182,6 +190,8 @@ def _hidden(pieces: list[Piece], positions: torch.Tensor, window: int | None) ->
     for index, piece in enumerate(pieces):
         if piece.parents is not None:
             hidden[index] = _tree_hidden(piece, piece.parents, positions[index], window)
+    if view.first:
+        hidden |= keys < view.first
     return hidden
 
 

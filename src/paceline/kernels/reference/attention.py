@@ -16,7 +16,7 @@ import torch
 
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import values_in_keys
-from paceline.kernels.paths import host_positions, key_paths
+from paceline.kernels.paths import key_paths, seen_positions
 from paceline.kernels.reference.ordered import exp, ordered_sum
 from paceline.kernels.reference.products import bmm
 
@@ -88,7 +88,7 @@ def _plan(layout: Layout, view: GroupView, key_bytes: int) -> Iterable[KeyTile]:
     kept: list[KeyTile] | None = view.scratch.get("reference.tiles")
     if kept is not None:
         return kept
-    positions = host_positions(layout)
+    positions = seen_positions(layout)
     tiles = _tiles(layout, view, positions, key_bytes)
     if sum(positions) + len(positions) * TILE > KEPT_ENTRIES:
         return tiles
@@ -100,18 +100,21 @@ def _plan(layout: Layout, view: GroupView, key_bytes: int) -> Iterable[KeyTile]:
 def _tiles(layout: Layout, view: GroupView, positions: list[int], key_bytes: int) -> Iterator[KeyTile]:
     window = view.window or max(positions) + 1
     # The first and the last tile each row visits. Tiles wholly before its window would add exact zeros.
-    first = [max(0, position - window + 1) // TILE for position in positions]
+    first = [max(view.first, position - window + 1) // TILE for position in positions]
     last = [position // TILE for position in positions]
     count = max(last) + 1
     paths = key_paths(layout, view, count * TILE)
     chunk = max(1, CHUNK_BYTES // (TILE * key_bytes))
     offsets = torch.arange(TILE, device=view.tables.device)
+    seen = torch.tensor(positions, device=view.tables.device)
     for index in range(count):
         visiting = [row for row in range(len(positions)) if first[row] <= index <= last[row]]
         key_positions = index * TILE + offsets
         for begin in range(0, len(visiting), chunk):
             rows = torch.tensor(visiting[begin:begin + chunk], device=view.tables.device)
-            own = layout.positions[rows][:, None]
+            own = seen[rows][:, None]
             hidden = (key_positions > own) | (key_positions <= own - window)
+            if view.first:
+                hidden |= key_positions < view.first
             slots = paths.slots[:, index * TILE:(index + 1) * TILE][paths.of_row[rows]].masked_fill(hidden, 0)
             yield KeyTile(rows, slots.flatten(), hidden[:, None, None, :])

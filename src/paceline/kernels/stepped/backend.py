@@ -38,7 +38,7 @@ class SteppedKernels(ReferenceKernels):
             return super().attend(q, k_cache, v_cache, layout, view, scale, scales, softcap)
         live: LiveRows | None = view.scratch.get("stepped.live")
         if live is None:
-            live = view.scratch["stepped.live"] = LiveRows.of(layout.device, layout.block_size, view)
+            live = view.scratch["stepped.live"] = LiveRows.of(layout.device, layout, view)
         out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[2])
         if live.layout.rows:
             out[live.rows] = super().attend(q[live.rows], k_cache, v_cache, live.layout, live.view, scale, scales,

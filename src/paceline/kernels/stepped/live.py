@@ -21,7 +21,7 @@ class LiveRows:
     view: GroupView
 
     @staticmethod
-    def of(rows: DeviceRows, block_size: int, view: GroupView) -> LiveRows:
+    def of(rows: DeviceRows, step: Layout, view: GroupView) -> LiveRows:
         """What the device got, and nothing else, says where each row reads: its group's blocks below `prefix`, its
         ancestors from there on."""
         live = (rows.group >= 0).nonzero()[:, 0]
@@ -34,7 +34,7 @@ class LiveRows:
         parents: list[list[int] | None] = []
         for begin, end in pairwise(offsets):
             if prefixes[begin] > positions[begin]:  # a chain
-                starts.append(positions[begin])
+                starts.append(positions[begin] - (end - begin - 1 if step.mutual else 0))
                 parents.append(None)
                 continue
             start = prefixes[begin]
@@ -42,6 +42,7 @@ class LiveRows:
             paths = [ancestors[at][:positions[at] - start + 1] for at in range(begin, end)]
             parents.append([place[path[-2]] - begin if len(path) > 1 else -1 for path in paths])
         tables = view.tables[[groups[begin] for begin in begins]].long()
-        own = GroupView(tables, view.slots[live], view.window)
-        layout = Layout(torch.tensor(positions, dtype=torch.int64), offsets, starts, parents, block_size, [own])
+        own = GroupView(tables, view.slots[live], view.window, first=view.first)
+        layout = Layout(torch.tensor(positions, dtype=torch.int64), offsets, starts, parents, step.block_size, [own],
+                        mutual=step.mutual)
         return LiveRows(live, layout, own)

@@ -106,7 +106,7 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     key_scales, value_scales = (k_cache, v_cache) if scales is None else scales
     common: dict[str, Any] = {
         "KV_HEADS": kv_heads, "SHARED": shared, "DIM": dim, "BLOCK_D": max(16, triton.next_power_of_2(dim)),
-        "BLOCK_SIZE": layout.block_size, "WINDOW": view.window is not None,
+        "BLOCK_SIZE": layout.block_size, "FIRST": view.first, "WINDOW": view.window is not None,
         "CAPPED": softcap > 0.0, "SCALED": scales is not None,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": not deterministic,
         **overlapped(q.device, q.shape[0], heads * dim)}

@@ -109,15 +109,18 @@ def load_block(cache, scales, slots, inside, head, stride, KV_HEADS: tl.constexp
 def walk(q, pos, lowest, begin, end, highest, total, acc, past_highest, past_total, past_acc, table, keys, values,
          key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
          BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
-         WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+         FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
          WHOLE: tl.constexpr = False):
     """Keys begin .. end - 1 of the block table, the same for all rows of the tile. pos [M]: -1 where there is no row;
-    `lowest`: the lowest position of the tile. WHOLE: blocks that all rows see, every key of them."""
+    `lowest`: the lowest position of the tile; keys below FIRST are seen by no row. WHOLE: blocks that all rows see,
+    every key of them."""
     for first_key in range(begin, end, BLOCK_N):
         highest, total, acc, past_highest, past_total, past_acc = next_span(
             first_key, highest, total, acc, past_highest, past_total, past_acc, SPLIT)
         j = first_key + tl.arange(0, BLOCK_N)
         inside = j < end
+        if FIRST > 0:
+            inside = inside & (j >= FIRST)
         if WINDOW:
             inside = inside & (j > lowest - window)
         slots = page_slots(table, j, inside, BLOCK_SIZE, WHOLE)
@@ -153,7 +156,8 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, pas
                slots, positions, prefixes, ancestors, keys, values, key_scales, value_scales, head, stride, scale,
                window, cap, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr,
-               WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):
+               FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+               PRECISION: tl.constexpr):
     """The same where each row has keys of its own. One row after the other gets its scores and its values; the
     others' weights are zero then, which changes no bit of theirs."""
     for first_key in range(begin, end, BLOCK_N):
@@ -163,6 +167,8 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, pas
         scores = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
         for r in range(rows):
             inside = j <= tl.load(positions + first + r)
+            if FIRST > 0:
+                inside = inside & (j >= FIRST)
             if WINDOW:
                 inside = inside & (j > tl.load(positions + first + r) - window)
             at = path_slots(table, slots, ancestors, first + r, j, tl.load(prefixes + first + r), inside, DEPTH,
@@ -184,6 +190,8 @@ def walk_paths(q, of_row, pos, first, rows, begin, end, highest, total, acc, pas
         highest = new
         for r in range(rows):
             inside = j <= tl.load(positions + first + r)
+            if FIRST > 0:
+                inside = inside & (j >= FIRST)
             if WINDOW:
                 inside = inside & (j > tl.load(positions + first + r) - window)
             at = path_slots(table, slots, ancestors, first + r, j, tl.load(prefixes + first + r), inside, DEPTH,
@@ -202,8 +210,9 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
                  ancestors, results, extremes, arrived, q_stride, out_stride, stride, table_stride, height, scale,
                  window, cap, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, DEPTH: tl.constexpr,
-                 SPLIT: tl.constexpr, REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
-                 CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
+                 SPLIT: tl.constexpr, REDUCE_M: tl.constexpr, AHEAD: tl.constexpr, FIRST: tl.constexpr,
+                 WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+                 OVERLAP: tl.constexpr):
     """Programs take the work list's items in turn, each for every KV head. Who finishes a tile's last item combines
     them all; `arrived` [tiles * KV heads] is left at zero."""
     start(OVERLAP)
@@ -244,13 +253,13 @@ def split_kernel(q, keys, values, key_scales, value_scales, out, items, count, t
         highest, total, acc, past_highest, past_total, past_acc = walk(
             query, pos, lowest, begin, tl.minimum(end, shared), highest, total, acc, past_highest, past_total, past_acc,
             table, keys, values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D,
-            BLOCK_N, BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
+            BLOCK_N, BLOCK_SIZE, SPLIT, FIRST, WINDOW, CAPPED, SCALED, PRECISION)
         if DEPTH > 0:
             highest, total, acc, past_highest, past_total, past_acc = walk_paths(
                 query, of_row, pos, first, rows, tl.maximum(begin, shared), end, highest, total, acc, past_highest,
                 past_total, past_acc, table, slots, positions, prefixes, ancestors, keys, values, key_scales,
                 value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_SIZE,
-                DEPTH, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
+                DEPTH, SPLIT, FIRST, WINDOW, CAPPED, SCALED, PRECISION)
         if SPLIT > 0:
             highest, total, acc = combine(past_highest, past_total, past_acc, highest, total, acc)
 
@@ -304,8 +313,9 @@ def gather(results, extremes, out, cells_from, pieces, first, rows, head, out_st
 def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_of_row, positions, tables, q_stride,
                  out_stride, stride, table_stride, count, scale, window, cap, KV_HEADS: tl.constexpr,
                  SHARED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-                 CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr):
+                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, FIRST: tl.constexpr,
+                 WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+                 OVERLAP: tl.constexpr):
     """Grid (KV heads, chunks): all keys of one tile of a chain; the last chunks, which have most, start first."""
     start(OVERLAP)
     head = tl.program_id(0)
@@ -336,17 +346,17 @@ def chunk_kernel(q, keys, values, key_scales, value_scales, out, chunks, group_o
         past_total = tl.zeros([BLOCK_M], tl.float32)
         past_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         masked_from = begin
-        if not WINDOW:
+        if not WINDOW and FIRST == 0:
             # Blocks before all rows, most of a prompt's, are not masked, which changes no bit.
             masked_from = tl.maximum(begin, tl.minimum(end, (lowest + 1) // BLOCK_N * BLOCK_N))
             highest, total, acc, past_highest, past_total, past_acc = walk(
                 query, pos, lowest, begin, masked_from, highest, total, acc, past_highest, past_total, past_acc, table,
                 keys, values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D,
-                BLOCK_N, BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION, WHOLE=True)
+                BLOCK_N, BLOCK_SIZE, SPLIT, FIRST, WINDOW, CAPPED, SCALED, PRECISION, WHOLE=True)
         highest, total, acc, past_highest, past_total, past_acc = walk(
             query, pos, lowest, masked_from, end, highest, total, acc, past_highest, past_total, past_acc, table, keys,
             values, key_scales, value_scales, head, stride, scale, window, cap, KV_HEADS, DIM, BLOCK_D, BLOCK_N,
-            BLOCK_SIZE, SPLIT, WINDOW, CAPPED, SCALED, PRECISION)
+            BLOCK_SIZE, SPLIT, FIRST, WINDOW, CAPPED, SCALED, PRECISION)
         if SPLIT > 0:
             highest, total, acc = combine(past_highest, past_total, past_acc, highest, total, acc)
         mixed = acc / tl.where(live, total, 1.0)[:, None]

@@ -48,7 +48,8 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, rank: int, layout: Layout, vi
         "HEADS": heads, "RANK": rank, "ROPE": width - rank, "BLOCK_H": block_h,
         "BLOCK_R": max(16, triton.next_power_of_2(rank)), "BLOCK_P": max(16, triton.next_power_of_2(width - rank)),
         "BLOCK_N": 16 if single else 32, "BLOCK_SIZE": layout.block_size, "SPLIT": SPLIT, "DEPTH": rows.shape.depth,
-        "WINDOW": view.window is not None, "CAPPED": softcap > 0.0, "PRECISION": "ieee" if single else "tf32",
+        "FIRST": view.first, "WINDOW": view.window is not None, "CAPPED": softcap > 0.0,
+        "PRECISION": "ieee" if single else "tf32",
         "enable_fp_fusion": fused, "num_warps": 8 if block_h > 32 else 4, "num_stages": 1 if single else 2}
     if cells:
         programs = min(cells, max(1, PROGRAMS * processors // (count * blocks)))

@@ -46,7 +46,8 @@ def load_queries(q, row, h, q_stride, HEADS: tl.constexpr, RANK: tl.constexpr, R
 def walk_span(latent, turned, cache, slots, table, ancestors, row, pos, prefix, begin, span, stride, scale, window, cap,
               RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr,
               BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
-              DEPTH: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+              DEPTH: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+              PRECISION: tl.constexpr):
     """The keys of one span that one row sees -> highest score, sum of weights [H], sum of weighted values [H, R].
     latent [H, R], turned [H, P]: the two parts of its queries."""
     r = tl.arange(0, BLOCK_R)
@@ -58,6 +59,8 @@ def walk_span(latent, turned, cache, slots, table, ancestors, row, pos, prefix, 
     for first_key in range(tl.maximum(span * SPLIT, begin), end, BLOCK_N):
         j = first_key + tl.arange(0, BLOCK_N)
         inside = j < end
+        if FIRST > 0:
+            inside = inside & (j >= FIRST)
         if WINDOW:
             inside = inside & (j > pos - window)
         if DEPTH > 0:
@@ -81,7 +84,7 @@ def span_kernel(q, cache, results, extremes, tables, slots, group_of_row, positi
                 stride, table_stride, cells, scale, window, cap, HEADS: tl.constexpr, RANK: tl.constexpr,
                 ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
                 BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr,
-                WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+                FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
     """Grid (rows, blocks of heads, programs): the spans of a row that have cells, in turn -> results [rows, cells,
     HEADS, RANK] float32 and extremes [2, rows, cells, HEADS], for latent_kernel."""
     row = tl.program_id(0)
@@ -100,8 +103,8 @@ def span_kernel(q, cache, results, extremes, tables, slots, group_of_row, positi
                 latent, turned = load_queries(q, row, h, q_stride, HEADS, RANK, ROPE, BLOCK_R, BLOCK_P)
                 highest, total, acc = walk_span(
                     latent, turned, cache, slots, table, ancestors, row, pos, prefix, begin, span, stride, scale,
-                    window, cap, RANK, ROPE, BLOCK_H, BLOCK_R, BLOCK_P, BLOCK_N, BLOCK_SIZE, SPLIT, DEPTH, WINDOW,
-                    CAPPED, PRECISION)
+                    window, cap, RANK, ROPE, BLOCK_H, BLOCK_R, BLOCK_P, BLOCK_N, BLOCK_SIZE, SPLIT, DEPTH, FIRST,
+                    WINDOW, CAPPED, PRECISION)
                 cell = (row.to(tl.int64) * cells + span - apart) * HEADS + h
                 tl.store(extremes + cell, highest, mask=live)
                 tl.store(extremes + tl.num_programs(0).to(tl.int64) * cells * HEADS + cell, total, mask=live)
@@ -113,8 +116,8 @@ def latent_kernel(q, cache, out, results, extremes, tables, slots, group_of_row,
                   q_stride, stride, table_stride, cells, scale, window, cap, HEADS: tl.constexpr, RANK: tl.constexpr,
                   ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr,
-                  WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, CELLS: tl.constexpr,
-                  WHOLE: tl.constexpr):
+                  FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+                  CELLS: tl.constexpr, WHOLE: tl.constexpr):
     """Grid (rows, blocks of heads) -> out [N, HEADS, RANK]: the spans of a row in order. CELLS: there are some; WHOLE:
     for all spans that a row can have, so that none is summed up here."""
     row = tl.program_id(0)
@@ -135,8 +138,8 @@ def latent_kernel(q, cache, out, results, extremes, tables, slots, group_of_row,
             for span in range(first, apart):
                 more_highest, more_total, more = walk_span(
                     latent, turned, cache, slots, table, ancestors, row, pos, prefix, begin, span, stride, scale,
-                    window, cap, RANK, ROPE, BLOCK_H, BLOCK_R, BLOCK_P, BLOCK_N, BLOCK_SIZE, SPLIT, DEPTH, WINDOW,
-                    CAPPED, PRECISION)
+                    window, cap, RANK, ROPE, BLOCK_H, BLOCK_R, BLOCK_P, BLOCK_N, BLOCK_SIZE, SPLIT, DEPTH, FIRST,
+                    WINDOW, CAPPED, PRECISION)
                 highest, total, acc = combine(highest, total, acc, more_highest, more_total, more)
         if CELLS:
             for span in range(apart, end):

@@ -63,12 +63,10 @@ class HeadConfig:
     """On the projections of queries, keys and values."""
     heads: int = 0
     """Medusa and Hydra: how many there are."""
-    prefix_attention: bool = False
-    """Hydra++: one decoder layer over the target's hidden states comes before the heads."""
     norm_before_residual: bool = False
     """EAGLE-3: what goes past the attention is normed as well."""
     norm_before_fc: bool = False
-    """EAGLE-3: each tapped stream is normed before `fc`."""
+    """EAGLE-3: the tapped streams, side by side, are normed before `fc`."""
     fc_bias: bool = False
     own_embedding: bool = False
     """The checkpoint brings `embed_tokens`; else the target's is used."""
@@ -86,7 +84,7 @@ class HeadConfig:
             raise ModelFormatError(f"A draft head of kind {self.kind!r} is not supported; supported are "
                                    f"{', '.join(KINDS)}.")
         for name in ("hidden_size", "vocab_size", "draft_vocab_size", "num_layers", "max_position_embeddings"):
-            if getattr(self, name) < (0 if name == "num_layers" and self.kind in HEAD_KINDS else 1):
+            if getattr(self, name) < (0 if name == "num_layers" and self.kind == "medusa" else 1):
                 raise self._wrong(name, "a positive whole number")
         if self.draft_vocab_size > self.vocab_size:
             raise self._wrong("draft_vocab_size", f"at most the target's vocabulary ({self.vocab_size})")
@@ -95,16 +93,15 @@ class HeadConfig:
         if self.norm_eps <= 0 or self.rope_theta <= 0:
             raise ModelFormatError(f"A {self.kind} head needs a positive norm_eps and rope_theta, got {self.norm_eps} "
                                    f"and {self.rope_theta}.")
-        if self.kind in HEAD_KINDS:
-            if self.heads < 1:
-                raise self._wrong("heads", "at least 1")
+        if self.kind in HEAD_KINDS and self.heads < 1:
+            raise self._wrong("heads", "at least 1")
         if self.attends:
             self._check_attention()
         if self.kind in BLOCK_KINDS:
             self._check_block()
         if self.kind in ("eagle1", "mtp", *HEAD_KINDS) and len(self.taps) != 1:
             raise self._wrong("taps", "one layer")
-        if self.kind in (*CHAIN_KINDS, "hydra") and self.attends and self.num_layers != 1:
+        if self.kind in CHAIN_KINDS and self.num_layers != 1:
             raise self._wrong("num_layers", "1")
 
     def _check_attention(self) -> None:
@@ -123,6 +120,9 @@ class HeadConfig:
             raise self._wrong("mask_token_id", f"a token of the target's vocabulary ({self.vocab_size})")
         if self.kind == "dflash" and (self.markov_rank or self.confidence_head):
             raise ModelFormatError("A dflash head has neither a Markov nor a confidence head; call it dspark.")
+        if self.confidence_head and self.confidence_head_with_markov and not self.markov_rank:
+            raise ModelFormatError("A dspark head whose confidence head sees the Markov head"
+                                   " (confidence_head_with_markov) needs a markov_rank above 0.")
         if self.markov_rank < 0 or (self.markov_rank and self.markov_head_type not in MARKOV_KINDS):
             raise self._wrong("markov_head_type" if self.markov_rank > 0 else "markov_rank",
                               f"one of {', '.join(MARKOV_KINDS)}" if self.markov_rank > 0 else "at least 0")
@@ -133,7 +133,7 @@ class HeadConfig:
     @property
     def attends(self) -> bool:
         """Whether it has attention of its own, and so keys and values to keep."""
-        return self.kind not in HEAD_KINDS or self.prefix_attention
+        return self.kind not in HEAD_KINDS
 
     @property
     def depth(self) -> int | None:

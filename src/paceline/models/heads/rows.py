@@ -9,8 +9,8 @@ from paceline.kernels.layout import GroupView, Layout
 
 
 def slots_before(layout: Layout, view: GroupView) -> torch.Tensor:
-    """[N] int64: the slot of each row's parent, 0 for the first token of a text and for padding. Where the rows are kept
-    on the device, from those alone."""
+    """[N] int64: the slot of each row's parent, 0 for the first token of a text and for padding. Where the rows are
+    kept on the device, from those alone."""
     if layout.device is not None:
         return _on_device(layout.device, layout.block_size, view)
     counts = torch.tensor([end - begin for begin, end in zip(layout.offsets, layout.offsets[1:])], dtype=torch.int64)

@@ -1,0 +1,99 @@
+"""BlockHead: DFlash and DSpark, which draft a whole block in one pass.
+
+What is kept of a token is made of the target's hidden states alone: fc and a norm over the tapped streams, then keys
+and values of every layer. A block is [anchor, mask, mask, ...]; its rows see all that is kept before the anchor, and
+each other. DSpark adds to the logits of a slot what the token before it suggests (Markov head), and says how likely its
+draft is to be accepted (confidence head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from paceline.kernels.interface import Kernels
+from paceline.models.heads.base import BaseHead
+from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
+from paceline.models.heads.markov import MarkovHead, markov_head
+from paceline.models.heads.target import Target
+from paceline.models.layers import Linear, load_linear
+from paceline.models.weight_source import WeightSource
+
+
+class BlockHead(BaseHead):
+    def __init__(self, config: HeadConfig, weights: WeightSource, target: Target, target_ids: torch.Tensor | None,
+                 max_model_len: int) -> None:
+        super().__init__(config, weights, target, target_ids)
+        hidden, names = config.hidden_size, [f"layers.{layer}" for layer in range(config.num_layers)]
+        self.fc = load_linear(weights, ["fc"], [hidden], len(config.taps) * hidden, False)
+        self.hidden_norm = load_norm(config, weights, "hidden_norm")
+        self.layers = [DraftLayer(config, weights, name, index) for index, name in enumerate(names)]
+        self.norms = [load_norm(config, weights, f"{name}.input_layernorm") for name in names]
+        self.context = context_rows(config, weights, names, self.layers)
+        self.norm = load_norm(config, weights, "norm")
+        self.markov = markov_head(config, weights)
+        self.confidence: Linear | None = None
+        if config.confidence_head:
+            width = hidden + (config.markov_rank if config.confidence_head_with_markov else 0)
+            self.confidence = Linear(weights.take("confidence_head.proj.weight", (1, width)),
+                                     weights.take("confidence_head.proj.bias", (1,)))
+        self.rope = load_rope(config, max_model_len, self.device)
+        assert config.mask_token_id is not None
+        self.mask = self.embed(torch.tensor([config.mask_token_id], device=self.device))
+
+    def planes(self, cache: torch.dtype, activations: torch.dtype) -> tuple[Plane, ...]:
+        return key_planes(self.config, cache, activations)
+
+    def passes(self, depth: int) -> tuple[Pass, ...]:
+        return (Pass(0, self.config.block_size, mutual=True),)
+
+    def store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows, planes: Planes, kernels: Kernels) -> None:
+        streams = torch.cat([tapped[tap] for tap in self.config.taps], dim=-1)
+        context = kernels.norm(self.fc(streams, kernels).contiguous(), self.hidden_norm)
+        turned = self.rope.at(rows.layout.positions)
+        for layer, kv in zip(self.layers, self.context(context, kernels).chunk(len(self.layers), dim=-1)):
+            layer.keep(kv, turned, rows.view.slots, planes, kernels)
+
+    def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> BlockRound:
+        layout, = opened.passes
+        view, sequences = layout.views[0], len(opened.anchors)
+        rows = len(layout.positions) // sequences
+        anchors = self.embed(opened.anchors)
+        x = torch.cat((anchors[:, None], self.mask.expand(sequences, rows - 1, -1)), dim=1).flatten(0, 1)
+        turned = self.rope.at(layout.positions)
+        for layer, norm in zip(self.layers, self.norms):
+            x = layer(x, norm, x, layout, view, turned, planes, kernels)
+        first = 0 if self.config.sample_from_anchor else 1
+        slots = min(opened.depth, rows - first)
+        drafting = x.view(sequences, rows, -1)[:, first:first + slots].flatten(0, 1)
+        hidden = kernels.norm(drafting, self.norm)
+        logits = self.lm_head(hidden, kernels).float()
+        return BlockRound(self, hidden.view(sequences, slots, -1), logits.view(sequences, slots, -1), kernels)
+
+
+class BlockRound:
+    """The Markov head and the confidence head, slot after slot."""
+
+    def __init__(self, head: BlockHead, hidden: torch.Tensor, logits: torch.Tensor, kernels: Kernels) -> None:
+        self._head, self._hidden, self._logits, self._kernels = head, hidden, logits, kernels
+        self._slot = 0
+        self._state: torch.Tensor | None = None
+
+    def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        head, kernels, slot = self._head, self._kernels, self._slot
+        self._slot += 1
+        hidden, logits = self._hidden[:, slot].contiguous(), self._logits[:, slot]
+        markov: MarkovHead | None = head.markov
+        before = None if markov is None else markov.embed(previous).to(hidden.dtype)
+        if markov is not None and before is not None:
+            bias, self._state = markov.bias(before, hidden, self._state, kernels)
+            logits = logits + bias
+        if head.confidence is None:
+            return logits.contiguous(), None
+        seen = hidden
+        if before is not None and head.config.confidence_head_with_markov:
+            seen = torch.cat((hidden, before), dim=-1)
+        return logits.contiguous(), torch.sigmoid(head.confidence(seen, kernels).float()[:, 0])

@@ -1,0 +1,84 @@
+"""Medusa and Hydra: small networks side by side, one for each token to be drafted, on the hidden state that the
+target's head read last. Hydra's also see the tokens drafted so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from paceline.kernels.interface import Kernels
+from paceline.models.heads.base import BaseHead
+from paceline.models.heads.chain import FEATURES
+from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.target import Target
+from paceline.models.layers import Linear, load_linear
+from paceline.models.weight_source import WeightSource
+
+
+class Residual:
+    """past(x) + silu(linear(x)), where nothing changes x on its way past unless its width has to change."""
+
+    def __init__(self, linear: Linear, past: Linear | None) -> None:
+        self.linear = linear
+        self.past = past
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        more = kernels.activate(self.linear(x, kernels).contiguous(), "silu")
+        return (x if self.past is None else self.past(x, kernels)) + more
+
+
+class StackedHead(BaseHead):
+    """Keeps the hidden state of every token, and needs no rows of its own to draft."""
+
+    def __init__(self, config: HeadConfig, weights: WeightSource, target: Target, target_ids: torch.Tensor | None,
+                 max_model_len: int) -> None:
+        self.sees_tokens = config.kind == "hydra"
+        super().__init__(config, weights, target, target_ids)
+        self.blocks = [[self._residual(weights, head, layer) for layer in range(config.num_layers)]
+                       for head in range(config.heads)]
+        outs = "hydra_lm_head.{}" if self.sees_tokens else f"{{}}.{config.num_layers}"
+        self.outs = [load_linear(weights, [outs.format(head)], [config.draft_vocab_size], config.hidden_size,
+                                 self.sees_tokens) for head in range(config.heads)]
+
+    def _load_head(self, config: HeadConfig, weights: WeightSource, ids: torch.Tensor | None) -> Linear:
+        # Each has one of its own: nothing of the target's is copied.
+        return Linear(self._target.head.weight)
+
+    def _residual(self, weights: WeightSource, head: int, layer: int) -> Residual:
+        name, hidden = f"{'hydra_mlp.' if self.sees_tokens else ''}{head}.{layer}", self.config.hidden_size
+        wide = (2 + head) * hidden if self.sees_tokens and layer == 0 else hidden
+        past = load_linear(weights, [f"{name}.res_connection"], [hidden], wide, True) if wide > hidden else None
+        return Residual(load_linear(weights, [f"{name}.linear"], [hidden], wide, True), past)
+
+    def planes(self, cache: torch.dtype, activations: torch.dtype) -> tuple[Plane, ...]:
+        return (Plane(FEATURES, (1, self.config.hidden_size), activations),)
+
+    def passes(self, depth: int) -> tuple[Pass, ...]:
+        return ()
+
+    def store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows, planes: Planes, kernels: Kernels) -> None:
+        feature = kernels.norm(tapped[self.config.taps[0]], self._target.norm)
+        kernels.store_keys(planes[FEATURES], rows.view.slots, feature[:, None])
+
+    def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> StackedRound:
+        feature = planes[FEATURES].index_select(0, opened.before)[:, 0]
+        return StackedRound(self, feature.to(self.embed(opened.anchors[:1]).dtype), kernels)
+
+
+class StackedRound:
+    def __init__(self, head: StackedHead, feature: torch.Tensor, kernels: Kernels) -> None:
+        self._head, self._kernels = head, kernels
+        self._seen = [feature]
+        self._next = 0
+
+    def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        head, kernels, index = self._head, self._kernels, self._next
+        self._next += 1
+        if head.sees_tokens:
+            self._seen.append(head.embed(previous))
+        x = torch.cat(self._seen, dim=-1)
+        for block in head.blocks[index]:
+            x = block(x, kernels)
+        return head.outs[index](x, kernels).float().contiguous(), None
