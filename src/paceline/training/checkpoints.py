@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped, in one file that is whole or not there."""
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, in one file, whole or not there."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def load(folder: Path, settings: dict[str, Any], device: torch.device) -> dict[s
         raise ConfigError(f"{path} is not a checkpoint of this version: remove it to begin again.")
     other = sorted(name for name, value in settings.items() if state["settings"].get(name) != value)
     if other:
-        raise ConfigError(f"{path} was written with other settings ({', '.join(other)}): use the same ones to go on, or "
-                          "name another --out.")
+        raise ConfigError(f"{path} was written with other settings ({', '.join(other)}): use the same ones to go on, "
+                          "or name another --out.")
     return state

@@ -1,5 +1,5 @@
-"""Which answers are made: each has a number, and everything about it follows from that number and the seed. So texts can
-be made again instead of being moved, and a run that was broken off knows what is missing."""
+"""Which answers are made: each has a number, and everything about it follows from that number and the seed. So texts
+can be made again instead of being moved, and a run that was broken off knows what is missing."""
 
 from __future__ import annotations
 

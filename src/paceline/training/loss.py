@@ -1,8 +1,8 @@
 """How far a drafted distribution is from the target's, with its gradients, never holding more than a piece of the
 logits.
 
-p is the target's distribution over its whole vocabulary, of which the draft vocabulary has a part; q the drafter's, over
-that part alone. The share of drafts that verification accepts is the sum of min(p, q) = 1 - TV(p, q).
+p is the target's distribution over its whole vocabulary, of which the draft vocabulary has a part; q the drafter's,
+over that part alone. The share of drafts that verification accepts is the sum of min(p, q) = 1 - TV(p, q).
 """
 
 from __future__ import annotations
@@ -122,6 +122,6 @@ class _Loss(torch.autograd.Function):
         return total, accepted
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_hidden, by_markov, by_up = ctx.saved_tensors
         return by_hidden * grads[0], by_markov * grads[0], by_up * grads[0], None, None, None, None

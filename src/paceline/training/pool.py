@@ -16,8 +16,7 @@ WINDOW = 2048
 
 @dataclass
 class Pool:
-    """Grows while it is used. What comes next depends on the seed, on what was there when it was planned, and on nothing
-    else."""
+    """Grows while it is used. What comes next depends on the seed and on what was there when it was planned."""
 
     seed: int
     batch_tokens: int

@@ -115,8 +115,8 @@ class Run:
         return self._finish(trainer)
 
     def rehearse(self) -> None:
-        """One step on invented texts, as large as any will be: what cannot work fails now, not when all the answers have
-        been made, and what is compiled is compiled."""
+        """One step on invented texts, as large as any will be: what cannot work fails now, not when all the answers
+        have been made, and what is compiled is compiled."""
         options, shape = self.options, self.llm.engine.model.config
         length = min(options.prompt_tokens + options.new_tokens, shape.context)
         drawn = np.random.default_rng(0)
@@ -202,7 +202,7 @@ class Run:
 
     @property
     def generated_rate(self) -> float:
-        return self.maker.tokens / max(self.maker.seconds, 1e-6)
+        return float(self.maker.tokens / max(self.maker.seconds, 1e-6))
 
     # ---------------------------------------------------------------- learning
 
@@ -217,7 +217,7 @@ class Run:
         else:
             ids = vocabulary.choose(pool.texts, vocab, options.draft_vocab)
             mask = vocabulary.spare_token(pool.texts, vocab, tokenizer.special_ids, tokenizer.eos_ids)
-            if tensors is not None:
+            if tensors is not None and options.init is not None:
                 ids = np.arange(vocab) if "d2t" not in tensors else \
                     (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).numpy()
                 mask = written.mask_of(options.init, mask)
@@ -288,7 +288,8 @@ class Run:
         self.measured.append(entry)
         cycles = ", ".join(f"K {depth}: {value:.3f}" for depth, value in found["tokens_per_cycle"].items())
         shares = " ".join(f"{share:.2f}" for share in found["by_position"])
-        self.show(News("measured", self._share(trainer.step), f"held-out tokens a cycle {cycles}; by position {shares}"))
+        self.show(News("measured", self._share(trainer.step), f"tokens a cycle, held-out: {cycles}; by position "
+                                                              f"{shares}"))
         return entry
 
     def _save(self, trainer: Trainer) -> None:

@@ -93,7 +93,7 @@ class Shards:
 
         def write(path: Path) -> None:
             with path.open("wb") as file:
-                np.savez(file, **arrays)
+                np.savez(file, **arrays)  # type: ignore[arg-type]
 
         replace_file(self.folder / name, write)
         entry = {"file": name, "bytes": (self.folder / name).stat().st_size, "texts": len(texts),

@@ -64,19 +64,20 @@ def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, own_keys: 
     size, count, block, heads, dim = q.shape
     groups, length = keys.shape[2], keys.shape[1]
     shared = heads // groups
-    q = q.unflatten(3, (groups, shared)) * dim ** -0.5  # [B, A, K, G, R, d]
-    by_group = q.permute(0, 3, 1, 4, 2, 5).reshape(size, groups, count * shared * block, dim)
-    far = (by_group @ keys.permute(0, 2, 3, 1)).unflatten(2, (count, shared * block))  # [B, G, A, RK, T]
+    rows = shared * block
+    q = q.view(size, count, block, groups, shared, dim) * dim ** -0.5  # [B, A, K, G, R, d]
+    by_group = q.permute(0, 3, 1, 4, 2, 5).reshape(size, groups, count * rows, dim)
+    far = (by_group @ keys.permute(0, 2, 3, 1)).view(size, groups, count, rows, length)
     before = torch.arange(length, device=q.device) < anchors[:, None, :, None, None]
     far = far.float().masked_fill(~before, -torch.inf)
-    by_block = q.permute(0, 1, 3, 4, 2, 5).reshape(size, count, groups, shared * block, dim)
-    near = (by_block @ own_keys.permute(0, 1, 3, 4, 2)).float().transpose(1, 2)  # [B, G, A, RK, K]
+    by_block = q.permute(0, 1, 3, 4, 2, 5).reshape(size, count, groups, rows, dim)
+    near = (by_block @ own_keys.permute(0, 1, 3, 4, 2)).float().transpose(1, 2)  # [B, G, A, R K, K]
     peak = torch.maximum(far.amax(-1, keepdim=True), near.amax(-1, keepdim=True)).detach()
     far, near = (far - peak).exp(), (near - peak).exp()
     total = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
-    mixed = (far.to(q.dtype).flatten(2, 3) @ values.transpose(1, 2)).unflatten(2, (count, shared * block))
+    mixed = (far.to(q.dtype).flatten(2, 3) @ values.transpose(1, 2)).view(size, groups, count, rows, dim)
     mixed = mixed + (near.to(q.dtype).transpose(1, 2) @ own_values.permute(0, 1, 3, 2, 4)).transpose(1, 2)
-    mixed = (mixed / total).to(q.dtype).unflatten(3, (shared, block))  # [B, G, A, R, K, d]
+    mixed = (mixed / total).to(q.dtype).view(size, groups, count, shared, block, dim)
     return mixed.permute(0, 2, 4, 1, 3, 5).reshape(size, count, block, heads * dim)
 
 

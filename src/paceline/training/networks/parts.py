@@ -36,16 +36,13 @@ class Projections(nn.Module):
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs] -> [..., H, d]."""
-        projected: torch.Tensor = self.q_proj(x)
-        return projected.unflatten(-1, (self.heads, self.dim))
+        return self.q_proj(x).view(*x.shape[:-1], self.heads, self.dim)  # type: ignore[no-any-return]
 
     def keys(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.k_proj(x)
-        return projected.unflatten(-1, (self.kv_heads, self.dim))
+        return self.k_proj(x).view(*x.shape[:-1], self.kv_heads, self.dim)  # type: ignore[no-any-return]
 
     def values(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.v_proj(x)
-        return projected.unflatten(-1, (self.kv_heads, self.dim))
+        return self.v_proj(x).view(*x.shape[:-1], self.kv_heads, self.dim)  # type: ignore[no-any-return]
 
 
 class GatedMLP(nn.Module):
