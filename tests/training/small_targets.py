@@ -30,7 +30,7 @@ def story(drawn: Random) -> tuple[str, str]:
 
 
 @cache
-def weights(steps: int = 240) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def weights(steps: int = 110) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     tokenizer = byte_level("gpt-2")
     shape = LlamaShape(vocab_size=tokenizer.get_vocab_size(), hidden_size=48, num_layers=4, num_heads=4, num_kv_heads=2,
                        intermediate_size=96, norm_eps=1e-5, rope_theta=10000.0, positions=256)
@@ -40,7 +40,7 @@ def weights(steps: int = 240) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     drawn = Random(0)
     for step in range(steps):
         texts = [f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>"
-                 for prompt, answer in (story(drawn) for _ in range(12))]
+                 for prompt, answer in (story(drawn) for _ in range(8))]
         ids = [tokenizer.encode(text).ids for text in texts]
         longest = max(map(len, ids))
         batch = torch.tensor([row + [0] * (longest - len(row)) for row in ids])

@@ -1,10 +1,11 @@
-"""DSpark's network: what a block sees, and that it drafts what the engine's own head drafts."""
+"""DSpark's network: what a block sees, and that it drafts as was published."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import published
 import pytest
 import torch
 
@@ -91,6 +92,29 @@ def test_gradients_reach_every_parameter(target: Target, network: DSpark) -> Non
     for name, one in network.named_parameters():
         assert one.grad is not None and one.grad.abs().sum() > 0, name
     network.zero_grad()
+
+
+def test_logits_and_confidence_are_as_published(target: Target, network: DSpark) -> None:
+    batch = some_batch(target)
+    states = target.states(batch)
+    ids, width = network._judge.ids, target.config.hidden_size
+    tensors = {name: one.detach() for name, one in network.named_parameters()} | {"d2t": ids - torch.arange(len(ids))}
+    embedding = target.embed(torch.arange(target.config.vocab_size)).double()
+    assert network.markov_head is not None
+    for anchor in (1, 8, 19):
+        tokens = batch.tokens[0].tolist()
+        tapped = {tap: states.taps[0, :anchor, place * width:(place + 1) * width]
+                  for place, tap in enumerate((1, 2, 4))}
+        known = published.Text(embedding, target.head.double(), target.final_norm.double(), 1e-5, tokens[:anchor + 1],
+                               tapped)
+        wanted, confidence = published.Published(network.config, tensors, known).draft(tokens[anchor + 1:anchor + 4])
+        hidden = network.hidden(batch, states, torch.full((2, 1), anchor))[0, 0]
+        markov = network.markov_head.markov_w1(batch.tokens[0, anchor:anchor + 4])
+        logits = network._judge.logits(hidden, markov, network.markov_head.markov_w2.weight)
+        torch.testing.assert_close(logits.double(), wanted, rtol=1e-3, atol=1e-3)
+        assert confidence is not None
+        torch.testing.assert_close(network.confidence(hidden, markov).sigmoid().double(), confidence, rtol=1e-3,
+                                   atol=1e-4)
 
 
 def test_runs_are_what_a_round_would_draft(target: Target, network: DSpark) -> None:
