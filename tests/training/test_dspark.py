@@ -139,3 +139,10 @@ def test_runs_are_what_a_round_would_draft(target: Target, network: DSpark) -> N
                         break
                     right += 1
                 assert runs[text, anchor] == right
+
+
+def test_padding_ends_where_the_target_does(target_folder: Path) -> None:
+    llm = LLM(str(target_folder), device="cpu", kernels="eager", max_model_len=40)
+    short = Target(llm, (1,), 64, compiles=False)
+    batch = short.batch([Text(0, np.arange(39, dtype=np.int32), 5)])
+    assert batch.tokens.shape == (1, 40) and short.states(batch).final.isfinite().all()

@@ -19,11 +19,11 @@ from paceline.training.vocabulary import choose, coverage, spare_token
 
 
 def test_prompts_of_all_kinds_of_files(tmp_path: Path) -> None:
-    lines = "".join(json.dumps({"prompt": text}) + "\n" for text in ("one", "two", "one"))
+    lines = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in ("one", "t\u2028wo", "one"))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "b.txt").write_text("first line\nsecond line\n\n\nanother\n")
     assert read_prompts([tmp_path / "a.jsonl.gz", tmp_path / "b.txt"]) == [
-        "one", "two", "first line\nsecond line", "another"]
+        "one", "t\u2028wo", "first line\nsecond line", "another"]
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [

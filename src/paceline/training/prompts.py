@@ -24,7 +24,7 @@ def read_prompts(paths: Sequence[Path]) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     prompts = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):  # no other line ends: JSON texts hold them
         if not line.strip():
             continue
         try:
@@ -42,7 +42,7 @@ def _lines(path: Path) -> list[str]:
 
 def _paragraphs(path: Path) -> list[str]:
     paragraphs, lines = [], list[str]()
-    for line in [*_text(path).splitlines(), ""]:
+    for line in [*_text(path).split("\n"), ""]:
         if line.strip():
             lines.append(line.rstrip())
         elif lines:

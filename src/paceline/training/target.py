@@ -77,6 +77,7 @@ class Target:
         groups = model.cache_groups
         self._storage = KVStorage(groups, [self._blocks + 1] * len(groups), BLOCK, self.dtype, self.device)
         self.rows = rows
+        self._positions = engine.config.max_model_len
         # Copies: what was made in inference mode cannot be part of what is differentiated.
         self.head = plain(model.head.weight).detach().clone()
         self.final_norm = model.norm.weight.detach().clone()
@@ -89,7 +90,8 @@ class Target:
 
     def batch(self, texts: list[Text]) -> Batch:
         longest = max(SHORTEST if self.device.type == "cuda" else 1, *(len(text.tokens) for text in texts))
-        tokens = np.zeros((len(texts), -(-longest // MULTIPLE) * MULTIPLE), np.int64)
+        longest = min(-(-longest // MULTIPLE) * MULTIPLE, self._positions)
+        tokens = np.zeros((len(texts), longest), np.int64)
         for row, text in zip(tokens, texts):
             row[:len(text.tokens)] = text.tokens
         sizes = np.array([(len(text.tokens), text.prompt) for text in texts], np.int64)
