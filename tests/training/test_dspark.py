@@ -35,6 +35,7 @@ def network(target: Target) -> DSpark:
     assert isinstance(found, DSpark)
     for one in found.parameters():
         torch.nn.init.normal_(one, std=0.3)
+    found.calibrate(torch.randn(50, 3 * shape.hidden_size) * torch.arange(1, 3 * shape.hidden_size + 1))
     return found
 
 
@@ -88,7 +89,7 @@ def test_anchors_are_of_answers_and_differ(target: Target) -> None:
 def test_gradients_reach_every_parameter(target: Target, network: DSpark) -> None:
     batch = some_batch(target)
     told = network.learn(batch, target.states(batch), torch.Generator().manual_seed(0), 6)
-    assert told["accepted"].shape == (4,) and 0.0 <= told["accepted"].min() and told["accepted"].max() <= 1.0
+    assert told["accepted"].shape == (4,) and told["accepted"].min() >= 0.0 and told["accepted"].max() <= 1.0
     for name, one in network.named_parameters():
         assert one.grad is not None and one.grad.abs().sum() > 0, name
     network.zero_grad()
@@ -98,7 +99,7 @@ def test_logits_and_confidence_are_as_published(target: Target, network: DSpark)
     batch = some_batch(target)
     states = target.states(batch)
     ids, width = network._judge.ids, target.config.hidden_size
-    tensors = {name: one.detach() for name, one in network.named_parameters()} | {"d2t": ids - torch.arange(len(ids))}
+    tensors = network.exported() | {"d2t": ids - torch.arange(len(ids))}
     embedding = target.embed(torch.arange(target.config.vocab_size)).double()
     assert network.markov_head is not None
     for anchor in (1, 8, 19):
@@ -126,7 +127,7 @@ def test_runs_are_what_a_round_would_draft(target: Target, network: DSpark) -> N
     assert network.markov_head is not None
     with torch.no_grad():
         for text in range(2):
-            for anchor in range(0, int(batch.lengths[text]) - 1):
+            for anchor in range(int(batch.lengths[text]) - 1):
                 anchors = torch.full((2, 1), anchor)
                 hidden = network.hidden(batch, states, anchors)[text, 0]
                 token, right = batch.tokens[text, anchor], 0

@@ -192,8 +192,8 @@ def test_options_that_cannot_work(options: Any, changes: dict[str, Any], says: s
 def test_the_command_without_terminal_libraries(options: Any, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = options()
     arguments = ["dspark", "--model", chosen.model, "--data", str(chosen.data[0]), "--out", str(chosen.out), "--steps",
-                 "2", "--answers", "12", "--new-tokens", "30", "--temperatures", "0,1", "--device", "cpu", "--block", "3",
-                 "--draft-vocab", "64", "--held-out", "4", "--batch-tokens", "300", "--taps", "1,3"]
+                 "2", "--answers", "12", "--new-tokens", "30", "--temperatures", "0,1", "--device", "cpu", "--block",
+                 "3", "--draft-vocab", "64", "--held-out", "4", "--batch-tokens", "300", "--taps", "1,3"]
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["steps"] == 2 and "answers" in told.err

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError
@@ -27,6 +26,7 @@ from paceline.training.interrupts import Stop, watched
 from paceline.training.jobs import Jobs, encoder, make_prompts
 from paceline.training.loss import Judge, Weights
 from paceline.training.networks.build import build_network
+from paceline.training.networks.parts import HeadModule
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
 from paceline.training.prompts import read_prompts
@@ -126,6 +126,7 @@ class Run:
         pool.add(texts)
         count = min(options.draft_vocab, shape.vocab_size)
         trainer = Trainer(options, self.target, self._network(np.arange(count), 0), pool)
+        trainer.calibrate()
         told = trainer.train_step(0.0)
         trainer.measure(self._batches(texts[:4]))
         if not torch.isfinite(told["loss"]):
@@ -228,11 +229,13 @@ class Run:
             trainer.restore(saved)
             self.before, self.curve, self.measured = saved["elapsed"], saved["curve"], saved["measured"]
             self.begin = time.monotonic()
-        elif tensors is not None:
-            trainer.begin_from(tensors)
+        else:
+            trainer.calibrate()
+            if tensors is not None:
+                trainer.begin_from(tensors)
         return trainer
 
-    def _network(self, ids: np.ndarray, mask: int) -> nn.Module:
+    def _network(self, ids: np.ndarray, mask: int) -> HeadModule:
         options, engine = self.options, self.llm.engine
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
         config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")

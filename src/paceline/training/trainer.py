@@ -110,7 +110,8 @@ class Trainer:
         """By their names, float32: the averaged ones where there are any."""
         kept = self._swap_average()
         try:
-            return {name: one.detach().float().cpu().clone() for name, one in self.network.named_parameters()}
+            found: dict[str, torch.Tensor] = self.network.exported()
+            return found
         finally:
             self._restore(kept)
 
@@ -130,17 +131,15 @@ class Trainer:
 
     def begin_from(self, tensors: dict[str, torch.Tensor]) -> None:
         """Weights of another head of the same shape."""
-        own = dict(self.network.named_parameters())
-        for name, one in own.items():
-            if name not in tensors or tensors[name].shape != one.shape:
-                found = tuple(tensors[name].shape) if name in tensors else "not there"
-                raise ConfigError(f"--init: {name} is {found}, and this head's is {tuple(one.shape)}: use the settings "
-                                  "that head was trained with.")
+        self.network.take(tensors)
         with torch.no_grad():
-            for name, one in own.items():
-                one.copy_(tensors[name])
             for average, one in zip(self.average or [], self.network.parameters()):
                 average.copy_(one)
+
+    def calibrate(self) -> None:
+        """Once, before the first step, on some of the texts."""
+        batch = self.target.batch(self.pool.texts[:max(1, min(64, self.target.rows // 512))])
+        self.network.calibrate(self.target.states(batch).taps[batch.answers])
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "tokens": self.tokens, "network": self.network.state_dict(),

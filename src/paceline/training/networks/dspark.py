@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.models.heads.config import HeadConfig
 from paceline.training.loss import Judge
-from paceline.training.networks.parts import GatedMLP, Projections, RMSNorm, Rotation, initialise
+from paceline.training.networks.parts import GatedMLP, HeadModule, Projections, RMSNorm, Rotation, TapProjection
 from paceline.training.target import Batch, States
 
 GAMMA = 4.0
@@ -81,22 +81,21 @@ def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, own_keys: 
     return mixed.permute(0, 2, 4, 1, 3, 5).reshape(size, count, block, heads * dim)
 
 
-class DSpark(nn.Module):
+class DSpark(HeadModule):
     def __init__(self, config: HeadConfig, judge: Judge) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self._judge = judge
         target = judge.target
         self._rotate = Rotation(config, target.rows + config.block_size, target.device)
         self._mask = target.embed(torch.tensor([config.mask_token_id], device=target.device))
-        self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = TapProjection(len(config.taps) * config.hidden_size, config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         seen = config.markov_rank if config.confidence_head_with_markov else 0
         self.confidence_head = ConfidenceHead(config.hidden_size + seen) if config.confidence_head else None
-        initialise(self, config.num_layers)
+        self.initialise()
         with torch.no_grad():
             self.norm.weight.copy_(target.final_norm)
             if self.markov_head is not None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.models.heads.config import HeadConfig
-from paceline.training.networks.parts import GatedMLP, Projections, RMSNorm, Rotation, initialise
+from paceline.training.networks.parts import GatedMLP, Projections, RMSNorm, Rotation
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,10 @@ class Llama(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(own) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        initialise(self, shape.num_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.num_layers) ** 0.5 if residual else 0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[B, T] -> behind the final norm [B, T, h]."""

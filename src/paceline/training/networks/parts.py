@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.models.heads.config import HeadConfig
-
-STD = 0.02
 
 
 class RMSNorm(nn.Module):
@@ -73,9 +72,65 @@ class Rotation:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-def initialise(module: nn.Module, layers: int) -> None:
-    """Small normal matrices, those that add to the residual stream smaller."""
-    for name, parameter in module.named_parameters():
-        if parameter.dim() > 1:
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(parameter, std=STD / (2 * layers) ** 0.5 if residual else STD)
+class TapProjection(nn.Module):
+    """fc over tapped streams. Their features differ in size by factors of hundreds, so that steps of one size would be
+    too large for some and too small for others: each is brought to size 1 first, and what is written is the product."""
+
+    scale: torch.Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.register_buffer("scale", torch.ones(inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x * self.scale.to(x.dtype), self.weight)
+
+    @torch.no_grad()
+    def calibrate(self, rows: torch.Tensor) -> None:
+        """rows [N, inputs]: a sample of what comes."""
+        self.scale.copy_(rows.float().square().mean(0).sqrt().clamp(min=1e-4).reciprocal())
+
+
+class HeadModule(nn.Module):
+    """What all heads have in common: the tensors of a checkpoint, written and read."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def initialise(self) -> None:
+        """Normal matrices that keep the size of what goes through them. So the layers soon count more than the
+        embedding that entered, which the tied head would take for a wish to say the same again."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+
+    def calibrate(self, rows: torch.Tensor) -> None:
+        """rows [N, taps * h]: tapped streams of some tokens."""
+        for module in self.modules():
+            if isinstance(module, TapProjection):
+                module.calibrate(rows)
+
+    def exported(self) -> dict[str, torch.Tensor]:
+        """By the names of the format, float32."""
+        out = {name: one.detach().float() for name, one in self.named_parameters()}
+        for name, module in self.named_modules():
+            if isinstance(module, TapProjection):
+                out[f"{name}.weight"] = out[f"{name}.weight"] * module.scale
+        return {name: one.cpu().clone() for name, one in out.items()}
+
+    @torch.no_grad()
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """What `exported` gave, or another head of the same shape."""
+        own = dict(self.named_parameters())
+        for name, one in own.items():
+            if name not in tensors or tensors[name].shape != one.shape:
+                found = tuple(tensors[name].shape) if name in tensors else "not there"
+                raise ConfigError(f"--init: {name} is {found}, and this head's is {tuple(one.shape)}: use the settings "
+                                  "that head was trained with.")
+        for name, one in own.items():
+            one.copy_(tensors[name])
+        for module in self.modules():
+            if isinstance(module, TapProjection):
+                module.weight.div_(module.scale)
