@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
         flag, kind = "--" + name.replace("_", "-"), str(field.type)
         more: dict[str, Any] = {"help": HELP[name].replace("%", "%%")}
         if name == "data":
-            more |= {"nargs": "+", "type": Path, "default": []}
+            more |= {"nargs": "+", "action": "extend", "type": Path, "default": []}
         elif kind.startswith("tuple"):
             more |= {"type": _numbers(float if "float" in kind else int), "default": field.default}
         else:

@@ -44,8 +44,8 @@ class TrainOptions:
     markov_rank: int = 64
     block: int = 7
     depth: int = 5
-    ce_weight: float = 0.1
-    l1_weight: float = 0.9
+    ce_weight: float | None = None
+    l1_weight: float | None = None
     first_answers: int = 4096
     generate_share: float = 0.5
     generate_until: float = 0.75
@@ -87,6 +87,13 @@ class TrainOptions:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{_flag(name)} is one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
+    @property
+    def loss_weights(self) -> tuple[float, float]:
+        """Of cross entropy and of distance."""
+        usual = (0.1, 0.9) if self.kind == "dspark" else (1.0, 0.0)
+        return (usual[0] if self.ce_weight is None else self.ce_weight,
+                usual[1] if self.l1_weight is None else self.l1_weight)
+
     def data_settings(self) -> dict[str, object]:
         """What the texts depend on: those of another run can be used if these are the same."""
         return {"seed": self.seed, "new_tokens": self.new_tokens, "prompt_tokens": self.prompt_tokens,
@@ -120,7 +127,7 @@ HELP = {
     "minutes": "How long it may take in all.",
     "steps": "How many steps to train. All texts are made before the first.",
     "batch_tokens": "Tokens of a step, padding included.",
-    "anchors": "Blocks of each text in a step (dspark).",
+    "anchors": "Places of each text that are drafted from in a step.",
     "lr": "Highest learning rate; it falls like a cosine.",
     "warmup": "Steps until the learning rate is reached.",
     "ema": "Keep a moving average of the weights, with this decay; 0: none.",
@@ -131,8 +138,8 @@ HELP = {
     "markov_rank": "Rank of the Markov head (dspark); 0: none.",
     "block": "Tokens of a block (dspark).",
     "depth": "Tokens that the others learn to draft: unrolled steps (eagle3, mtp) or heads (medusa, hydra).",
-    "ce_weight": "Of the cross entropy in the loss.",
-    "l1_weight": "Of the distance between the distributions in the loss.",
+    "ce_weight": "Of the cross entropy in the loss. Default: 0.1 for dspark, else 1.",
+    "l1_weight": "Of the distance between the distributions in the loss. Default: 0.9 for dspark, else 0.",
     "first_answers": "Answers before the draft vocabulary is chosen and training begins.",
     "generate_share": "Share of the time that making answers takes, while it lasts (with --minutes).",
     "generate_until": "Share of the time after which no more answers are made (with --minutes).",

@@ -239,7 +239,7 @@ class Run:
         options, engine = self.options, self.llm.engine
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
         config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
-        judge = Judge(self.target, torch.from_numpy(ids), Weights(options.ce_weight, options.l1_weight), self.compiles)
+        judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles)
         torch.manual_seed(options.seed)
         return build_network(config, judge)
 

@@ -6,13 +6,15 @@ is made of the target's states of all tokens before the anchor, and to its whole
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from paceline.models.heads.config import HeadConfig
 from paceline.training.loss import Judge
-from paceline.training.networks.parts import GatedMLP, HeadModule, Projections, RMSNorm, Rotation, TapProjection
+from paceline.training.networks.parts import GatedMLP, Projections, RMSNorm, Rotation, TapProjection
+from paceline.training.networks.slots import SlotHead
 from paceline.training.target import Batch, States
 
 GAMMA = 4.0
@@ -81,10 +83,9 @@ def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, own_keys: 
     return mixed.permute(0, 2, 4, 1, 3, 5).reshape(size, count, block, heads * dim)
 
 
-class DSpark(HeadModule):
+class DSpark(SlotHead):
     def __init__(self, config: HeadConfig, judge: Judge) -> None:
-        super().__init__(config)
-        self._judge = judge
+        super().__init__(config, judge, config.block_size, math.exp(-1.0 / GAMMA))
         target = judge.target
         self._rotate = Rotation(config, target.rows + config.block_size, target.device)
         self._mask = target.embed(torch.tensor([config.mask_token_id], device=target.device))
@@ -105,7 +106,6 @@ class DSpark(HeadModule):
                 nn.init.zeros_(self.confidence_head.proj.weight)
 
     def hidden(self, batch: Batch, states: States, anchors: torch.Tensor) -> torch.Tensor:
-        """[B, A] anchors -> what the slots' logits are made of [B, A, K, h]."""
         context = self.hidden_norm(self.fc(states.taps))
         newest = self._judge.target.embed(batch.tokens.gather(1, anchors))
         masks = self._mask.expand(*anchors.shape, self.config.block_size - 1, -1)
@@ -115,87 +115,15 @@ class DSpark(HeadModule):
         out: torch.Tensor = self.norm(x)
         return out
 
-    def learn(self, batch: Batch, states: States, drawn: torch.Generator, count: int) -> dict[str, torch.Tensor]:
-        """Gradients of the loss at `count` anchors a text. Returns what to report."""
-        device = batch.tokens.device
-        anchors, there = draw_anchors(batch, count, drawn)
-        places, tokens_before, valid = self._slots(batch, anchors)
-        valid &= there[..., None]
-        with torch.no_grad():
-            final, normaliser = self._teacher(batch, states, places)
-            steps = torch.exp(-torch.arange(self.config.block_size, device=device) / GAMMA)
-            weight = (valid * steps).flatten()
-            weight = weight / weight.sum().clamp(min=1e-6)
-        hidden = self.hidden(batch, states, anchors).flatten(0, 2)
-        before = tokens_before.flatten()
-        markov = up = None
-        if self.markov_head is not None:
-            markov, up = self.markov_head.markov_w1(before).to(hidden.dtype), self.markov_head.markov_w2.weight
-        loss, accepted = self._judge.loss(hidden, markov, up, final, normaliser, weight)
-        confidence = hidden.new_zeros((), dtype=torch.float32)
-        if self.confidence_head is not None:
-            told = F.binary_cross_entropy_with_logits(self.confidence(hidden, markov), accepted.clamp(0, 1),
-                                                      reduction="none")
-            confidence = (told * weight).sum()
-        (loss + self._judge.weights.confidence * confidence).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            share = (accepted.view(valid.shape) * valid).sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)
-        return {"loss": loss.detach(), "confidence": confidence.detach(), "accepted": share}
+    def markov(self, before: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if self.markov_head is None:
+            return None, None
+        return self.markov_head.markov_w1(before), self.markov_head.markov_w2.weight
 
-    def confidence(self, hidden: torch.Tensor, markov: torch.Tensor | None) -> torch.Tensor:
-        """[N, h], [N, r] -> logits [N]."""
-        assert self.confidence_head is not None
+    def confidence(self, hidden: torch.Tensor, markov: torch.Tensor | None) -> torch.Tensor | None:
+        if self.confidence_head is None:
+            return None
         seen = hidden if markov is None or not self.config.confidence_head_with_markov else \
             torch.cat([hidden, markov], -1)
         out: torch.Tensor = self.confidence_head.proj(seen)
         return out[:, 0].float()
-
-    def _slots(self, batch: Batch, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of each slot [B, A, K]: the place whose state tells its token, the token there, and whether what it drafts is
-        in the text."""
-        places = anchors[..., None] + torch.arange(self.config.block_size, device=anchors.device)
-        valid = places + 1 < batch.lengths[:, None, None]
-        places = places.clamp(max=batch.tokens.shape[1] - 1)
-        tokens = batch.tokens.gather(1, places.flatten(1)).view(places.shape)
-        return places, tokens, valid
-
-    def _teacher(self, batch: Batch, states: States, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target's states at these places [N, h], and their normalisers [N], each place's computed once."""
-        size, length = batch.tokens.shape
-        width = states.final.shape[-1]
-        answers = batch.answers.flatten()
-        normaliser = torch.zeros(size * length, device=places.device)
-        normaliser[answers] = self._judge.target.normalisers(states.final.reshape(-1, width)[answers])
-        flat = (places + length * torch.arange(size, device=places.device)[:, None, None]).flatten()
-        return states.final.reshape(-1, width)[flat], normaliser[flat]
-
-    @torch.no_grad()
-    def runs(self, batch: Batch, states: States, at_once: int = 64) -> torch.Tensor:
-        """[B, T]: how many tokens drafted greedily with this place as the anchor are the text's, one after the other.
-        What is drafted after a wrong token counts for nothing, so each slot may be told the text's."""
-        size, length = batch.tokens.shape
-        out = torch.zeros((size, length), dtype=torch.int64, device=batch.tokens.device)
-        block = self.config.block_size
-        ids = self._judge.ids
-        for begin in range(0, length, at_once):
-            anchors = torch.arange(begin, min(begin + at_once, length), device=out.device).expand(size, -1)
-            _, before, valid = self._slots(batch, anchors)
-            hidden = self.hidden(batch, states, anchors).flatten(0, 2)
-            markov = up = None
-            if self.markov_head is not None:
-                markov, up = self.markov_head.markov_w1(before.flatten()), self.markov_head.markov_w2.weight
-            after = (anchors[..., None] + 1 + torch.arange(block, device=out.device)).clamp(max=length - 1)
-            wanted = batch.tokens.gather(1, after.flatten(1)).view(after.shape)
-            drafted = ids[self._judge.best(hidden, markov, up)].view(wanted.shape)
-            out[:, begin:begin + at_once] = ((drafted == wanted) & valid).cumprod(-1).sum(-1)
-        return out
-
-
-def draw_anchors(batch: Batch, count: int, drawn: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, count] places of answers that a token follows, each at most once, and which of them are there [B, count]: a
-    short answer has fewer."""
-    places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    can = (places >= batch.prompts[:, None]) & (places + 1 < batch.lengths[:, None])
-    keys = torch.rand(batch.tokens.shape, generator=drawn, device=batch.tokens.device)
-    best, anchors = keys.masked_fill(~can, -1.0).topk(min(count, batch.tokens.shape[1]), dim=1)
-    return anchors, best >= 0
