@@ -31,6 +31,7 @@ SHAPE: dict[str, Any] = {
     "hidden_size": HIDDEN, "vocab_size": VOCAB, "draft_vocab_size": 40, "num_heads": 4, "num_kv_heads": 2,
     "head_dim": 16, "intermediate_size": 96, "norm_eps": 1e-5, "max_position_embeddings": MAX_LEN}
 BLOCK = {"num_layers": 2, "block_size": 5, "mask_token_id": 3, "qk_norm": True, "taps": (1, 3)}
+STACKED = {"num_heads": 0, "num_kv_heads": 0, "head_dim": 0, "intermediate_size": 0, "heads": 3, "num_layers": 2}
 LAST = {"taps": (LAYERS,), "draft_vocab_size": VOCAB}
 CONFIGS: dict[str, HeadConfig] = {name: HeadConfig(**(SHAPE | changes)) for name, changes in {
     "dspark": {"kind": "dspark", **BLOCK, "markov_rank": 32, "confidence_head": True},
@@ -45,8 +46,8 @@ CONFIGS: dict[str, HeadConfig] = {name: HeadConfig(**(SHAPE | changes)) for name
                       "fc_bias": True, "qk_norm": True, "own_embedding": True, "own_lm_head": True},
     "eagle1": {"kind": "eagle1", **LAST, "fc_bias": True},
     "mtp": {"kind": "mtp", **LAST, "qk_norm": True},
-    "medusa": {"kind": "medusa", **LAST, "heads": 3, "num_layers": 2, "draft_vocab_size": 40},
-    "hydra": {"kind": "hydra", **LAST, "heads": 3, "num_layers": 2},
+    "medusa": {"kind": "medusa", **LAST, **STACKED, "draft_vocab_size": 40},
+    "hydra": {"kind": "hydra", **LAST, **STACKED},
 }.items()}
 
 

@@ -168,7 +168,8 @@ class Published:
         if self.config.kind == "eagle1":
             x = self.linear("fc", torch.cat((embedded, features), dim=-1))
             return x, x
-        both = (self.norm("mtp_layers.0.token_layernorm", embedded), self.norm("mtp_layers.0.hidden_layernorm", features))
+        both = (self.norm("mtp_layers.0.token_layernorm", embedded),
+                self.norm("mtp_layers.0.hidden_layernorm", features))
         x = self.linear("mtp_layers.0.input_proj", torch.cat(both, dim=-1))
         return x, self.norm("mtp_layers.0.input_layernorm", x)
 

@@ -15,7 +15,7 @@ from paceline.kernels.stepped import SteppedKernels
 
 CPU = torch.device("cpu")
 BACKENDS: dict[str, Any] = {"eager": select(False, CPU), "reference": select(True, CPU), "stepped": SteppedKernels()}
-EXACT = dict(atol=2e-4, rtol=1e-4)
+EXACT = {"atol": 2e-4, "rtol": 1e-4}
 NAMES = pytest.mark.parametrize("name", sorted(CONFIGS))
 EACH = pytest.mark.parametrize("kernels", list(BACKENDS.values()), ids=list(BACKENDS))
 TEXTS = [text(1, 23), text(2, 9), text(3, 2)]
@@ -173,3 +173,26 @@ def test_a_block_may_be_shorter_where_there_is_no_room():
     hand.head.passes = lambda depth: (type(whole)(0, 3, mutual=True),)  # type: ignore[method-assign]
     logits, _ = hand.draft(seqs, [TEXTS[0][-1]], [[5, 6]])
     assert logits.shape == (1, 3, 40) and logits.isfinite().all()
+
+
+@pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
+@NAMES
+def test_beside_a_model_that_runs_whole_in_native_code(name):
+    """Its embedding, head and norm are borrowed as they are packed there."""
+    from head_models import MAX_LEN, TARGET, RandomWeights
+
+    from paceline.kernels.cpu.backend import NativeKernels
+    from paceline.models.config import ModelConfig
+    from paceline.models.heads.build import build_head
+    from paceline.models.native import NativeDecoder
+    model = NativeDecoder(ModelConfig.from_dict(TARGET), RandomWeights(), MAX_LEN, threads=1)
+    kernels, tokens = NativeKernels(1), TEXTS[0]
+    head = build_head(CONFIGS[name], tensors(name), model, MAX_LEN)
+    hand = DraftHand(model, head, kernels)
+    seq = hand.new()
+    hand.step([Rows(seq, tokens[:-1])])
+    drafted = choices([seq], longest(CONFIGS[name]))
+    found = hand.draft([seq], [tokens[-1]], drafted)[0][0]
+    expected, _ = published(name, tokens, packed=True, tapped_by=kernels).draft(drafted[0])
+    error = (found.double() - expected).pow(2).mean().sqrt() / expected.std()
+    assert error < 0.1, error  # another rounding of the target's own layers as well

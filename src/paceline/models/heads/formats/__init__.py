@@ -1,0 +1,1 @@
+"""Checkpoints of heads: which formats there are, read into one form and written in one."""
