@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM
+from paceline.models.heads.formats.read import load_head
 from paceline.training import checkpoints, trainer
 from paceline.training.__main__ import main
 from paceline.training.run import Interrupted, News, Run, train
@@ -37,9 +39,9 @@ def test_a_head_learns_its_target(options: Any) -> None:
     written = json.loads((chosen.out / "report.json").read_text())
     assert written["tokens_per_cycle"] == report["tokens_per_cycle"]
     assert (chosen.out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    tensors = load_file(chosen.out / "model.safetensors")
+    tensors = load_file(chosen.out / "head" / "model.safetensors")
     assert tensors["markov_head.markov_w1.weight"].shape[1] == 8 and tensors["d2t"].shape == (96,)
-    assert json.loads((chosen.out / "config.json").read_text())["speculators_model_type"] == "dspark"
+    assert json.loads((chosen.out / "head" / "config.json").read_text())["speculators_model_type"] == "dspark"
 
 
 def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.Mon
         patch.setattr(trainer.Trainer, "train_step", stopping)
         with pytest.raises(Interrupted, match="at step 10"):
             train(parts, quiet)
-    assert not (parts.out / "model.safetensors").exists() and state_of(parts.out)["step"] == 10
+    assert not (parts.out / "head").exists() and state_of(parts.out)["step"] == 10
     train(parts, quiet)
     one, other = state_of(whole.out), state_of(parts.out)
     assert one["step"] == other["step"] == 20 and one["tokens"] == other["tokens"] and one["pool"] == other["pool"]
@@ -68,7 +70,7 @@ def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.Mon
         for name, tensor in moments.items():
             assert torch.equal(tensor, other["optimizer"]["state"][place][name])
     assert all(map(torch.equal, one["average"], other["average"]))
-    written = load_file(whole.out / "model.safetensors"), load_file(parts.out / "model.safetensors")
+    written = load_file(whole.out / "head" / "model.safetensors"), load_file(parts.out / "head" / "model.safetensors")
     assert all(torch.equal(tensor, written[1][name]) for name, tensor in written[0].items())
 
 
@@ -139,13 +141,27 @@ def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
     train(first, quiet)
     begun = options(steps=1, out=tmp_path / "further", init=first.out, lr=1e-12)
     train(begun, quiet)
-    one, other = load_file(first.out / "model.safetensors"), load_file(begun.out / "model.safetensors")
+    one, other = (load_file(folder / "head" / "model.safetensors") for folder in (first.out, begun.out))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name])
     with pytest.raises(ConfigError, match="--init: layers"):
         train(options(steps=1, out=tmp_path / "wider", init=first.out, intermediate=40), quiet)
-    with pytest.raises(ConfigError, match="Cannot read the head"):
+    with pytest.raises(PacelineError, match="has no config"):
         train(options(steps=1, out=tmp_path / "none", init=tmp_path), quiet)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa", "hydra"])
+def test_every_kind_is_trained_and_can_be_loaded(options: Any, kind: str) -> None:
+    chosen = options(kind, answers=12)
+    report = train(chosen, quiet)
+    assert set(report["tokens_per_cycle"]) == {"3"} and len(report["by_position"]) == 3
+    llm = LLM(chosen.model, device="cpu", kernels="eager", max_model_len=64)
+    model: Any = llm.engine.model
+    assert llm.engine.tokenizer is not None
+    head = load_head(chosen.out / "head", model, 64, tokenizer=llm.engine.tokenizer.fingerprint())
+    assert head.config.kind == kind and head.config.taps == ((4,) if kind != "eagle3" else (1, 2))
+    with pytest.raises(ConfigError, match=f"holds a {kind} head"):
+        train(options("dspark", init=chosen.out, out=chosen.out / "other"), quiet)
 
 
 def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,19 +209,16 @@ class Run:
 
     def _trainer(self, pool: Pool, saved: dict[str, Any] | None) -> Trainer:
         options, engine = self.options, self.llm.engine
-        vocab = engine.model.config.vocab_size
-        tensors = written.read(options.init) if options.init is not None else None
-        tokenizer = engine.tokenizer
+        vocab, tokenizer = engine.model.config.vocab_size, engine.tokenizer
         assert tokenizer is not None
+        begun = None if options.init is None else written.read(options.init, options.kind, engine.model.config)
         if saved is not None:
             ids, mask = np.array(saved["ids"], np.int64), saved["mask"]
+        elif begun is not None:
+            ids, mask = begun.ids, begun.mask
         else:
             ids = vocabulary.choose(pool.texts, vocab, options.draft_vocab)
             mask = vocabulary.spare_token(pool.texts, vocab, tokenizer.special_ids, tokenizer.eos_ids)
-            if tensors is not None and options.init is not None:
-                ids = np.arange(vocab) if "d2t" not in tensors else \
-                    (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).numpy()
-                mask = written.mask_of(options.init, mask)
         self.ids, self.mask = ids, mask
         self.coverage = vocabulary.coverage(pool.texts, vocab, ids)
         trainer = Trainer(options, self.target, self._network(ids, mask), pool)
@@ -231,11 +228,11 @@ class Run:
             self.begin = time.monotonic()
         else:
             trainer.calibrate()
-            if tensors is not None:
-                trainer.begin_from(tensors)
+            if begun is not None:
+                trainer.begin_from(begun.tensors)
         return trainer
 
-    def _network(self, ids: np.ndarray, mask: int) -> HeadModule:
+    def _network(self, ids: np.ndarray, mask: int | None) -> HeadModule:
         options, engine = self.options, self.llm.engine
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
         config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
@@ -276,7 +273,7 @@ class Run:
             if self.elapsed > next_save:
                 pause = time.monotonic()
                 self._save(trainer)
-                written.write(options.out, trainer.network.config, trainer.weights(), self.ids)
+                self._write(trainer)
                 next_save = self.elapsed + options.save_seconds
                 log.pause(time.monotonic() - pause)
         self.trained_rate = log.rate
@@ -300,15 +297,17 @@ class Run:
             "settings": self.options.network_settings(), "ids": self.ids.tolist(), "mask": self.mask,
             "elapsed": self.elapsed, "curve": self.curve, "measured": self.measured})
 
+    def _write(self, trainer: Trainer) -> None:
+        written.write(self.options.out, trainer.network.config, trainer.weights(), self.ids)
+
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
         options = self.options
         last = self._measure(trainer)
         self._save(trainer)
-        weights = trainer.weights()
-        written.write(options.out, trainer.network.config, weights, self.ids)
+        self._write(trainer)
         result = {
-            "kind": options.kind, "target": options.model or "default", "head": str(options.out),
-            "parameters": sum(one.numel() for one in weights.values()), "steps": trainer.step,
+            "kind": options.kind, "target": options.model or "default", "head": str(options.out / written.NAME),
+            "parameters": sum(one.numel() for one in trainer.network.parameters()), "steps": trainer.step,
             "seconds": round(self.elapsed, 1), "texts": len(trainer.pool.texts),
             "answer_tokens": trainer.pool.answer_tokens, "tokens_learned_from": trainer.tokens,
             "generated_tokens_per_second": round(self.generated_rate, 1),

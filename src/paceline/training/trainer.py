@@ -25,6 +25,8 @@ class Network(Protocol):
     """A head that learns. An nn.Module besides."""
 
     config: HeadConfig
+    slots: int
+    """Tokens that it drafts in a row."""
 
     def learn(self, batch: Batch, states: States, drawn: torch.Generator, count: int) -> dict[str, torch.Tensor]:
         """Add to the gradients; what is returned is reported: "loss", and "accepted" [depth], the share that the target
@@ -91,8 +93,8 @@ class Trainer:
 
     def measure(self, held_out: list[Batch]) -> list[Acceptance]:
         """Acceptance on texts that nothing was learned from, with the averaged weights where there are any."""
-        found = [Acceptance(depth) for depth in DEPTHS if depth <= (self.network.config.depth or max(DEPTHS))]
-        found = found or [Acceptance(self.network.config.depth or 1)]
+        slots = self.network.slots
+        found = [Acceptance(depth) for depth in DEPTHS if depth <= slots] or [Acceptance(slots)]
         kept = self._swap_average()
         try:
             for batch in held_out:

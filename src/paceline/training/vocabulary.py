@@ -14,10 +14,9 @@ PROMPT_WEIGHT = 0.05
 
 def counts(texts: Iterable[Text], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each token comes in answers, and in prompts."""
-    answers, prompts = np.zeros(vocab_size, np.int64), np.zeros(vocab_size, np.int64)
-    for text in texts:
-        answers += np.bincount(text.tokens[text.prompt:], minlength=vocab_size)
-        prompts += np.bincount(text.tokens[:text.prompt], minlength=vocab_size)
+    texts = list(texts)
+    answers, prompts = (np.bincount(np.concatenate(parts), minlength=vocab_size) for parts in (
+        [text.tokens[text.prompt:] for text in texts], [text.tokens[:text.prompt] for text in texts]))
     return answers, prompts
 
 

@@ -1,86 +1,45 @@
-"""A trained head on disk, in the speculators format: config.json and model.safetensors."""
+"""A trained head on disk: what the run folder calls `head`, in the speculators format."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
 from paceline.models.heads.config import HeadConfig
-from paceline.training.shards import make_folder, replace_file
+from paceline.models.heads.formats.read import read_head
+from paceline.models.heads.formats.write import write_head
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+NAME = "head"
 
 
-def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray,
-          dtype: torch.dtype = torch.float16) -> None:
-    """`ids`: the target's id of each draft id."""
-    make_folder(folder)
-    out = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray) -> None:
+    """Of a run in `folder`. `ids`: the target's id of each draft id."""
+    maps = {"d2t": torch.from_numpy(ids - np.arange(len(ids)))} if config.reduced else {}
+    write_head(folder / NAME, config, tensors | maps, replace=True)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A head to train further."""
+
+    tensors: dict[str, torch.Tensor]
+    ids: np.ndarray
+    mask: int | None
+
+
+def read(folder: Path, kind: str, target: ModelConfig) -> Begun:
+    """`folder`: that of a head, or of the run that made it."""
+    found = read_head(folder / NAME if (folder / NAME).is_dir() else folder, target)
+    config = found.config
+    if config.kind != kind:
+        raise ConfigError(f"--init: {folder} holds a {config.kind} head, not a {kind} head.")
+    ids = np.arange(config.draft_vocab_size, dtype=np.int64)
     if config.reduced:
-        out["d2t"] = torch.from_numpy(ids - np.arange(len(ids))).to(torch.int64)
-        out["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        out["t2d"][torch.from_numpy(ids)] = True
-
-    def save(path: Path) -> None:
-        try:
-            save_file(out, path, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
-        path.chmod(0o644)  # safetensors makes files that only their owner may read
-
-    replace_file(folder / "model.safetensors", save)
-    text = json.dumps(speculators(config), indent=2) + "\n"
-    replace_file(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def read(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a head to train further."""
-    file = folder / "model.safetensors"
-    try:
-        return dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"Cannot read the head {file} ({error}): name the folder of one with --init.") from None
-
-
-def mask_of(folder: Path, otherwise: int) -> int:
-    """The mask token of a head to train further."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("mask_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"Cannot read {folder / 'config.json'} ({error}): name the folder of a head with --init."
-                          ) from None
-    return otherwise if found is None else int(found)
-
-
-def speculators(config: HeadConfig) -> dict[str, Any]:
-    """config.json. What the format has no field for stands under "paceline"."""
-    layer = {"model_type": "llama", "hidden_size": config.hidden_size, "vocab_size": config.vocab_size,
-             "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
-             "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
-             "intermediate_size": config.intermediate_size, "rms_norm_eps": config.norm_eps,
-             "rope_theta": config.rope_theta, "max_position_embeddings": config.max_position_embeddings,
-             "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    block = {"block_size": config.block_size, "aux_hidden_state_layer_ids": list(config.taps),
-             "mask_token_id": config.mask_token_id, "sample_from_anchor": config.sample_from_anchor,
-             "sliding_window_non_causal": False, "markov_rank": config.markov_rank,
-             "markov_head_type": config.markov_head_type, "enable_confidence_head": config.confidence_head,
-             "confidence_head_with_markov": config.confidence_head_with_markov}
-    chain = {"eagle_aux_hidden_state_layer_ids": list(config.taps), "norm_before_residual": config.norm_before_residual}
-    return {
-        "architectures": [f"{config.kind.capitalize()}Speculator"], "speculators_model_type": config.kind,
-        "transformer_layer_config": layer, "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.hidden_size, **(block if config.kind == "dspark" else chain),
-        **({"heads": config.heads} if config.heads else {}),
-        "speculators_config": {
-            "algorithm": config.kind, "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.speculative_tokens}],
-            "verifier": {"name_or_path": config.target, "architectures": []}},
-        "paceline": {"taps": list(config.taps), "tokenizer": config.tokenizer},
-        "tie_word_embeddings": True}
+        ids = ids + found.tensors["d2t"].cpu().numpy().astype(np.int64)
+    tensors = {name: tensor.float() for name, tensor in found.tensors.items() if name not in ("d2t", "t2d")}
+    return Begun(tensors, ids, config.mask_token_id)
