@@ -1,4 +1,4 @@
-"""`paceline train ...`: what drafters need beforehand. So far: the datastore of the drafter `rest`."""
+"""`paceline train ...`: what drafters need beforehand: trained heads, and the datastore of the drafter `rest`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import options, train_heads
 from paceline.cli.terminal import ProgressCallback, loading_bars
 from paceline.errors import ConfigError
 
@@ -26,9 +26,7 @@ _PIECE = 1 << 20
 """Characters that are tokenised at once: long texts are cut at a line's end, to show progress and bound memory."""
 
 
-@app.callback()
-def _train() -> None:
-    """So that `datastore` is a sub-command even while it is the only one."""
+train_heads.add_to(app)
 
 
 @app.command("datastore")

@@ -1,0 +1,127 @@
+"""How far a drafted distribution is from the target's, with its gradients, never holding more than a piece of the
+logits.
+
+p is the target's distribution over its whole vocabulary, of which the draft vocabulary has a part; q the drafter's,
+over that part alone. The share of drafts that verification accepts is the sum of min(p, q) = 1 - TV(p, q).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from paceline.training.compiled import Compiled
+from paceline.training.target import Target, wide_product
+
+PIECE_BYTES = 256 << 20
+"""Of float32 logits that are held at once, of each kind."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the parts of the loss count."""
+
+    cross_entropy: float
+    l1: float
+    confidence: float = 1.0
+
+
+class Judge:
+    """Compares drafts with the target. `rows`: the target's head, cut to the draft vocabulary [D, h]; frozen."""
+
+    def __init__(self, target: Target, ids: torch.Tensor, weights: Weights, compiles: bool) -> None:
+        self.target = target
+        self.ids = ids.to(target.device)
+        self.rows = target.head.index_select(0, self.ids)
+        self.weights = weights
+        self._compare = Compiled.of(compare, compiles)
+        self.piece = max(16, PIECE_BYTES // (4 * len(ids)))
+
+    def loss(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None, final: torch.Tensor,
+             normaliser: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Drafts from hidden [N, h] (and markov [N, r] through up [D, r]) against the target's final [N, h] with its
+        normaliser [N]; weight [N], 0 where a row does not count. -> (sum of weighted losses, share accepted [N])."""
+        if markov is None or up is None:
+            markov, up = hidden.new_zeros((len(hidden), 1)), hidden.new_zeros((len(self.rows), 1))
+        total, accepted = _Loss.apply(hidden, markov, up, final, normaliser, weight, self)  # type: ignore[no-untyped-call]
+        return total, accepted
+
+    def logits(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
+        """[N, h] -> [N, D] float32; not to be differentiated."""
+        out = wide_product(hidden.to(self.rows.dtype), self.rows)
+        if markov is not None and up is not None:
+            out += wide_product(markov.to(self.rows.dtype), up.to(self.rows.dtype))
+        return out
+
+    def best(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
+        """[N, h] -> [N] draft ids of the highest logits."""
+        parts = [slice(begin, begin + self.piece) for begin in range(0, len(hidden), self.piece)]
+        return torch.cat([self.logits(hidden[part], None if markov is None else markov[part], up).argmax(-1)
+                          for part in parts])
+
+    def pieces(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
+                                                          torch.Tensor]:
+        """Loss, share accepted, and the gradients of the loss by hidden, markov and up."""
+        hidden, markov, up, final, normaliser, weight = inputs
+        dtype = self.rows.dtype
+        narrow_up = up.to(dtype)
+        total = torch.zeros((), device=hidden.device)
+        accepted = torch.empty(len(hidden), device=hidden.device)
+        by_hidden, by_markov = torch.empty_like(hidden), torch.empty_like(markov)
+        by_up = torch.zeros_like(up, dtype=torch.float32)
+        for begin in range(0, len(hidden), self.piece):
+            part = slice(begin, begin + self.piece)
+            own, mark = hidden[part].to(dtype), markov[part].to(dtype)
+            count = len(own)
+            logits = wide_product(own, self.rows)
+            logits += wide_product(mark, narrow_up)
+            teacher = self.target.capped(wide_product(final[part].to(dtype), self.rows))
+            size, share = normaliser[part], weight[part]
+            if count < self.piece and self._compare.compiles:  # one shape, compiled once
+                short = self.piece - count
+                logits, teacher = F.pad(logits, (0, 0, 0, short)), F.pad(teacher, (0, 0, 0, short))
+                size, share = F.pad(size, (0, short)), F.pad(share, (0, short))
+            losses, shares, slope = self._compare(logits, teacher, size, share, self.weights.cross_entropy,
+                                                  self.weights.l1, dtype)
+            slope = slope[:count]
+            total += losses[:count].sum()
+            accepted[part] = shares[:count]
+            by_hidden[part] = slope @ self.rows
+            by_markov[part] = slope @ narrow_up
+            by_up += slope.t() @ mark
+        return total, accepted, by_hidden, by_markov, by_up
+
+
+def compare(logits: torch.Tensor, teacher: torch.Tensor, normaliser: torch.Tensor, weight: torch.Tensor,
+            cross_entropy: float, l1: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """logits, teacher [N, D] float32 -> weighted losses [N], shares accepted [N], gradient by the logits [N, D].
+
+    Of -sum p log q the gradient is q sum(p) - p; of sum |p - q| it is q (s - sum q s), s the sign of q - p."""
+    log_q = torch.log_softmax(logits, -1)
+    q, p = log_q.exp(), (teacher - normaliser[:, None]).exp()
+    known = p.sum(-1, keepdim=True)
+    sign = (q - p).sign()
+    distance = (q - p).abs().sum(-1) + (1.0 - known[:, 0])
+    losses = cross_entropy * -(p * log_q).sum(-1) + l1 * distance
+    slope = cross_entropy * (q * known - p) + l1 * q * (sign - (q * sign).sum(-1, keepdim=True))
+    return losses * weight, 1.0 - 0.5 * distance, (slope * weight[:, None]).to(dtype)
+
+
+class _Loss(torch.autograd.Function):
+    """The gradients are made along with the loss, piece by piece, so that logits need not be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, markov: torch.Tensor, up: torch.Tensor, final: torch.Tensor,
+                normaliser: torch.Tensor, weight: torch.Tensor, judge: Judge) -> tuple[torch.Tensor, torch.Tensor]:
+        total, accepted, *slopes = judge.pieces([hidden, markov, up, final, normaliser, weight])
+        ctx.save_for_backward(*slopes)
+        ctx.mark_non_differentiable(accepted)
+        return total, accepted
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_hidden, by_markov, by_up = ctx.saved_tensors
+        return by_hidden * grads[0], by_markov * grads[0], by_up * grads[0], None, None, None, None

@@ -1,0 +1,1 @@
+"""Draft heads as torch modules, for training. Parameters have the names of the speculators format."""

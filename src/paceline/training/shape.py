@@ -1,0 +1,40 @@
+"""The shape of the head to train, from the options and the target's."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
+from paceline.models.heads.config import HeadConfig
+from paceline.training.options import TrainOptions
+
+
+def default_taps(kind: str, layers: int) -> tuple[int, ...]:
+    """Early, middle and late; the last state of all where a head sees one."""
+    if kind in ("dspark", "eagle3"):
+        return tuple(sorted({min(2, layers), layers // 2, max(0, layers - 3)}))
+    return (layers,)
+
+
+def choose_taps(options: TrainOptions, target: ModelConfig) -> tuple[int, ...]:
+    taps = options.taps or default_taps(options.kind, target.num_layers)
+    if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= target.num_layers:
+        raise ConfigError(f"--taps are layers from 0 to {target.num_layers}, ascending, got "
+                          f"{','.join(map(str, taps))}.")
+    return taps
+
+
+def head_config(options: TrainOptions, target: ModelConfig, draft_vocab: int, mask: int | None, tokenizer: str | None,
+                name: str) -> HeadConfig:
+    attends = options.kind in ("dspark", "eagle3", "mtp")
+    kind = {"dspark": {"block_size": options.block, "mask_token_id": mask, "markov_rank": options.markov_rank,
+                       "confidence_head": True, "confidence_head_with_markov": options.markov_rank > 0,
+                       "num_layers": options.layers or 2, "speculative_tokens": options.block},
+            "eagle3": {"speculative_tokens": options.depth}, "mtp": {"speculative_tokens": options.depth},
+            "medusa": {"heads": options.depth, "speculative_tokens": options.depth},
+            "hydra": {"heads": options.depth, "speculative_tokens": options.depth}}[options.kind]
+    shape = {"num_heads": target.num_heads, "num_kv_heads": target.num_kv_heads, "head_dim": target.head_dim,
+             "intermediate_size": options.intermediate or target.intermediate_size} if attends else {}
+    return HeadConfig(kind=options.kind, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
+                      draft_vocab_size=draft_vocab, taps=choose_taps(options, target), norm_eps=target.norm_eps,
+                      rope_theta=target.rope.theta, max_position_embeddings=target.max_position_embeddings,
+                      tokenizer=tokenizer, target=name, **shape, **kind)  # type: ignore[arg-type]

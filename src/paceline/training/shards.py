@@ -1,0 +1,135 @@
+"""Texts on disk: shards that are only ever added, and a manifest that says which of them are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ConfigError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the target's answer to it."""
+
+    index: int
+    """Of its job."""
+    tokens: np.ndarray
+    """[n] int32, prompt first."""
+    prompt: int
+    """Tokens of the prompt."""
+
+    @property
+    def answer(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+class Shards:
+    """A folder of texts. What was broken off while it was written is as if it had never begun."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], vocab_size: int) -> None:
+        """Opens what is there; `settings` must be those it was made with."""
+        self.folder = folder
+        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        self._manifest: dict[str, Any] = {"settings": settings, "shards": []}
+        self.done: set[int] = set()
+        """Jobs that are there, or were left out."""
+        make_folder(folder)
+        if (folder / MANIFEST).exists():
+            self._open(settings)
+
+    def _open(self, settings: dict[str, Any]) -> None:
+        path = self.folder / MANIFEST
+        try:
+            self._manifest = json.loads(path.read_text(encoding="utf-8"))
+            found = self._manifest["settings"]
+            entries = [(str(entry["file"]), int(entry["bytes"])) for entry in self._manifest["shards"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}): remove the folder {self.folder} to make its texts "
+                              "again.") from None
+        other = sorted(name for name in {*settings, *found} if settings.get(name) != found.get(name))
+        if other:
+            raise ConfigError(f"The texts in {self.folder} were made with other settings ({', '.join(other)}): use the "
+                              "same ones, or another --out.")
+        for name, size in entries:
+            file = self.folder / name
+            if not file.is_file() or file.stat().st_size != size:
+                raise ConfigError(f"{file} is missing or cut short: remove the folder {self.folder} to make its texts "
+                                  "again.")
+        for text in self.read():
+            self.done.add(text.index)
+        for entry in self._manifest["shards"]:
+            self.done.update(entry["left_out"])
+
+    def read(self) -> Iterable[Text]:
+        """All texts, in the order in which they were added."""
+        for entry in self._manifest["shards"]:
+            with np.load(self.folder / entry["file"]) as data:
+                tokens, lengths = data["tokens"].astype(np.int32), data["lengths"]
+                prompts, indexes = data["prompts"], data["indexes"]
+            ends = np.cumsum(lengths)
+            for end, length, prompt, index in zip(ends, lengths, prompts, indexes):
+                yield Text(int(index), tokens[end - length:end], int(prompt))
+
+    def add(self, texts: list[Text], left_out: list[int]) -> None:
+        """Written as a new shard; on disk when this returns."""
+        if not texts and not left_out:
+            return
+        name = f"shard-{len(self._manifest['shards']):05}.npz"
+        flat = [text.tokens for text in texts] or [np.zeros(0, np.int32)]
+        arrays = {"tokens": np.concatenate(flat).astype(self._dtype),
+                  "lengths": np.array([len(text.tokens) for text in texts], np.int32),
+                  "prompts": np.array([text.prompt for text in texts], np.int32),
+                  "indexes": np.array([text.index for text in texts], np.int64)}
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+
+        replace_file(self.folder / name, write)
+        entry = {"file": name, "bytes": (self.folder / name).stat().st_size, "texts": len(texts),
+                 "tokens": int(arrays["lengths"].sum()), "left_out": left_out}
+        manifest = self._manifest | {"shards": [*self._manifest["shards"], entry]}
+        replace_file(self.folder / MANIFEST, lambda path: _write_json(path, manifest))
+        self._manifest = manifest
+        self.done.update([text.index for text in texts], left_out)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot make the folder {folder}: {error.strerror}; name another one with --out.") from None
+
+
+def replace_file(path: Path, write: Any) -> None:
+    """`write(a path beside it)`, then the new file takes the old one's place at once: whoever looks sees one of them,
+    whole. If writing fails the old one stays."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise ConfigError(f"Cannot write {path} ({error.strerror or error}): make room there, or name another --out. "
+                          "What was written before is unharmed.") from None
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,45 @@
+"""A trained head on disk: what the run folder calls `head`, in the speculators format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
+from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.formats.read import read_head
+from paceline.models.heads.formats.write import write_head
+
+NAME = "head"
+
+
+def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray) -> None:
+    """Of a run in `folder`. `ids`: the target's id of each draft id."""
+    maps = {"d2t": torch.from_numpy(ids - np.arange(len(ids)))} if config.reduced else {}
+    write_head(folder / NAME, config, tensors | maps, replace=True)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A head to train further."""
+
+    tensors: dict[str, torch.Tensor]
+    ids: np.ndarray
+    mask: int | None
+
+
+def read(folder: Path, kind: str, target: ModelConfig) -> Begun:
+    """`folder`: that of a head, or of the run that made it."""
+    found = read_head(folder / NAME if (folder / NAME).is_dir() else folder, target)
+    config = found.config
+    if config.kind != kind:
+        raise ConfigError(f"--init: {folder} holds a {config.kind} head, not a {kind} head.")
+    ids = np.arange(config.draft_vocab_size, dtype=np.int64)
+    if config.reduced:
+        ids = ids + found.tensors["d2t"].cpu().numpy().astype(np.int64)
+    tensors = {name: tensor.float() for name, tensor in found.tensors.items() if name not in ("d2t", "t2d")}
+    return Begun(tensors, ids, config.mask_token_id)

@@ -1,0 +1,217 @@
+"""Whole runs: they learn, go on bit by bit as if never stopped, and leave nothing half-written behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM
+from paceline.models.heads.formats.read import load_head
+from paceline.training import checkpoints, trainer
+from paceline.training.__main__ import main
+from paceline.training.run import Interrupted, News, Run, train
+
+
+def quiet(news: News) -> None:
+    pass
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / checkpoints.NAME, weights_only=True)
+
+
+def test_a_head_learns_its_target(options: Any) -> None:
+    """Much of what follows is foreseen: far more than any token that comes often."""
+    chosen = options(steps=120, answers=90, batch_tokens=512, anchors=16, held_out=12)
+    heard: list[News] = []
+    report = train(chosen, heard.append)
+    assert report["tokens_per_cycle"]["3"] > 1.6, report["by_position"]
+    assert report["curve"][-1]["loss"] < 0.8 * report["curve"][0]["loss"]
+    assert {news.stage for news in heard} == {"answers", "training", "measured"}
+    assert 0.8 < report["coverage"] <= 1.0 and report["tokens_learned_from"] > report["answer_tokens"]
+    written = json.loads((chosen.out / "report.json").read_text())
+    assert written["tokens_per_cycle"] == report["tokens_per_cycle"]
+    assert (chosen.out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    tensors = load_file(chosen.out / "head" / "model.safetensors")
+    assert tensors["markov_head.markov_w1.weight"].shape[1] == 8 and tensors["d2t"].shape == (96,)
+    assert json.loads((chosen.out / "head" / "config.json").read_text())["speculators_model_type"] == "dspark"
+
+
+def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = options(steps=20, ema=0.9)
+    train(whole, quiet)
+    parts = options(steps=20, ema=0.9, out=tmp_path / "parts")
+    steps = trainer.Trainer.train_step
+
+    def stopping(self: Any, progress: float) -> Any:
+        told = steps(self, progress)
+        if self.step == 10:
+            signal.raise_signal(signal.SIGTERM)
+        return told
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "train_step", stopping)
+        with pytest.raises(Interrupted, match="at step 10"):
+            train(parts, quiet)
+    assert not (parts.out / "head").exists() and state_of(parts.out)["step"] == 10
+    train(parts, quiet)
+    one, other = state_of(whole.out), state_of(parts.out)
+    assert one["step"] == other["step"] == 20 and one["tokens"] == other["tokens"] and one["pool"] == other["pool"]
+    for name, tensor in one["network"].items():
+        assert torch.equal(tensor, other["network"][name]), name
+    for place, moments in one["optimizer"]["state"].items():
+        for name, tensor in moments.items():
+            assert torch.equal(tensor, other["optimizer"]["state"][place][name])
+    assert all(map(torch.equal, one["average"], other["average"]))
+    written = load_file(whole.out / "head" / "model.safetensors"), load_file(parts.out / "head" / "model.safetensors")
+    assert all(torch.equal(tensor, written[1][name]) for name, tensor in written[0].items())
+
+
+def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> None:
+    chosen = options()
+
+    def stop(news: News) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    import paceline.training.run as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TURN", 0.2)
+        with pytest.raises(Interrupted, match="answers so far"):
+            train(chosen, stop)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    report = train(chosen, quiet)
+    assert report["texts"] == 40 and report["steps"] == 8
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(options(), quiet)
+    folder = options().out
+    before = (folder / checkpoints.NAME).read_bytes()
+    written = Path.open
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self._file.close()
+
+        def write(self, data: Any) -> None:
+            self._file.write(bytes(data[:1000]))
+            raise OSError(28, "No space left on device")
+
+    def opened(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = written(self, mode, *args, **kwargs)
+        return Full(file) if mode == "wb" and checkpoints.NAME in self.name else file
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        checkpoints.save(folder, state_of(folder))
+    monkeypatch.undo()
+    assert (folder / checkpoints.NAME).read_bytes() == before
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    (lambda path: path.write_bytes(path.read_bytes()[:500]), "no whole checkpoint"),
+    (lambda path: torch.save({"version": 0}, path), "not a checkpoint of this version"),
+    (lambda path: None, "other settings \\(lr\\)"),
+])
+def test_checkpoints_that_cannot_be_gone_on_from(options: Any, damage: Any, says: str) -> None:
+    chosen = options(steps=1, answers=12)
+    train(chosen, quiet)
+    damage(chosen.out / checkpoints.NAME)
+    with pytest.raises(ConfigError, match=says):
+        train(options(steps=2, answers=12, lr=1e-5), quiet)
+
+
+def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
+    first = options(steps=6)
+    train(first, quiet)
+    begun = options(steps=1, out=tmp_path / "further", init=first.out, lr=1e-12)
+    train(begun, quiet)
+    one, other = (load_file(folder / "head" / "model.safetensors") for folder in (first.out, begun.out))
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name])
+    with pytest.raises(ConfigError, match="--init: layers"):
+        train(options(steps=1, out=tmp_path / "wider", init=first.out, intermediate=40), quiet)
+    with pytest.raises(PacelineError, match="has no config"):
+        train(options(steps=1, out=tmp_path / "none", init=tmp_path), quiet)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa", "hydra"])
+def test_every_kind_is_trained_and_can_be_loaded(options: Any, kind: str) -> None:
+    chosen = options(kind, answers=12)
+    report = train(chosen, quiet)
+    assert set(report["tokens_per_cycle"]) == {"3"} and len(report["by_position"]) == 3
+    llm = LLM(chosen.model, device="cpu", kernels="eager", max_model_len=64)
+    model: Any = llm.engine.model
+    assert llm.engine.tokenizer is not None
+    head = load_head(chosen.out / "head", model, 64, tokenizer=llm.engine.tokenizer.fingerprint())
+    assert head.config.kind == kind and head.config.taps == ((4,) if kind != "eagle3" else (1, 2))
+    with pytest.raises(ConfigError, match=f"holds a {kind} head"):
+        train(options("dspark", init=chosen.out, out=chosen.out / "other"), quiet)
+
+
+def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options()
+    heard: list[News] = []
+    monkeypatch.setattr(Run, "_order", lambda self: self.rehearse())
+    with pytest.raises(AttributeError):  # nothing was ordered
+        train(chosen, heard.append)
+    assert [news.stage for news in heard] == ["rehearsal"] and "works" in heard[0].text
+
+
+def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import paceline.training.run as module
+
+    monkeypatch.setattr(module, "TURN", 0.1)
+    heard: list[News] = []
+    report = train(options(steps=None, minutes=0.15, answers=5000, first_answers=10, log_steps=1, save_seconds=2.0,
+                           evaluate_seconds=2.0), heard.append)
+    stages = [news.stage for news in heard]
+    first = stages.index("training")
+    assert "answers" in stages[:first] and "answers" in stages[first:] and "measured" in stages
+    assert report["texts"] > 10 and report["steps"] > 1
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"data": ()}, "nothing to train on"),
+    ({"steps": None}, "how long"),
+    ({"minutes": 1.0}, "cannot be combined"),
+    ({"lr": 0.0}, "--lr must be more than 0"),
+    ({"block": 0}, "--block must be at least 1"),
+    ({"temperatures": ()}, "--temperatures"),
+    ({"temperatures": (-1.0,)}, "--temperatures"),
+    ({"generate_share": 2.0}, "--generate-share"),
+    ({"taps": (3, 1)}, "--taps"),
+    ({"taps": (9,)}, "--taps"),
+    ({"device": "tpu"}, "--device"),
+    ({"kind": "wish"}, "no training of 'wish'"),
+])
+def test_options_that_cannot_work(options: Any, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(options(**changes), quiet)
+
+
+def test_the_command_without_terminal_libraries(options: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = options()
+    arguments = ["dspark", "--model", chosen.model, "--data", str(chosen.data[0]), "--out", str(chosen.out), "--steps",
+                 "2", "--answers", "12", "--new-tokens", "30", "--temperatures", "0,1", "--device", "cpu", "--block",
+                 "3", "--draft-vocab", "64", "--held-out", "4", "--batch-tokens", "300", "--taps", "1,3"]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["steps"] == 2 and "answers" in told.err
+    assert main([*arguments, "--taps", "1,2"]) == 1
+    assert "other settings (taps)" in capsys.readouterr().err
