@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.models.heads.formats.read import load_head
+from paceline.request import SamplingParams
 from paceline.training import checkpoints, trainer
 from paceline.training.__main__ import main
 from paceline.training.run import Interrupted, News, Run, train
@@ -162,6 +163,20 @@ def test_every_kind_is_trained_and_can_be_loaded(options: Any, kind: str) -> Non
     assert head.config.kind == kind and head.config.taps == ((4,) if kind != "eagle3" else (1, 2))
     with pytest.raises(ConfigError, match=f"holds a {kind} head"):
         train(options("dspark", init=chosen.out, out=chosen.out / "other"), quiet)
+
+
+def test_a_draft_model_is_distilled(options: Any) -> None:
+    """It begins with layers of the target, learns, and drafts for it in the engine."""
+    chosen = options("draft", steps=40, layers=2, batch_tokens=512, anchors=20)
+    report = train(chosen, quiet)
+    assert report["tokens_per_cycle"]["3"] > 2.0
+    llm = LLM(chosen.model, device="cpu", kernels="reference", max_model_len=96,
+              speculation={"method": "draft", "model": str(chosen.out / "model"), "k": 3, "adaptive": False})
+    output, = llm.chat([{"role": "user", "content": "fox river hill"}], SamplingParams(max_tokens=40, temperature=0.0))
+    assert output.speculation is not None and output.error is None
+    assert output.speculation.accepted > 8
+    with pytest.raises(ConfigError, match="--init is for heads"):
+        train(options("draft", init=chosen.out, out=chosen.out / "other"), quiet)
 
 
 def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
