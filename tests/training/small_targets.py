@@ -30,7 +30,7 @@ def story(drawn: Random) -> tuple[str, str]:
 
 
 @cache
-def weights(steps: int = 110) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def weights(steps: int = 80) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     tokenizer = byte_level("gpt-2")
     shape = LlamaShape(vocab_size=tokenizer.get_vocab_size(), hidden_size=48, num_layers=4, num_heads=4,
                        num_kv_heads=2, head_dim=12, intermediate_size=96, norm_eps=1e-5,

@@ -30,13 +30,13 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 def test_a_head_learns_its_target(options: Any) -> None:
     """Much of what follows is foreseen: far more than any token that comes often."""
-    chosen = options(steps=120, answers=90, batch_tokens=512, anchors=16, held_out=12)
+    chosen = options(steps=90, answers=60, batch_tokens=512, anchors=16, held_out=10)
     heard: list[News] = []
     report = train(chosen, heard.append)
     assert report["tokens_per_cycle"]["3"] > 1.6, report["by_position"]
     assert report["curve"][-1]["loss"] < 0.8 * report["curve"][0]["loss"]
     assert {news.stage for news in heard} == {"answers", "training", "measured"}
-    assert 0.8 < report["coverage"] <= 1.0 and report["tokens_learned_from"] > report["answer_tokens"]
+    assert 0.6 < report["coverage"] <= 1.0 and report["tokens_learned_from"] > report["answer_tokens"]
     written = json.loads((chosen.out / "report.json").read_text())
     assert written["tokens_per_cycle"] == report["tokens_per_cycle"]
     assert (chosen.out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -193,8 +193,8 @@ def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: 
 
     monkeypatch.setattr(module, "TURN", 0.1)
     heard: list[News] = []
-    report = train(options(steps=None, minutes=0.15, answers=5000, first_answers=10, log_steps=1, save_seconds=2.0,
-                           evaluate_seconds=2.0), heard.append)
+    report = train(options(steps=None, minutes=0.07, answers=5000, first_answers=10, log_steps=1, save_seconds=1.0,
+                           evaluate_seconds=1.0), heard.append)
     stages = [news.stage for news in heard]
     first = stages.index("training")
     assert "answers" in stages[:first] and "answers" in stages[first:] and "measured" in stages
