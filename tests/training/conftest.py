@@ -32,7 +32,7 @@ def options(target_folder: Path, prompts: Path, tmp_path: Path) -> Any:
             "prompt_tokens": 48, "temperatures": (0.0, 1.0), "held_out": 6, "answers": 40, "batch_tokens": 384,
             "anchors": 10, "draft_vocab": 96, "markov_rank": 8, "block": 4, "depth": 3, "lr": 4e-3, "warmup": 10,
             "steps": 8, "device": "cpu", "target_rows": 512, "log_steps": 4, "save_seconds": 600.0,
-            "evaluate_seconds": 600.0}
+            "evaluate_seconds": 600.0, "concurrent": 48}
         return TrainOptions(kind=kind, **usual | changes)
 
     return make

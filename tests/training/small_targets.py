@@ -30,10 +30,11 @@ def story(drawn: Random) -> tuple[str, str]:
 
 
 @cache
-def weights(steps: int = 110) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def weights(steps: int = 80) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     tokenizer = byte_level("gpt-2")
-    shape = LlamaShape(vocab_size=tokenizer.get_vocab_size(), hidden_size=48, num_layers=4, num_heads=4, num_kv_heads=2,
-                       intermediate_size=96, norm_eps=1e-5, rope_theta=10000.0, positions=256)
+    shape = LlamaShape(vocab_size=tokenizer.get_vocab_size(), hidden_size=48, num_layers=4, num_heads=4,
+                       num_kv_heads=2, head_dim=12, intermediate_size=96, norm_eps=1e-5,
+                       rope_theta=10000.0, positions=256)
     torch.manual_seed(0)
     model = Llama(shape, torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))

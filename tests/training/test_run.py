@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.models.heads.formats.read import load_head
+from paceline.request import SamplingParams
 from paceline.training import checkpoints, trainer
 from paceline.training.__main__ import main
 from paceline.training.run import Interrupted, News, Run, train
@@ -29,13 +30,13 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 def test_a_head_learns_its_target(options: Any) -> None:
     """Much of what follows is foreseen: far more than any token that comes often."""
-    chosen = options(steps=120, answers=90, batch_tokens=512, anchors=16, held_out=12)
+    chosen = options(steps=90, answers=60, batch_tokens=512, anchors=16, held_out=10)
     heard: list[News] = []
     report = train(chosen, heard.append)
     assert report["tokens_per_cycle"]["3"] > 1.6, report["by_position"]
     assert report["curve"][-1]["loss"] < 0.8 * report["curve"][0]["loss"]
     assert {news.stage for news in heard} == {"answers", "training", "measured"}
-    assert 0.8 < report["coverage"] <= 1.0 and report["tokens_learned_from"] > report["answer_tokens"]
+    assert 0.6 < report["coverage"] <= 1.0 and report["tokens_learned_from"] > report["answer_tokens"]
     written = json.loads((chosen.out / "report.json").read_text())
     assert written["tokens_per_cycle"] == report["tokens_per_cycle"]
     assert (chosen.out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -164,6 +165,20 @@ def test_every_kind_is_trained_and_can_be_loaded(options: Any, kind: str) -> Non
         train(options("dspark", init=chosen.out, out=chosen.out / "other"), quiet)
 
 
+def test_a_draft_model_is_distilled(options: Any) -> None:
+    """It begins with layers of the target, learns, and drafts for it in the engine."""
+    chosen = options("draft", steps=40, layers=2, batch_tokens=512, anchors=20)
+    report = train(chosen, quiet)
+    assert report["tokens_per_cycle"]["3"] > 2.0
+    llm = LLM(chosen.model, device="cpu", kernels="reference", max_model_len=96,
+              speculation={"method": "draft", "model": str(chosen.out / "model"), "k": 3, "adaptive": False})
+    output, = llm.chat([{"role": "user", "content": "fox river hill"}], SamplingParams(max_tokens=40, temperature=0.0))
+    assert output.speculation is not None and output.error is None
+    assert output.speculation.accepted > 8
+    with pytest.raises(ConfigError, match="--init is for heads"):
+        train(options("draft", init=chosen.out, out=chosen.out / "other"), quiet)
+
+
 def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = options()
     heard: list[News] = []
@@ -178,8 +193,8 @@ def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: 
 
     monkeypatch.setattr(module, "TURN", 0.1)
     heard: list[News] = []
-    report = train(options(steps=None, minutes=0.15, answers=5000, first_answers=10, log_steps=1, save_seconds=2.0,
-                           evaluate_seconds=2.0), heard.append)
+    report = train(options(steps=None, minutes=0.07, answers=5000, first_answers=10, log_steps=1, save_seconds=1.0,
+                           evaluate_seconds=1.0), heard.append)
     stages = [news.stage for news in heard]
     first = stages.index("training")
     assert "answers" in stages[:first] and "answers" in stages[first:] and "measured" in stages

@@ -25,6 +25,7 @@ _ABOUT = {
     "eagle3": "Train an EAGLE-3 head: a layer that is fed with its own output.",
     "medusa": "Train Medusa heads: one small network for each token to come.",
     "hydra": "Train Hydra heads: like Medusa's, but each sees the tokens drafted before.",
+    "draft": "Distil a draft model: some layers of the target that learn to write as all of them do.",
     "mtp": "Train an MTP layer (DeepSeek's multi-token prediction), used again and again.",
 }
 _SHORT = {"model": "-m", "out": "-o", "data": "-d"}

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 
-KINDS = ("dspark", "eagle3", "medusa", "hydra", "mtp")
+KINDS = ("dspark", "eagle3", "medusa", "hydra", "mtp", "draft")
+HEADS = KINDS[:-1]
+"""Those that read the target's states."""
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 COMPILES = ("auto", "never")
@@ -131,13 +133,13 @@ HELP = {
     "lr": "Highest learning rate; it falls like a cosine.",
     "warmup": "Steps until the learning rate is reached.",
     "ema": "Keep a moving average of the weights, with this decay; 0: none.",
-    "layers": "Decoder layers of the head. Default: 2 for dspark, else 1.",
+    "layers": "Decoder layers (dspark, draft). Default: 2 for dspark, a fifth of the target's for draft.",
     "intermediate": "Width of its feed-forward. Default: the target's.",
     "taps": "Layers of the target whose inputs are read, separated by commas. Default: 2, half and all but 3.",
     "draft_vocab": "Tokens that can be drafted: those that come most often.",
     "markov_rank": "Rank of the Markov head (dspark); 0: none.",
     "block": "Tokens of a block (dspark).",
-    "depth": "Tokens that the others learn to draft: unrolled steps (eagle3, mtp) or heads (medusa, hydra).",
+    "depth": "Tokens that the others learn to draft: passes (eagle3, mtp), heads (medusa, hydra), tokens (draft).",
     "ce_weight": "Of the cross entropy in the loss. Default: 0.1 for dspark, else 1.",
     "l1_weight": "Of the distance between the distributions in the loss. Default: 0.9 for dspark, else 0.",
     "first_answers": "Answers before the draft vocabulary is chosen and training begins.",

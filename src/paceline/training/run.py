@@ -26,11 +26,12 @@ from paceline.training.interrupts import Stop, watched
 from paceline.training.jobs import Jobs, encoder, make_prompts
 from paceline.training.loss import Judge, Weights
 from paceline.training.networks.build import build_network
+from paceline.training.networks.draft import DraftModel, begin_like
 from paceline.training.networks.parts import HeadModule
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
 from paceline.training.prompts import read_prompts
-from paceline.training.shape import choose_taps, head_config
+from paceline.training.shape import choose_taps, draft_shape, head_config
 from paceline.training.shards import Shards, Text, make_folder, replace_file
 from paceline.training.target import Batch, Target
 from paceline.training.trainer import Trainer
@@ -89,7 +90,8 @@ class Run:
         options = self.options
         device = choose_device(options.device)
         self.compiles = device.type == "cuda" and options.compile == "auto"
-        with open_checkpoint(resolve(options.model)) as checkpoint:
+        self.path = resolve(options.model)
+        with open_checkpoint(self.path) as checkpoint:
             context = read_config(checkpoint.config).context
         self.llm = LLM(
             options.model, device=str(device), dtype=options.dtype, speculation=None, enable_prefix_caching=False,
@@ -124,7 +126,7 @@ class Run:
                  for place in range(max(1, options.batch_tokens // length))]
         pool = Pool(options.seed, options.batch_tokens)
         pool.add(texts)
-        count = min(options.draft_vocab, shape.vocab_size)
+        count = shape.vocab_size if options.kind == "draft" else min(options.draft_vocab, shape.vocab_size)
         trainer = Trainer(options, self.target, self._network(np.arange(count), 0), pool)
         trainer.calibrate()
         told = trainer.train_step(0.0)
@@ -211,13 +213,16 @@ class Run:
         options, engine = self.options, self.llm.engine
         vocab, tokenizer = engine.model.config.vocab_size, engine.tokenizer
         assert tokenizer is not None
-        begun = None if options.init is None else written.read(options.init, options.kind, engine.model.config)
+        begun = None
+        if options.init is not None:
+            begun = written.read(options.init, options.kind, engine.model.config)
         if saved is not None:
             ids, mask = np.array(saved["ids"], np.int64), saved["mask"]
         elif begun is not None:
             ids, mask = begun.ids, begun.mask
         else:
-            ids = vocabulary.choose(pool.texts, vocab, options.draft_vocab)
+            size = vocab if options.kind == "draft" else options.draft_vocab
+            ids = vocabulary.choose(pool.texts, vocab, size)
             mask = vocabulary.spare_token(pool.texts, vocab, tokenizer.special_ids, tokenizer.eos_ids)
         self.ids, self.mask = ids, mask
         self.coverage = vocabulary.coverage(pool.texts, vocab, ids)
@@ -235,9 +240,13 @@ class Run:
     def _network(self, ids: np.ndarray, mask: int | None) -> HeadModule:
         options, engine = self.options, self.llm.engine
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
-        config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
         judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles)
         torch.manual_seed(options.seed)
+        if options.kind == "draft":
+            model = DraftModel(draft_shape(options, engine.model.config), judge, options.depth)
+            begin_like(model, self.path, engine.model.config)
+            return model
+        config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
         return build_network(config, judge)
 
     def _share(self, step: int) -> float:
@@ -298,15 +307,20 @@ class Run:
             "elapsed": self.elapsed, "curve": self.curve, "measured": self.measured})
 
     def _write(self, trainer: Trainer) -> None:
-        written.write(self.options.out, trainer.network.config, trainer.weights(), self.ids)
+        config = trainer.network.config
+        if self.options.kind == "draft":
+            written.write_model(self.options.out, config.config(), trainer.weights(), self.path)
+        else:
+            written.write(self.options.out, config, trainer.weights(), self.ids)
 
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
         options = self.options
         last = self._measure(trainer)
         self._save(trainer)
         self._write(trainer)
+        name = written.MODEL if options.kind == "draft" else written.NAME
         result = {
-            "kind": options.kind, "target": options.model or "default", "head": str(options.out / written.NAME),
+            "kind": options.kind, "target": options.model or "default", "head": str(options.out / name),
             "parameters": sum(one.numel() for one in trainer.network.parameters()), "steps": trainer.step,
             "seconds": round(self.elapsed, 1), "texts": len(trainer.pool.texts),
             "answer_tokens": trainer.pool.answer_tokens, "tokens_learned_from": trainer.tokens,

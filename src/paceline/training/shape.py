@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.heads.config import HeadConfig
+from paceline.training.networks.llama import LlamaShape
 from paceline.training.options import TrainOptions
 
 
@@ -23,8 +24,23 @@ def choose_taps(options: TrainOptions, target: ModelConfig) -> tuple[int, ...]:
     return taps
 
 
+def draft_shape(options: TrainOptions, target: ModelConfig) -> LlamaShape:
+    """Of a draft model: the target's width, few layers."""
+    if target.latent is not None or target.rope.kind != "default" or target.learned_positions:
+        raise ConfigError("Draft models are made for targets with plain rotary positions and attention, and this one "
+                          "has others: train a head instead.")
+    return LlamaShape(
+        vocab_size=target.vocab_size, hidden_size=target.hidden_size,
+        num_layers=options.layers or max(1, target.num_layers // 5), num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads, head_dim=target.head_dim,
+        intermediate_size=options.intermediate or target.intermediate_size, norm_eps=target.norm_eps,
+        rope_theta=target.rope.theta, positions=target.max_position_embeddings, tied=target.tie_word_embeddings)
+
+
 def head_config(options: TrainOptions, target: ModelConfig, draft_vocab: int, mask: int | None, tokenizer: str | None,
                 name: str) -> HeadConfig:
+    if target.latent is not None:
+        raise ConfigError("Heads for targets with latent attention (MLA) are not trained yet: name another --model.")
     attends = options.kind in ("dspark", "eagle3", "mtp")
     kind = {"dspark": {"block_size": options.block, "mask_token_id": mask, "markov_rank": options.markov_rank,
                        "confidence_head": True, "confidence_head_with_markov": options.markov_rank > 0,

@@ -1,7 +1,8 @@
-"""A trained head on disk: what the run folder calls `head`, in the speculators format."""
+"""What was trained, on disk: `head` in the run's folder, in the speculators format, or `model`, a draft model."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,32 @@ from paceline.models.config import ModelConfig
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.formats.read import read_head
 from paceline.models.heads.formats.write import write_head
+from paceline.models.load.opening import open_checkpoint
+from paceline.quantize.writer import FolderWriter, new_folder, write_tokenizer
 
 NAME = "head"
+MODEL = "model"
 
 
 def write(folder: Path, config: HeadConfig, tensors: dict[str, torch.Tensor], ids: np.ndarray) -> None:
     """Of a run in `folder`. `ids`: the target's id of each draft id."""
     maps = {"d2t": torch.from_numpy(ids - np.arange(len(ids)))} if config.reduced else {}
     write_head(folder / NAME, config, tensors | maps, replace=True)
+
+
+def write_model(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor], model: Path) -> None:
+    """A draft model of a run in `folder`, with the tokenizer of the target in `model`. There whole or not at all."""
+    beside, path = folder / f".{MODEL}.new", folder / MODEL
+    shutil.rmtree(beside, ignore_errors=True)
+    with new_folder(beside):
+        writer = FolderWriter(beside)
+        for name, tensor in tensors.items():
+            writer.add(name, tensor.to(torch.float16))
+        writer.finish(config | {"torch_dtype": "float16"})
+        with open_checkpoint(model) as checkpoint:
+            write_tokenizer(checkpoint, beside)
+    shutil.rmtree(path, ignore_errors=True)
+    beside.rename(path)
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,8 @@ class Begun:
 
 def read(folder: Path, kind: str, target: ModelConfig) -> Begun:
     """`folder`: that of a head, or of the run that made it."""
+    if kind == "draft":
+        raise ConfigError("--init is for heads: a draft model begins with layers of its target.")
     found = read_head(folder / NAME if (folder / NAME).is_dir() else folder, target)
     config = found.config
     if config.kind != kind:

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.models.heads.config import HeadConfig
-from paceline.training.networks.parts import GatedMLP, Projections, RMSNorm, Rotation
+from paceline.training.networks.parts import GatedMLP, LayerShape, Projections, RMSNorm, Rotation
 
 
 @dataclass(frozen=True)
@@ -19,14 +18,12 @@ class LlamaShape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     intermediate_size: int
     norm_eps: float
     rope_theta: float
     positions: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    tied: bool = True
 
     def config(self) -> dict[str, object]:
         """config.json."""
@@ -35,11 +32,11 @@ class LlamaShape:
                 "num_attention_heads": self.num_heads, "num_key_value_heads": self.num_kv_heads,
                 "head_dim": self.head_dim, "intermediate_size": self.intermediate_size,
                 "max_position_embeddings": self.positions, "rms_norm_eps": self.norm_eps,
-                "rope_theta": self.rope_theta, "hidden_act": "silu", "tie_word_embeddings": True}
+                "rope_theta": self.rope_theta, "hidden_act": "silu", "tie_word_embeddings": self.tied}
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: HeadConfig) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = Projections(shape, shape.hidden_size)
@@ -65,13 +62,9 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape, device: torch.device) -> None:
         super().__init__()
         self.shape = shape
-        own = HeadConfig(kind="eagle1", hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
-                         draft_vocab_size=shape.vocab_size, taps=(0,), num_heads=shape.num_heads,
-                         num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, norm_eps=shape.norm_eps,
-                         intermediate_size=shape.intermediate_size, rope_theta=shape.rope_theta)
-        self._rotate = Rotation(own, shape.positions, device)
+        self._rotate = Rotation(shape, shape.positions, device)
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(own) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:

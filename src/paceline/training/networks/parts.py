@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.models.heads.config import HeadConfig
+
+
+class LayerShape(Protocol):
+    """What layers are built from: a HeadConfig, or the shape of a whole model."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    @property
+    def rope_theta(self) -> float: ...
 
 
 class RMSNorm(nn.Module):
@@ -24,7 +50,7 @@ class RMSNorm(nn.Module):
 class Projections(nn.Module):
     """The matrices of an attention, its queries, keys and values from `inputs` features."""
 
-    def __init__(self, config: HeadConfig, inputs: int) -> None:
+    def __init__(self, config: LayerShape, inputs: int) -> None:
         super().__init__()
         dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
@@ -45,7 +71,7 @@ class Projections(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: LayerShape) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(size, inner, bias=False)
@@ -60,7 +86,7 @@ class GatedMLP(nn.Module):
 class Rotation:
     """Rotary positions, halves paired."""
 
-    def __init__(self, config: HeadConfig, positions: int, device: torch.device) -> None:
+    def __init__(self, config: LayerShape, positions: int, device: torch.device) -> None:
         powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * config.rope_theta ** -powers
         self._cos, self._sin = angles.cos().to(device), angles.sin().to(device)
@@ -95,9 +121,9 @@ class TapProjection(nn.Module):
 class HeadModule(nn.Module):
     """What all heads have in common: the tensors of a checkpoint, written and read."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: LayerShape) -> None:
         super().__init__()
-        self.config = config
+        self.config: Any = config
 
     def initialise(self) -> None:
         """Normal matrices that keep the size of what goes through them. So the layers soon count more than the

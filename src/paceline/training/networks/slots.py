@@ -11,9 +11,8 @@ from abc import abstractmethod
 import torch
 import torch.nn.functional as F
 
-from paceline.models.heads.config import HeadConfig
 from paceline.training.loss import Judge
-from paceline.training.networks.parts import HeadModule
+from paceline.training.networks.parts import HeadModule, LayerShape
 from paceline.training.target import Batch, States
 
 
@@ -23,7 +22,7 @@ class SlotHead(HeadModule):
     decay: float
     """Slot j counts decay ** j in the loss."""
 
-    def __init__(self, config: HeadConfig, judge: Judge, slots: int, decay: float) -> None:
+    def __init__(self, config: LayerShape, judge: Judge, slots: int, decay: float) -> None:
         super().__init__(config)
         self._judge = judge
         self.slots, self.decay = slots, decay
