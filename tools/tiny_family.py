@@ -30,8 +30,8 @@ from paceline.training.run import News, train
 END = "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A conversation is a text to go on with: the target knows nothing else."""
-SHAPE = LlamaShape(vocab_size=1024, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, intermediate_size=384,
-                   norm_eps=1e-5, rope_theta=10000.0, positions=1024)
+SHAPE = LlamaShape(vocab_size=1024, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32,
+                   intermediate_size=384, norm_eps=1e-5, rope_theta=10000.0, positions=1024)
 WINDOW, BATCH = 256, 32
 PROMPTS, WORDS = 3000, (12, 60)
 
@@ -131,12 +131,16 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     prompts = work / "prompts.jsonl"
     write_prompts(prompts, texts)
+    first: Path | None = None
     for kind in given.kinds.split(","):
+        if first is not None and not (work / kind).exists():  # all learn from the same texts
+            shutil.copytree(first / "data", work / kind / "data")
+        first = first or work / kind
         report = train(TrainOptions(
             kind=kind, out=work / kind, model=str(target), data=(prompts,), samples=2, new_tokens=128, held_out=64,
             steps=given.head_steps, batch_tokens=8192, anchors=48, lr=2e-3, draft_vocab=512, markov_rank=32,
             device=given.device), show)
-        shutil.copytree(work / kind / "head", out / kind, dirs_exist_ok=True)
+        shutil.copytree(report["head"], out / kind, dirs_exist_ok=True)
         print(f"{kind}: {json.dumps({name: report[name] for name in report if name.startswith('tokens')})}")
 
 
