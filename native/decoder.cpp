@@ -145,7 +145,17 @@ void Decoder::keep(const Matrix& matrix, const float* norm, const float* hidden,
     });
 }
 
-void Decoder::run(const StepView& step, int first, int last, float* hidden) {
+// Each thread copies its share: nobody writes the stream before all have passed another barrier.
+void Decoder::tap(int id, int layer, int rows, const float* hidden, const std::vector<Tap>& taps) const {
+    for (const Tap& one : taps) {
+        if (one.layer != layer) continue;
+        int64_t begin, end;
+        Team::share(int64_t(rows) * shape_.hidden, id, pool_.size(), &begin, &end);
+        std::copy(hidden + begin, hidden + end, one.out + begin);
+    }
+}
+
+void Decoder::run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps) {
     const int rows = step.rows;
     if (rows == 0) return;
     reserve(rows);
@@ -155,6 +165,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
         Team& team = pool_.team();
         for (int l = first; l < last; l++) {
             const Layer& layer = layers_[size_t(l)];
+            tap(id, l, rows, hidden, taps);
             const Quantised input = rounded(id, hidden, layer.input_norm.data(), shape_.hidden, rows);
             gemm(id, *layer.qkv, input, rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
@@ -172,6 +183,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
             gemm(id, *layer.down, gated(), rows, hidden, layer.down->view().rows, true);
             team.barrier();
         }
+        tap(id, last, rows, hidden, taps);
     });
 }
 

@@ -25,6 +25,12 @@ struct Layer {
     Planes cache;
 };
 
+// Where the residual stream that enters a layer is copied to, [rows, hidden]; the number of layers: what leaves the last.
+struct Tap {
+    int layer = 0;
+    float* out = nullptr;
+};
+
 class Decoder {
   public:
     Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
@@ -36,8 +42,9 @@ class Decoder {
     std::vector<Layer>& layers() { return layers_; }
     int64_t max_positions() const { return positions_; }
 
-    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values.
-    void run(const StepView& step, int first, int last, float* hidden);
+    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values. Taps lie in
+    // [first, last].
+    void run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps = {});
 
     // Only store: keys and values of every layer, made of norm(hidden[r]) by one matrix that holds the rows of keys and
     // values of layer after layer. slots: of the rows.
@@ -48,6 +55,7 @@ class Decoder {
     void head(const Matrix& matrix, const float* norm, const float* hidden, int rows, float* out, int64_t ldout);
 
   private:
+    void tap(int id, int layer, int rows, const float* hidden, const std::vector<Tap>& taps) const;
     void split_heads(int id, const StepView& step, const Layer& layer);
     // One head's key or value, biased, normed and rotated, into the cache.
     void store_head(const Layer& layer, float* x, bool key, int head, int64_t position, int64_t slot);
