@@ -14,7 +14,7 @@ constexpr int kFewRows = 2;
 Decoder::Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
                  Cache cache, const Kernels* kernels, int threads)
     : shape_(shape), layers_(std::move(layers)), cos_(std::move(cos)), sin_(std::move(sin)), cache_(cache),
-      kernels_(kernels), pool_(threads),
+      kernels_(kernels), shared_(Pool::shared(threads)),
       attention_(shape.heads, shape.kv_heads, shape.head_dim, cache, kernels) {
     if (shape_.hidden % kBlock || shape_.intermediate % kBlock || shape_.heads * shape_.head_dim % kBlock)
         throw std::invalid_argument("hidden, intermediate and attention widths must be multiples of 32");
@@ -85,7 +85,6 @@ void Decoder::split_heads(int id, const StepView& step, const Layer& layer) {
     const int d = shape_.head_dim, half = d / 2, heads = shape_.heads, kv = shape_.kv_heads;
     const float scale = 1.0f / std::sqrt(float(d));
     const size_t width = size_t(heads + 2 * kv) * size_t(d);
-    const size_t entry = size_t(d) * cache_bytes(cache_);
     const int64_t jobs = int64_t(step.rows) * (heads + 2 * kv);
     const int64_t* slots = step.caches[size_t(layer.cache_group)].slots;
     int64_t begin, end;
@@ -94,28 +93,69 @@ void Decoder::split_heads(int id, const StepView& step, const Layer& layer) {
         const int64_t row = job / (heads + 2 * kv);
         const int h = int(job % (heads + 2 * kv));
         float* x = qkv_.data() + size_t(row) * width + size_t(h) * size_t(d);
-        if (!layer.qkv_bias.empty())
-            for (int i = 0; i < d; i++) x[i] += layer.qkv_bias[size_t(h) * size_t(d) + size_t(i)];
-        if (h < heads + kv) {
-            const std::vector<float>& norm = h < heads ? layer.q_norm : layer.k_norm;
-            if (!norm.empty()) kernels_->rms_norm(x, norm.data(), shape_.eps, d, x);
-            const int64_t p = step.positions[row];
-            kernels_->rotate(x, cos_.data() + p * half, sin_.data() + p * half, half);
-        }
-        if (h < heads) {
-            for (int i = 0; i < d; i++) x[i] *= scale;
-            if (cache_ == Cache::kI8) kernels_->pack_query(x, d);
+        if (h >= heads) {
+            const bool key = h < heads + kv;
+            store_head(layer, x, key, key ? h - heads : h - heads - kv, step.positions[row], slots[row]);
             continue;
         }
-        const bool key = h < heads + kv;
-        const size_t head = size_t(key ? h - heads : h - heads - kv), slot = size_t(slots[row]);
-        void* base = key ? layer.cache.keys : layer.cache.values;
-        const float factor = kernels_->store(x, d, cache_, key, static_cast<uint8_t*>(base) + (slot * size_t(kv) + head) * entry);
-        if (cache_ == Cache::kI8) (key ? layer.cache.key_scales : layer.cache.value_scales)[slot * size_t(kv) + head] = factor;
+        if (!layer.qkv_bias.empty())
+            for (int i = 0; i < d; i++) x[i] += layer.qkv_bias[size_t(h) * size_t(d) + size_t(i)];
+        if (!layer.q_norm.empty()) kernels_->rms_norm(x, layer.q_norm.data(), shape_.eps, d, x);
+        const int64_t p = step.positions[row];
+        kernels_->rotate(x, cos_.data() + p * half, sin_.data() + p * half, half);
+        for (int i = 0; i < d; i++) x[i] *= scale;
+        if (cache_ == Cache::kI8) kernels_->pack_query(x, d);
     }
 }
 
-void Decoder::run(const StepView& step, int first, int last, float* hidden) {
+void Decoder::store_head(const Layer& layer, float* x, bool key, int head, int64_t position, int64_t slot) {
+    const int d = shape_.head_dim, half = d / 2, kv = shape_.kv_heads;
+    if (!layer.qkv_bias.empty()) {
+        const float* bias = layer.qkv_bias.data() + size_t(shape_.heads + (key ? 0 : kv) + head) * size_t(d);
+        for (int i = 0; i < d; i++) x[i] += bias[i];
+    }
+    if (key) {
+        if (!layer.k_norm.empty()) kernels_->rms_norm(x, layer.k_norm.data(), shape_.eps, d, x);
+        kernels_->rotate(x, cos_.data() + position * half, sin_.data() + position * half, half);
+    }
+    const size_t at = size_t(slot) * size_t(kv) + size_t(head), entry = size_t(d) * cache_bytes(cache_);
+    void* base = key ? layer.cache.keys : layer.cache.values;
+    const float factor = kernels_->store(x, d, cache_, key, static_cast<uint8_t*>(base) + at * entry);
+    if (cache_ == Cache::kI8) (key ? layer.cache.key_scales : layer.cache.value_scales)[at] = factor;
+}
+
+void Decoder::keep(const Matrix& matrix, const float* norm, const float* hidden, int rows, const int64_t* positions,
+                   const int64_t* slots) {
+    if (rows == 0) return;
+    reserve(rows);
+    const int d = shape_.head_dim, kv = shape_.kv_heads, each = 2 * kv;
+    const int64_t width = matrix.view().rows, heads = int64_t(layers_.size()) * each;
+    kept_.resize(std::max(kept_.size(), size_t(rows) * size_t(width)));
+    pool_.run([&](int id) {
+        gemm(id, matrix, rounded(id, hidden, norm, shape_.hidden, rows), rows, kept_.data(), width, false);
+        pool_.team().barrier();
+        int64_t begin, end;
+        Team::share(rows * heads, id, pool_.size(), &begin, &end);
+        for (int64_t job = begin; job < end; job++) {
+            const int64_t row = job / heads;
+            const int h = int(job % heads), own = h % each;
+            store_head(layers_[size_t(h / each)], kept_.data() + row * width + int64_t(h) * d, own < kv, own % kv,
+                       positions[row], slots[row]);
+        }
+    });
+}
+
+// Each thread copies its share: nobody writes the stream before all have passed another barrier.
+void Decoder::tap(int id, int layer, int rows, const float* hidden, const std::vector<Tap>& taps) const {
+    for (const Tap& one : taps) {
+        if (one.layer != layer) continue;
+        int64_t begin, end;
+        Team::share(int64_t(rows) * shape_.hidden, id, pool_.size(), &begin, &end);
+        std::copy(hidden + begin, hidden + end, one.out + begin);
+    }
+}
+
+void Decoder::run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps) {
     const int rows = step.rows;
     if (rows == 0) return;
     reserve(rows);
@@ -125,6 +165,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
         Team& team = pool_.team();
         for (int l = first; l < last; l++) {
             const Layer& layer = layers_[size_t(l)];
+            tap(id, l, rows, hidden, taps);
             const Quantised input = rounded(id, hidden, layer.input_norm.data(), shape_.hidden, rows);
             gemm(id, *layer.qkv, input, rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
@@ -142,6 +183,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden) {
             gemm(id, *layer.down, gated(), rows, hidden, layer.down->view().rows, true);
             team.barrier();
         }
+        tap(id, last, rows, hidden, taps);
     });
 }
 

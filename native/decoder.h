@@ -25,6 +25,12 @@ struct Layer {
     Planes cache;
 };
 
+// Where the residual stream that enters a layer is copied to, [rows, hidden]; the number of layers: what leaves the last.
+struct Tap {
+    int layer = 0;
+    float* out = nullptr;
+};
+
 class Decoder {
   public:
     Decoder(const Shape& shape, std::vector<Layer> layers, std::vector<float> cos, std::vector<float> sin,
@@ -36,14 +42,23 @@ class Decoder {
     std::vector<Layer>& layers() { return layers_; }
     int64_t max_positions() const { return positions_; }
 
-    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values.
-    void run(const StepView& step, int first, int last, float* hidden);
+    // Layers [first, last) on the residual stream [rows, hidden], in place; stores keys and values. Taps lie in
+    // [first, last].
+    void run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps = {});
+
+    // Only store: keys and values of every layer, made of norm(hidden[r]) by one matrix that holds the rows of keys and
+    // values of layer after layer. slots: of the rows.
+    void keep(const Matrix& matrix, const float* norm, const float* hidden, int rows, const int64_t* positions,
+              const int64_t* slots);
 
     // out[r] = matrix . norm(hidden[r]) for `rows` rows.
     void head(const Matrix& matrix, const float* norm, const float* hidden, int rows, float* out, int64_t ldout);
 
   private:
+    void tap(int id, int layer, int rows, const float* hidden, const std::vector<Tap>& taps) const;
     void split_heads(int id, const StepView& step, const Layer& layer);
+    // One head's key or value, biased, normed and rotated, into the cache.
+    void store_head(const Layer& layer, float* x, bool key, int head, int64_t position, int64_t slot);
     // Floats from row to row; an odd number of lines, so that rows do not fight for the same lines of the cache.
     int gate_up_stride() const { return 2 * shape_.intermediate + 16; }
     Quantised gated() { return {gated_int8_.data(), shape_.intermediate / kBlock}; }
@@ -58,11 +73,12 @@ class Decoder {
     int64_t positions_;
     Cache cache_;
     const Kernels* kernels_;
-    Pool pool_;
+    std::shared_ptr<Pool> shared_;
+    Pool& pool_ = *shared_;
     PagedAttention attention_;
 
     // Scratch, grown as needed.
-    std::vector<float> normed_, qkv_, attended_, gate_up_;
+    std::vector<float> normed_, qkv_, attended_, gate_up_, kept_;
     std::vector<uint8_t> int8_, gated_int8_;
     std::vector<std::vector<uint8_t>> own_int8_;   // a thread's own, for few rows
 };

@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -101,7 +102,7 @@ class Model {
 
     void run(MutableRows<float> hidden, const Vector<int64_t>& positions, const Vector<int64_t>& offsets,
              const Vector<int64_t>& starts, nb::object parents, int block_size, nb::list tables, nb::list slots,
-             nb::list windows, int first, int last) {
+             nb::list windows, int first, int last, nb::list taps, nb::list tapped, bool mutual) {
         if (!bound_) throw std::invalid_argument("bind the cache before running");
         Vector<int64_t> tree;
         StepView step = checked_step(positions, offsets, starts, parents, tree, block_size);
@@ -120,8 +121,41 @@ class Model {
             held_slots.push_back(nb::cast<Vector<int64_t>>(slots[size_t(c)], false));
             add_tables(step, held_tables.back(), held_slots.back(), nb::cast<int>(windows[size_t(c)]), slots_[size_t(c)]);
         }
+        if (mutual && step.parents != nullptr) throw std::invalid_argument("rows of trees cannot all see each other");
+        step.mutual = mutual;
+        if (nb::len(taps) != nb::len(tapped)) throw std::invalid_argument("one array a tap");
+        std::vector<MutableRows<float>> held_taps;
+        std::vector<Tap> copies;
+        for (size_t t = 0; t < nb::len(taps); t++) {
+            const int layer = nb::cast<int>(taps[t]);
+            held_taps.push_back(nb::cast<MutableRows<float>>(tapped[t], false));
+            if (layer < first || layer > last) throw std::invalid_argument("a tap lies outside the layers that run");
+            if (held_taps.back().shape(0) != hidden.shape(0) || held_taps.back().shape(1) != hidden.shape(1))
+                throw std::invalid_argument("what is tapped must be [rows, hidden]");
+            copies.push_back({layer, held_taps.back().data()});
+        }
         nb::gil_scoped_release free;
-        decoder_->run(step, first, last, hidden.data());
+        decoder_->run(step, first, last, hidden.data(), copies);
+    }
+
+    void keep(std::shared_ptr<Matrix> matrix, const Vector<float>& norm, const Rows<float>& hidden,
+              const Vector<int64_t>& positions, const Vector<int64_t>& slots) {
+        if (!bound_) throw std::invalid_argument("bind the cache before running");
+        const size_t wide = decoder_->layers().size() * 2 * size_t(shape_.kv_heads) * size_t(shape_.head_dim);
+        if (!matrix || matrix->view().cols != shape_.hidden || size_t(matrix->view().rows) < wide)
+            throw std::invalid_argument("the matrix must hold the rows of keys and values of every layer");
+        if (norm.shape(0) != size_t(shape_.hidden) || hidden.shape(1) != size_t(shape_.hidden))
+            throw std::invalid_argument("norm and hidden must be as wide as the model");
+        if (positions.shape(0) != hidden.shape(0) || slots.shape(0) != hidden.shape(0))
+            throw std::invalid_argument("one position and one slot a row");
+        const int64_t limit = *std::min_element(slots_.begin(), slots_.end());
+        for (size_t r = 0; r < hidden.shape(0); r++) {
+            if (positions(r) < 0 || positions(r) >= decoder_->max_positions())
+                throw std::invalid_argument("a row lies beyond the model's positions");
+            if (slots(r) < 0 || slots(r) >= limit) throw std::invalid_argument("a slot lies outside the cache");
+        }
+        nb::gil_scoped_release free;
+        decoder_->keep(*matrix, norm.data(), hidden.data(), int(hidden.shape(0)), positions.data(), slots.data());
     }
 
     void head(std::shared_ptr<Matrix> matrix, const Vector<float>& norm, const Rows<float>& hidden,
@@ -231,7 +265,10 @@ NB_MODULE(_native, m) {
              "cache_group"_a, "qkv_bias"_a.noconvert(), "q_norm"_a.noconvert(), "k_norm"_a.noconvert())
         .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a)
         .def("run", &Model::run, "hidden"_a.noconvert(), "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(), "block_size"_a,
-             "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a)
+             "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a, "taps"_a = nb::list(), "tapped"_a = nb::list(),
+             "mutual"_a = false)
+        .def("keep", &Model::keep, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "positions"_a.noconvert(),
+             "slots"_a.noconvert())
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())
         .def_prop_ro("kernels", &Model::kernels)
         .def_prop_ro("threads", &Model::threads);

@@ -1,5 +1,10 @@
 #include "pool.h"
 
+#include <unistd.h>
+
+#include <map>
+#include <utility>
+
 namespace paceline {
 
 namespace {
@@ -19,6 +24,16 @@ Pool::~Pool() {
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
+}
+
+std::shared_ptr<Pool> Pool::shared(int threads) {
+    static std::mutex mutex;
+    static std::map<std::pair<pid_t, int>, std::weak_ptr<Pool>> pools;  // threads do not survive a fork
+    std::lock_guard<std::mutex> lock(mutex);
+    std::weak_ptr<Pool>& known = pools[{getpid(), threads}];
+    std::shared_ptr<Pool> pool = known.lock();
+    if (!pool) known = pool = std::make_shared<Pool>(threads);
+    return pool;
 }
 
 void Pool::start() {

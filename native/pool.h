@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -60,8 +61,10 @@ class Pool {
 
     int size() const { return team_.size(); }
 
-    // Run job(id) on every thread of the team, the caller being number 0, and wait for all. Not reentrant.
+    // Run job(id) on every thread of the team, the caller being number 0, and wait for all. One job at a time: whoever
+    // else has one waits. Not reentrant.
     template <class Job> void run(Job&& job) {
+        std::lock_guard<std::mutex> lock(jobs_);
         if (team_.size() == 1) {
             job(0);
             return;
@@ -75,10 +78,16 @@ class Pool {
 
     Team& team() { return team_; }
 
+    // The pool of that many threads that everybody in this process shares. With one each, for a model and for the
+    // head that drafts for it, the idle ones would spin on the cores that the busy one needs.
+    static std::shared_ptr<Pool> shared(int threads);
+
   private:
     void start();
     void wait();
     void work(int id);
+
+    std::mutex jobs_;
 
     Team team_;
     void (*call_)(void*, int) = nullptr;

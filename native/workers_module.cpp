@@ -31,7 +31,7 @@ int at_most_cores(int threads) {
 
 class Workers {
   public:
-    Workers(int threads, const std::string& kernels) : kernels_(kernels_named(kernels)), pool_(at_most_cores(threads)) {}
+    Workers(int threads, const std::string& kernels) : kernels_(kernels_named(kernels)), shared_(Pool::shared(at_most_cores(threads))) {}
 
     // out = x times the matrix, x rounded to int8 with a scale per block.
     void linear(const Matrix& matrix, const Rows<float>& x, MutableRows<float> out) {
@@ -107,7 +107,8 @@ class Workers {
     }
 
     const Kernels* kernels_;
-    Pool pool_;
+    std::shared_ptr<Pool> shared_;
+    Pool& pool_ = *shared_;
     std::mutex mutex_;  // one call at a time: the others wait
     std::vector<uint8_t> rounded_;
     std::vector<float> scaled_;

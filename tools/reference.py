@@ -65,6 +65,7 @@ DRAFTER_OPTIONS = {
     "drafters": "its parts: methods' names, or dicts with a \"method\"",
     "factor": "draft at most factor * length of the match + offset tokens",
     "guesses": "n-grams kept for each first token",
+    "head": "folder or name of a trained head that was loaded when the engine was made (heads, --head)",
     "hits": "places that are looked at",
     "layers": "the target's first layers that draft",
     "library_tokens": "tokens of all requests that are remembered; 0: none",
@@ -87,6 +88,13 @@ DRAFTER_OPTIONS = {
 """Options of drafters are read where drafters are built, which says names, types and bounds, but not what they mean."""
 
 METHODS = {
+    "dflash": "a block in one pass",
+    "dspark": "a block in one pass, with a Markov head and a confidence head",
+    "eagle1": "a layer fed with the target's last hidden state, then with its own",
+    "eagle3": "a layer over several of the target's layers, then fed with its own output",
+    "hydra": "networks side by side, one for each token, each fed with the tokens before it",
+    "medusa": "networks side by side, one for each token",
+    "mtp": "the layer for multi-token prediction that some models come with",
     "oracle": "proposes the continuation it is given: the ceiling of what speculation can do",
     "wrong": "proposes tokens that are never right: the floor",
 }

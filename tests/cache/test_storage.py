@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from paceline.cache.host_storage import HostStorage
 from paceline.cache.storage import KVStorage, bytes_per_token
-from paceline.cache.transfers import BlockCopy, SlotMove
+from paceline.cache.transfers import BlockCopy, Route, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
+from paceline.kernels.planes import Plane
 
 GROUPS = (CacheGroup("full", (0, 2), kv_heads=2, head_dim=16),
           CacheGroup("window", (1,), kv_heads=1, head_dim=16, window=8))
@@ -93,3 +99,57 @@ def test_layers_that_read_anothers_cache_take_no_room(dtype: torch.dtype) -> Non
     assert storage.key_scales.get(4) is storage.key_scales.get(3)
     assert len({plane.data_ptr() for plane in storage.planes[0]}) == len(storage.planes[0])
     assert sum(plane.numel() * plane.element_size() for plane in storage.planes[0]) == 2 * 2 * 2 * vector * 4 * 4
+
+
+EXTRA = (Plane("head.keys", (2, 3, 4), torch.float16), Plane("head.scales", (5,), torch.float32),
+         Plane("head.codes", (3, 8), torch.int8, group=1))
+
+
+def test_extra_planes_are_counted_and_lie_beside_those_of_their_group() -> None:
+    storage = KVStorage(GROUPS, [5, 4], 4, torch.float32, CPU, EXTRA)
+    plain = KVStorage(GROUPS, [5, 4], 4, torch.float32, CPU)
+    assert [plane.bytes_per_token for plane in EXTRA] == [48, 20, 24]
+    assert bytes_per_token(GROUPS, torch.float32, EXTRA) == bytes_per_token(GROUPS, torch.float32) + 92
+    assert storage.bytes == plain.bytes + 5 * 4 * 68 + 4 * 4 * 24
+    assert [size - own for size, own in zip(storage.block_bytes, plain.block_bytes)] == [4 * 68, 4 * 24]
+    assert storage.extra["head.keys"].shape == (20, 2, 3, 4) and storage.extra["head.codes"].dtype == torch.int8
+    assert not any(plane.any() for plane in storage.extra.values())
+
+
+def test_extra_planes_that_could_not_be_told_apart_or_moved_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"two planes.*head\.keys"):
+        KVStorage(GROUPS, [5, 4], 4, torch.float32, CPU, [EXTRA[0], EXTRA[0]])
+    with pytest.raises(ValueError, match="32-bit words"):
+        Plane("odd", (3,), torch.float16)
+
+
+STEPS = st.lists(st.one_of(
+    st.tuples(st.just("move"), st.integers(0, 1), st.lists(st.integers(4, 15), min_size=2, max_size=8, unique=True)),
+    st.tuples(st.sampled_from(list(Route)), st.integers(0, 1),
+              st.lists(st.integers(1, 3), min_size=2, max_size=2, unique=True))), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_whatever_becomes_of_a_token_becomes_of_its_extra_planes(steps: list[Any]) -> None:
+    """Compaction, copy-on-write, swaps and offloads in any order: an entry is found where the token's keys are."""
+    storage = KVStorage(GROUPS, [5, 4], 4, torch.float32, CPU, EXTRA)
+    swapped, cold = (HostStorage(storage.planes, 4, 5, CPU) for _ in range(2))
+    storage.hosts = {Route.SWAP_OUT: swapped, Route.SWAP_IN: swapped, Route.OFFLOAD: cold, Route.FETCH: cold}
+    for planes in storage.planes:
+        for plane in planes:
+            plane.copy_(torch.arange(plane.shape[0]).view(-1, *[1] * (plane.dim() - 1)).expand(plane.shape))
+    for host in (swapped, cold):  # what was never written there is zero in all planes
+        for memory in host._memory:
+            memory.zero_()
+    for kind, group, places in steps:
+        if kind == "move":
+            half = len(places) // 2
+            storage.apply([SlotMove(group, source, target) for source, target in zip(places[:half], places[half:])], [])
+        else:
+            storage.apply([], [BlockCopy(group, places[0], places[1], kind)])
+    for planes in storage.planes:
+        first = [float(value) for value in planes[0].flatten(1)[:, 0]]
+        for plane in planes:
+            assert [float(value) for value in plane.flatten(1)[:, 0]] == first
+            assert torch.equal(plane, plane.flatten(1)[:, :1].view(-1, *[1] * (plane.dim() - 1)).expand(plane.shape))

@@ -104,7 +104,7 @@ def test_params_list_of_the_wrong_length() -> None:
     ({"device": None}, ConfigError), ({"capture": "sometimes"}, ConfigError),
     ({"quantization": "int4"}, NotYetError), ({"kv_dtype": "int4"}, NotYetError), ({"watermark": 1.0}, ConfigError),
     ({"watermark": "low"}, ConfigError), ({"max_queue": "long"}, ConfigError), ({"max_queue": 0}, ConfigError),
-    ({"speculation": "teleport"}, RequestError), ({"speculation": "eagle3"}, NotYetError),
+    ({"speculation": "teleport"}, RequestError), ({"speculation": "retrieval-kv"}, NotYetError),
 ])
 def test_impossible_options(tmp_path: Path, options: dict[str, Any], error: type[PacelineError]) -> None:
     with pytest.raises(error):
@@ -144,7 +144,7 @@ def test_an_unknown_method_is_answered_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(("wish", "error"), [
-    ("eagle3", NotYetError), ("teleport", RequestError),
+    ("eagle3", RequestError), ("retrieval-kv", NotYetError), ("teleport", RequestError),
     (5, RequestError),
     ({"k": 3}, RequestError), ({"method": "oracle", "tokens": [1], "k": 0}, RequestError),
     ({"method": "oracle", "tokens": [1], "k": 10**9}, RequestError), ({"method": "oracle"}, RequestError),

@@ -82,10 +82,11 @@ def tiny_model(name: str = "llama", **changes: Any) -> Any:
     return build(shape, RandomWeights(salt=HEADS_OF_THEIR_OWN.get(name, ""), head=head), shape.max_position_embeddings)
 
 
-def tiny_engine(model: Any = None, tokenizer: Any = None, **options: Any) -> Engine:
+def tiny_engine(model: Any = None, tokenizer: Any = None, trained: Any = None, **options: Any) -> Engine:
+    """`trained`: heads of the model by their names."""
     options = {"deterministic": True, "kv_blocks": 400, "block_size": 8, "max_num_seqs": 40} | options
     return engine_for(model if model is not None else tiny_model(), tokenizer, EngineOptions.of(**options),
-                      device=torch.device("cpu"), revision="tiny",
+                      device=torch.device("cpu"), revision="tiny", heads=trained,
                       eos_ids=frozenset() if tokenizer is None else tokenizer.eos_ids)
 
 

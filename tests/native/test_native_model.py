@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from engine.tiny import BASE, SHAPES, RandomWeights, tiny_llm
 from paceline import SamplingParams
 from paceline.kernels import cpu
 from paceline.models.config import ModelConfig
+from paceline.models.forward import Forward
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.registry import build
 from pairwise import pairwise
@@ -70,6 +72,38 @@ def test_taps_and_layer_ranges_equal_the_whole_run() -> None:
     plain = engine.runner.run_batch(engine.batches.of_step(step))
     assert torch.equal(whole.logits, plain.logits)
     assert not torch.equal(whole.hidden[1], whole.hidden[2])
+    # What enters a layer is what comes of running those before it; around what is skipped as well.
+    batch = engine.batches.of_step(step)
+    storage = engine.storage
+    for skip in (frozenset(), frozenset({(1, "attn"), (1, "mlp")})):
+        everything = Forward(engine.kernels, batch.layout, storage.keys, storage.values, model.cache_groups,
+                             frozenset({0, 1, 2, 3}), skip=skip)
+        model.forward(torch.from_numpy(batch.tokens), everything)
+        stream = model.embed(torch.from_numpy(batch.tokens))
+        for layer in range(3):
+            assert torch.equal(everything.tapped[layer], stream)
+            part = Forward(engine.kernels, batch.layout, storage.keys, storage.values, model.cache_groups,
+                           frozenset({layer}), skip=skip)
+            stream = model.layers(stream, part, layer, layer + 1)
+            assert torch.equal(part.tapped[layer], everything.tapped[layer]) and len(part.tapped) == 1
+        assert torch.equal(everything.tapped[3], stream)
+
+
+def test_taps_that_are_not_there_are_refused() -> None:
+    model = native_model("llama")
+    llm = tiny_llm(model)
+    llm.generate([PROMPT], SamplingParams(max_tokens=1))
+    row, table = np.zeros(1, dtype=np.int64), np.ones((1, 1), dtype=np.int64)
+    start = np.array([0, 1], dtype=np.int64)
+    hidden = np.zeros((1, model.config.hidden_size), dtype=np.float32)
+
+    def run(taps: list[int], tapped: list[np.ndarray]) -> None:
+        model._model.run(hidden, row, start, row, None, 8, [table], [row + 8], [0], 1, 2, taps, tapped)
+
+    run([1, 2], [hidden.copy(), hidden.copy()])
+    for taps, tapped in (([0], [hidden.copy()]), ([3], [hidden.copy()]), ([1], []), ([1], [hidden[:, 1:].copy()])):
+        with pytest.raises(ValueError, match="tap"):
+            run(taps, tapped)
 
 
 def test_shapes_that_stay_in_torch_say_why() -> None:

@@ -20,10 +20,11 @@ from paceline.errors import EmptySupportError
 from paceline.kernels import cpu
 from paceline.request import STRUCTURES, RequestOutput
 from paceline.speculation.datastore import write_datastore
-from paceline.speculation.spec import BUILDERS
+from paceline.speculation.spec import BUILDERS, HEADS
 from pairwise import each
-from speculation.model_drafting import FAST, NATIVE_CACHES, drafting_llm
+from speculation.model_drafting import FAST, NATIVE_CACHES, drafting_llm, target
 from speculation.model_drafting import METHODS as MODEL_METHODS
+from speculation.trained_heads import heads_for
 from speculation.worded import PIECES, parts_of, structures, tokenizer, words_of
 
 WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
@@ -38,6 +39,10 @@ WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "auto": {"method": "auto"},
     "auto with probes": {"method": "auto", "drafters": ["ngram", "lookahead"]},
     "auto with a model": {"method": "auto", "drafters": ["ngram", {"method": "draft", "model": "same"}]},
+    **{kind: {"method": kind} for kind in HEADS},
+    "dspark, siblings": {"method": "dspark", "branches": 3},
+    "merge of heads": {"method": "merge", "drafters": ["eagle3", {"method": "dspark", "branches": 2}, "ngram"]},
+    "cascade of a head": {"method": "cascade", "drafter": "dspark", "by": {"method": "draft", "model": "same"}},
     "oracle": {"method": "oracle", "branches": 2},
     "wrong": {"method": "wrong", "branches": 2},
 }
@@ -173,8 +178,8 @@ def check(kind: str, requests: list[dict[str, Any]], around: dict[str, Any], sto
         options.pop("host_cache", None)
     if options.pop("crowded"):
         options |= {"kv_blocks": 24, "max_model_len": 96, "watermark": 0.0}
-    llm = drafting_llm(kind, tokenizer(), **options)
     wishes = [completed(request, want, store) for request, want in zip(requests, expected)]
+    llm = drafting_llm(kind, tokenizer(), trained=heads_for(wishes, target(kind)), **options)
     for _ in range(2):  # the second time the prefix cache and the drafters remember the first
         outs = llm.generate(prompts, [given_params(own) for own in params], speculation=wishes)
         for request, own, want, out in zip(requests, params, expected, outs):

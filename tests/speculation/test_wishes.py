@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[Speculation, type[PacelineError], str]] = {
     "nodes below k": (Speculation("ngram", k=9, nodes=8), RequestError, "nodes must be"),
     "method": (Speculation("ngran"), RequestError, "Did you mean 'ngram'"),
     "method number": (Speculation(7), RequestError, "a method's name"),  # type: ignore[arg-type]
-    "planned": (Speculation("eagle3"), NotYetError, "not in this version"),
+    "planned": (Speculation("retrieval-kv"), NotYetError, "not in this version"),
     "verify": (Speculation("ngram", verify="guess"), RequestError, "verification rule"),
     "verify list": (Speculation("ngram", verify=["x"]), RequestError, "verification rule"),  # type: ignore[arg-type]
     "adaptive": (Speculation("ngram", adaptive="yes"), RequestError, "adaptive"),  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from paceline.bench.spec_table import show
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import RequestOutput, SamplingParams
-from paceline.speculation.spec import BUILDERS, SCRIPTED, parse
+from paceline.speculation.spec import BUILDERS, SCRIPTED, heads_named, parse
 from paceline.speculation.stats import SpeculationStats
 
 PLAIN = "plain"
@@ -219,7 +219,7 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "all", opt
     """The bench document. `llm`: an engine that is there already, instead of `model` and `kernels`."""
     questions = choose(read_questions(dataset), per_category, limit, categories)
     wanted = contenders(methods, options)
-    llm = llm or LLM(model, kernels=kernels)
+    llm = llm or LLM(model, kernels=kernels, heads=heads_named([one.wish for one in wanted]))
     admitted, left_out = admit(llm, wanted, methods == "all")
     for name, reason in left_out.items():
         say(f"spec: {name} is left out: {reason}")

@@ -12,14 +12,17 @@ from paceline.cache.host_storage import HostStorage
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
 from paceline.errors import ConfigError
 from paceline.kernels.groups import CacheGroup
+from paceline.kernels.planes import Plane
 from paceline.kernels.reference.quantised import LARGEST, as_bytes
 
 SCALE = torch.float32
 
 
-def bytes_per_token(groups: Sequence[CacheGroup], dtype: torch.dtype) -> int:
-    """What a token takes in a KVStorage of these groups, scales included."""
-    return sum(group.bytes_per_token(dtype.itemsize, SCALE.itemsize if dtype in LARGEST else 0) for group in groups)
+def bytes_per_token(groups: Sequence[CacheGroup], dtype: torch.dtype, extra: Sequence[Plane] = ()) -> int:
+    """What a token takes in a KVStorage of these groups, scales and extra planes included."""
+    scale = SCALE.itemsize if dtype in LARGEST else 0
+    return (sum(group.bytes_per_token(dtype.itemsize, scale) for group in groups)
+            + sum(plane.bytes_per_token for plane in extra))
 
 
 class KVStorage:
@@ -31,10 +34,12 @@ class KVStorage:
 
     keys, values and their scales are how layers see the cache: the values of a latent group are views of its keys, and
     a layer that reads another one's cache sees that one's tensors. What there is to copy is in `planes`.
+
+    `extra` holds what somebody else keeps of every token, by name (kernels.planes.Plane), zeroed as the rest.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int,
-                 dtype: torch.dtype, device: torch.device) -> None:
+                 dtype: torch.dtype, device: torch.device, extra: Sequence[Plane] = ()) -> None:
         """`num_blocks` counts the null block."""
         self.groups = tuple(groups)
         self.block_size = block_size
@@ -44,6 +49,7 @@ class KVStorage:
         self.values: dict[int, torch.Tensor] = {}
         self.key_scales: dict[int, torch.Tensor] = {}
         self.value_scales: dict[int, torch.Tensor] = {}
+        self.extra: dict[str, torch.Tensor] = {}
         self.planes: list[list[torch.Tensor]] = []
         """Of each group the tensors that hold its tokens, each memory once, contiguous, slots first."""
         self.hosts: dict[Route, HostStorage] = {}
@@ -55,6 +61,12 @@ class KVStorage:
                 for seen in (self.keys, self.values, self.key_scales, self.value_scales):
                     if owner in seen:
                         seen[layer] = seen[owner]
+        for plane in extra:
+            if plane.name in self.extra:
+                raise ValueError(f"two planes of a cache are called {plane.name}")
+            tensor = _zeros((num_blocks[plane.group] * block_size, *plane.shape), plane.dtype, device)
+            self.extra[plane.name] = tensor
+            self.planes[plane.group].append(tensor)
 
     def _allocate(self, group: CacheGroup, layer: int, slots: int) -> list[torch.Tensor]:
         shape = (slots, group.kv_heads, group.head_dim)

@@ -43,6 +43,9 @@ KernelChoice = Annotated[str, _engine("auto, native, eager, reference, triton or
 Lora = Annotated[
     list[str] | None, _engine("NAME=FOLDER of a PEFT adapter that requests may name; repeatable.", "--lora")
 ]
+Head = Annotated[
+    list[str] | None, _engine("Folder of a trained head that requests may draft with; repeatable.", "--head")
+]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
     str | None, _engine('A method such as auto, ngram, suffix, skip or exit; none; or JSON such as '

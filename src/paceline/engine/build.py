@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,15 +19,19 @@ from paceline.config import GIB, EngineConfig, EngineOptions, Facts
 from paceline.engine.card import Card, check_card, check_weights, inspect_card, no_room
 from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
-from paceline.errors import ConfigError
+from paceline.engine.execute.target_heads import head_planes
+from paceline.errors import ConfigError, ModelNotFoundError
 from paceline.kernels import select
-from paceline.kernels.cpu import HOW_TO_BUILD, NativeKernels
+from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
-from paceline.models.interface import CausalLM
+from paceline.models.heads.formats.read import load_head
+from paceline.models.heads.interface import Head
+from paceline.models.heads.target import Target
+from paceline.models.interface import CausalLM, activations
 from paceline.models.load.adapters import read_adapter
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.opening import open_checkpoint
@@ -37,6 +41,7 @@ from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import BLOCKS, PackingWeights, bits_in_blocks
 from paceline.models.registry import build, read_config
 from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.spec import heads_named
 from paceline.speculation.spec import parse as parse_speculation
 
 log = logging.getLogger("paceline.engine")
@@ -50,7 +55,8 @@ PROBES = tuple(f"model.layers.0.{name}.weight" for name in (
 def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
     """Everything is checked before the weights are read, so that a mistake costs seconds, not minutes."""
     configs.check(options)
-    parse_speculation(options.speculation)
+    wish = parse_speculation(options.speculation)
+    heads = {name: head_folder(name) for name in dict.fromkeys([*options.heads, *heads_named(wish)])}
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     card = inspect_card(device) if device.type == "cuda" else None
@@ -67,12 +73,35 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,
-                        chat=chat, source=ModelFiles(options, path, device, dtype))
+                        chat=chat, source=ModelFiles(options, path, device, dtype),
+                        heads=load_heads(heads, model, tokenizer, options))
     for name, adapter in adapters.items():
         engine.adapters.add(name, adapter)
     if options.capture == "start":
         engine.capture(progress)
     return engine
+
+
+def head_folder(name: str) -> Path:
+    """Where a trained head lies: a folder, or a hub id, which is fetched."""
+    with suppress(OSError, RuntimeError):
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+    try:
+        return resolve(name)
+    except ModelNotFoundError as problem:
+        raise ModelNotFoundError(f"There is no trained head {name!r}: give the folder that `paceline train` or "
+                                 f"somebody else wrote, or a hub id like owner/name.") from problem
+
+
+def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenizer | None,
+               options: EngineOptions) -> dict[str, Head]:
+    """Refuses those that were trained for another target, and says what differs."""
+    longest = options.max_model_len or model.config.context
+    fingerprint = tokenizer.fingerprint() if tokenizer is not None and folders else None
+    return {name: load_head(folder, cast(Target, model), longest, tokenizer=fingerprint)
+            for name, folder in folders.items()}
 
 
 def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
@@ -167,13 +196,16 @@ class ModelFiles:
 
 def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, *, device: torch.device,
                dtype: torch.dtype = torch.float32, revision: str = "", eos_ids: frozenset[int] = frozenset(),
-               **more: Any) -> Engine:
-    """An engine around a model that is already in memory."""
+               heads: Mapping[str, Head] | None = None, **more: Any) -> Engine:
+    """An engine around a model that is already in memory, and trained `heads` of it by the names that requests use."""
+    for head in (heads or {}).values():
+        head.config.check_target(model.config, None if tokenizer is None else tokenizer.fingerprint())
     if model.kv_dtype is None:
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
+    extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
     facts = Facts(device=device.type, context=model.config.context,
-                  bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype),
+                  bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype, extra),
                   free_memory=_free_memory(device), total_memory=_total_memory(device), cores=os.cpu_count() or 1,
                   host_memory=configs.available_memory())
     config = configs.resolve(options, facts)
@@ -186,7 +218,8 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     while True:
         try:
             return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
-                          eos_ids=eos_ids, speculation=options.speculation, **more)
+                          eos_ids=eos_ids, speculation=options.speculation, heads=heads,
+                          head_kernels=head_kernels(model, kernels, options), **more)
         except torch.OutOfMemoryError as problem:
             config = smaller_cache(config, options, facts.bytes_per_token, problem)
 
@@ -211,6 +244,11 @@ def kernels_for(model: CausalLM, options: EngineOptions, device: torch.device) -
     if options.kernels == "native" or model.bits < 16:
         return NativeKernels(native_threads(options))
     return select(options.deterministic, device, options.kernels)
+
+
+def head_kernels(model: CausalLM, kernels: Kernels, options: EngineOptions) -> Kernels:
+    """What a model's trained heads run with: they are written on kernels even where the model needs none."""
+    return DraftKernels(native_threads(options)) if model.self_contained else kernels
 
 
 def native_threads(options: EngineOptions) -> int:

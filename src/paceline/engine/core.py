@@ -27,6 +27,7 @@ from paceline.engine.execute.graph_executor import GraphExecutor
 from paceline.engine.execute.graphs.step_graphs import step_graphs
 from paceline.engine.execute.host_executor import HostExecutor
 from paceline.engine.execute.model_runner import ModelRunner
+from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
@@ -42,7 +43,8 @@ from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
-from paceline.models.interface import CausalLM
+from paceline.models.heads.interface import Head
+from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Request, SamplingParams
 from paceline.sampling.native import load as native_sampler
@@ -69,8 +71,10 @@ class Engine:
     def __init__(self, model: CausalLM, tokenizer: Tokenizer | None, config: EngineConfig, kernels: Kernels, *,
                  device: torch.device, kv_dtype: torch.dtype = torch.float32, revision: str = "",
                  eos_ids: frozenset[int] = frozenset(), chat: ChatTemplate | None = None, speculation: Any = None,
-                 source: ModelSource | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 source: ModelSource | None = None, heads: Mapping[str, Head] | None = None,
+                 head_kernels: Kernels | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`heads`: trained ones of the model, by the names that requests use; `head_kernels`: what they run with, where
+        that is not what the model runs with."""
         self.model = model
         self.tokenizer = tokenizer
         self.chat = chat
@@ -82,7 +86,8 @@ class Engine:
         self.metrics = EngineMetrics()
         self.observers = Observers()
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
-        storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device)
+        extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
+        storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device, extra)
         host = HostMemory(storage, config)
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
@@ -95,12 +100,13 @@ class Engine:
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
                                                  for seq in self.scheduler.sequences(request_id)])
-        self.runner = ModelRunner(model, kernels, storage, device, self.adapters.slots)
+        self.heads = TargetHeads(heads or {}, storage, head_kernels or kernels)
+        self.runner = ModelRunner(model, kernels, storage, device, self.adapters.slots, self.heads)
         self.batches = BatchBuilder(self.cache.tables, model.cache_groups, config.block_size)
         self.decider = Decider(Pipeline(model.config.vocab_size, native_sampler()))
         graphs = None
         if config.captures:
-            graphs = step_graphs(model, kernels, storage, self.cache.tables, device, self.adapters.slots)
+            graphs = step_graphs(model, kernels, storage, self.cache.tables, device, self.adapters.slots, self.heads)
         self.executor: HostExecutor | GraphExecutor
         if graphs is None:
             self.executor = HostExecutor(self.runner, self.batches, self.decider, lambda: self.clock(),
@@ -111,7 +117,8 @@ class Engine:
         self._eos = eos_ids
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
-                                              self.scheduler, config, device, source, self.adapters.slots, graphs)
+                                              self.scheduler, config, device, source, self.adapters.slots, graphs,
+                                              self.heads)
         self._draft_context = DraftContext(
             self._vocab, build=self._part, fingerprint=lambda: tokenizer.fingerprint() if tokenizer else None,
             models=self.draft_models)

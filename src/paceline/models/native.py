@@ -104,15 +104,17 @@ class NativeDecoder(ModelTraits):
         end = self.config.num_layers if last is None else last
         out = hidden.clone()
         skipped = _whole_layers(context.skip)
-        # One native call runs a range of layers: cut where a tap looks in, and around what is skipped.
-        stops = {tap for tap in context.taps if first <= tap < end}
-        stops |= {edge for layer in skipped for edge in (layer, layer + 1) if first <= edge < end}
+        # One native call runs a range of layers: cut around what is skipped.
+        stops = {edge for layer in skipped for edge in (layer, layer + 1) if first < edge < end}
         at = first
         for stop in [*sorted(stops), end]:
-            if at < stop and at not in skipped:
-                self._run(out, context, at, stop)
-            if stop in context.taps and (stop < end or end == self.config.num_layers):
-                context.tapped[stop] = out.clone()
+            # A range that ends where another begins leaves the tap there to that one.
+            taps = [tap for tap in context.taps
+                    if at <= tap < stop or (tap == stop == end == self.config.num_layers)]
+            if at in skipped or at == stop:
+                context.tapped.update((tap, out.clone()) for tap in taps)
+            else:
+                self._run(out, context, at, stop, taps)
             at = stop
         return out
 
@@ -131,12 +133,12 @@ class NativeDecoder(ModelTraits):
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         hidden = self.embed(token_ids)
-        if context.taps or context.skip:
+        if context.skip:
             return self.layers(hidden, context)
-        self._run(hidden, context, 0, self.config.num_layers)
+        self._run(hidden, context, 0, self.config.num_layers, list(context.taps))
         return hidden
 
-    def _run(self, hidden: torch.Tensor, context: Forward, first: int, last: int) -> None:
+    def _run(self, hidden: torch.Tensor, context: Forward, first: int, last: int, taps: list[int]) -> None:
         if self._bound is not context.keys:
             planes = (context.keys, context.values, context.key_scales, context.value_scales)
             self._model.bind_cache(*([plane[i] for i in range(self.config.num_layers)] if plane else []
@@ -144,10 +146,13 @@ class NativeDecoder(ModelTraits):
             self._bound = context.keys
         layout = context.layout
         step = StepArrays.of(layout)
+        for tap in taps:
+            context.tapped[tap] = torch.empty_like(hidden)
         self._model.run(
             hidden.numpy(), step.positions, step.offsets, step.starts, step.parents, layout.block_size,
             [np.ascontiguousarray(view.tables.numpy()) for view in layout.views],
-            [view.slots.numpy() for view in layout.views], self._windows, first, last)
+            [view.slots.numpy() for view in layout.views], self._windows, first, last, taps,
+            [context.tapped[tap].numpy() for tap in taps])
 
     def _add_layer(self, packer: PackingWeights, layer: int, group: int) -> None:
         config, name = self.config, f"model.layers.{layer}."

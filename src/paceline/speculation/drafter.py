@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
 from paceline.kernels.device.lookup import Lookup
@@ -12,14 +12,17 @@ from paceline.speculation.models import DraftModels
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a drafter asks of the engine and what kind of drafts it makes."""
 
     taps: tuple[int, ...] = ()
-    """Layers whose incoming hidden states it reads. The engine hands out none yet: spec.build() refuses such a drafter,
-    so that nobody waits for what does not come."""
+    """Layers whose incoming hidden states it reads, in Observation.hidden; the number of layers: what leaves the last
+    one. On a device, steps of its sequences are launched kernel by kernel."""
     samples: bool = False
     """Drafts are sampled (trees carry q); otherwise they are deterministic."""
     host: bool = True
@@ -55,6 +58,10 @@ class Observation:
     chosen: list[int] = field(default_factory=list)
     """What the target itself samples after the last committed token (chosen[0]) and after each node of the draft
     (chosen[1 + node]), accepted or not: a window of probe nodes reads its harvest here. Coupled rule only."""
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """By layer, for those that Needs.taps names: [n, h] of the n tokens that the step computed and that stand, the last
+    of them the one before the newest. Of a prompt that is its last chunk: who needs all of a text, whatever was cached
+    of it, keeps it beside the cache, as trained heads do (engine/execute/target_heads.py)."""
 
 
 class Drafter(Protocol):

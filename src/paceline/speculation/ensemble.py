@@ -16,7 +16,7 @@ from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, O
 from paceline.speculation.growing import GrowingTree
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.options import Options
-from paceline.speculation.parts import MadeOfParts, Part, check_wishes, fitted, part_of
+from paceline.speculation.parts import MadeOfParts, Part, all_taps, check_wishes, fitted, part_of
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
@@ -80,7 +80,8 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
         self.name = name
         self.parts = list(parts)
         needs = [part.drafter.needs for part in parts]
-        self.needs = Needs(host=any(need.host for need in needs), probes=any(need.probes for need in needs))
+        self.needs = Needs(taps=all_taps(needs), host=any(need.host for need in needs),
+                           probes=any(need.probes for need in needs))
         self._lives: dict[DraftedSequence, _Life] = {}
 
     # ---------------------------------------------------------------- what a subclass says
@@ -151,14 +152,14 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
         """What came of a step in terms of the part's own draft: its node numbers, its rows."""
         draft = life.drafts.get(part)
         if draft is None or seen.draft is None or life.pack is None:
-            return Observation(seen.tokens)
+            return Observation(seen.tokens, hidden=seen.hidden)
         verified = len(seen.draft)  # the engine may have cut the end off
         places = [place if place is not None and place < verified else None
                   for place in life.pack.places.get(part, [None] * len(draft))]
         accepted = [places.index(place) for place in seen.accepted if place in places]
         chosen = [seen.chosen[0], *(UNKNOWN if place is None else seen.chosen[place + 1] for place in places)] \
             if seen.chosen else []
-        return Observation(seen.tokens, accepted, draft, chosen)
+        return Observation(seen.tokens, accepted, draft, chosen, seen.hidden)
 
     def lose(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
         """A part failed on these sequences, and is asked about them no more; the others go on."""

@@ -145,8 +145,9 @@ class ModelDrafter:
         pass
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
+        depths = self.model.open(sequences, [budget.depth for budget in budgets])
         growths = [Growth(sequence, budget, depth, self._shape(sequence), self._min_confidence)
-                   for sequence, budget, depth in zip(sequences, budgets, self.model.open(sequences))]
+                   for sequence, budget, depth in zip(sequences, budgets, depths)]
         while True:
             asked = [(growth, ask) for growth in growths if (ask := growth.ask()) is not None]
             if not asked:
@@ -183,6 +184,9 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
     branching = Branching.read(options)
     confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
     rule = RULES[options.verify]
+    if model.one_by_one and branching.everywhere and not branching.is_chain:
+        raise RequestError(f"speculation method {method!r} drafts a chain, and siblings beside it: write branches as "
+                           "one number.", "speculation")
     if rule.chains_only and not branching.is_chain:
         raise RequestError(f"verify={rule.name!r} verifies chains: leave branches out, or use 'multi-round', "
                            "'without-replacement' or 'coupled'.", "speculation")

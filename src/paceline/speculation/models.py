@@ -59,8 +59,14 @@ NO_SAMPLES = Samples([])
 class DraftModel(Protocol):
     """A model that drafts for many sequences at once."""
 
-    def open(self, sequences: Sequence[DraftedSequence]) -> list[int]:
-        """Before a draft: catch up with the sequences' tokens. Per sequence how deep a draft may be; 0: not now."""
+    @property
+    def one_by_one(self) -> bool:
+        """It can be asked for what follows its own last token alone: no trees whose nodes all go on, and no guesses of
+        another drafter's."""
+
+    def open(self, sequences: Sequence[DraftedSequence], depths: Sequence[int]) -> list[int]:
+        """Before a draft of at most these depths: catch up with the sequences' tokens. Per sequence how deep a draft
+        may be; 0: not now."""
 
     def sample(self, asks: Sequence[Ask]) -> list[list[Samples]]:
         """One forward pass for all: per ask the Samples after each of its `at`. Only for sequences that open() let
@@ -89,3 +95,6 @@ class DraftModels(Protocol):
 
     def rounded(self, bits: int | None) -> DraftModel:
         """The target's weights in so many bits (None: the nearest below what it has)."""
+
+    def head(self, kind: str, name: str | None = None) -> DraftModel:
+        """A trained head of this kind that the engine was built with (None: the only one)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
-from paceline.speculation.drafter import Budget, DraftContext, Drafter
+from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs
 from paceline.speculation.options import MAX_NODES, MOST_LEVELS, shown
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -53,6 +53,11 @@ class MadeOfParts:
         if self._report is not None:
             for sequence in sequences:
                 self._report(sequence, drafter.name, problem)
+
+
+def all_taps(needs: Sequence[Needs]) -> tuple[int, ...]:
+    """What any of the parts reads of the target."""
+    return tuple(sorted({tap for one in needs for tap in one.taps}))
 
 
 def fitted(draft: DraftTree | None, budget: Budget) -> DraftTree | None:

@@ -14,6 +14,7 @@ from paceline.speculation.drafters import (
     cascade,
     draft,
     exit,
+    head,
     lookahead,
     merge,
     ngram,
@@ -27,8 +28,10 @@ from paceline.speculation.drafters import (
 from paceline.speculation.options import MAX_NODES, Options, check_nesting, shown
 from paceline.speculation.verify import RULES
 
-PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mtp", "streaming-kv", "retrieval-kv")
+PLANNED_METHODS = ("streaming-kv", "retrieval-kv")
 PLANNED_RULES = ("block",)
+HEADS = ("dspark", "dflash", "eagle3", "eagle1", "mtp", "medusa", "hydra")
+"""Trained heads, by their kind."""
 
 BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "auto": auto.build,
@@ -43,6 +46,7 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "exit": exit.build,
     "precision": precision.build,
     "cascade": cascade.build,
+    **dict.fromkeys(HEADS, head.build),
     "oracle": scripted.build,
     "wrong": scripted.build,
 }
@@ -108,14 +112,25 @@ def parse(raw: Any) -> Speculation | None:
     return Speculation(method, k, verify, options, nodes, adaptive)
 
 
+def heads_named(wish: Any) -> list[str]:
+    """The trained heads that a wish names, those of its parts included, each once."""
+    if isinstance(wish, Speculation):
+        wish = wish.as_dict()
+    found: list[str] = []
+    if isinstance(wish, Mapping):
+        name = wish.get("head")
+        found = [name] if wish.get("method") in HEADS and isinstance(name, str) else []
+    inner = wish.values() if isinstance(wish, Mapping) else wish if isinstance(wish, list | tuple) else ()
+    return list(dict.fromkeys([*found, *(name for more in inner for name in heads_named(more))]))
+
+
 def build(spec: Speculation, context: DraftContext) -> Drafter:
     """The drafter of one request, or a part of one: whatever drafts for an engine was built here."""
     options = Options(spec.method, spec.options or {}, spec.verify)
     drafter = BUILDERS[spec.method](spec.method, options, context)
     options.finish()
-    if drafter.needs.taps:
-        layers = ", ".join(map(str, drafter.needs.taps))
-        raise NotYetError(f"The drafter {drafter.name!r} reads hidden states of the target (those that come into "
-                          f"layers {layers}), which this version does not hand out yet: use a drafter without "
-                          "Needs.taps, or leave speculation out to decode plainly.")
+    taps = drafter.needs.taps
+    if taps and context.models is not None and not (min(taps) >= 0 and max(taps) <= context.models.layers):
+        raise RequestError(f"The drafter {drafter.name!r} reads hidden states of layers {', '.join(map(str, taps))}, "
+                           f"and the model has {context.models.layers}: it was made for another one.", "speculation")
     return drafter

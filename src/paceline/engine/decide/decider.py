@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -69,6 +70,8 @@ class Decider:
         decisions = [_settle(group, one, chosen, processed, scribe) if isinstance(one, int) else one
                      for group, one in zip(step.groups, found)]
         scribe.write()
+        if out.hidden:
+            _hand_out(step.groups, decisions, out.hidden)
         return decisions
 
     def decide_sampled(self, step: Step, sampled: Seq[Sampled]) -> list[Decision]:
@@ -121,6 +124,17 @@ def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Rec
     row = first + begin - group.start - group.logits_from
     top = record.request.params.prompt_logprobs or 0
     scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
+
+
+def _hand_out(groups: Seq[RowGroup], decisions: Seq[Decision], hidden: Mapping[int, torch.Tensor]) -> None:
+    """To those whose drafters read them: the hidden states of the rows that stand."""
+    offset = 0
+    for group, decision in zip(groups, decisions):
+        if group.seq.taps and decision.tokens:
+            rows = range(len(group.tokens)) if group.draft is None else [0, *decision.path]
+            index = torch.tensor([offset + row for row in rows], dtype=torch.int64)
+            decision.hidden = {tap: hidden[tap].index_select(0, index.to(hidden[tap].device)) for tap in group.seq.taps}
+        offset += len(group.tokens)
 
 
 def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed, scribe: _Scribe) -> Decision:

@@ -22,7 +22,7 @@ from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.graphs.memory import Use
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.engine.schedule.step import Rows
+from paceline.engine.schedule.step import RowOwner, Rows
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence, root_of
 
@@ -49,7 +49,7 @@ class Held:
 class ReadRows:
     """schedule.step.Rows that a model reads of a sequence."""
 
-    seq: Held
+    seq: RowOwner
     start: int
     tokens: list[int]
     parents: list[int] | None
@@ -86,6 +86,8 @@ def base_of(sequence: DraftedSequence) -> tuple[Sequence, list[int]]:
 class CachedModel(ABC):
     """speculation.models.DraftModel over a DraftRunner."""
 
+    one_by_one = False
+
     def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int,
                  device: DeviceDraftSampler | None = None) -> None:
         """`longest`: positions the model can run. `device`: samples where it can, the host does elsewhere."""
@@ -99,7 +101,7 @@ class CachedModel(ABC):
         """Least recently used first."""
 
     @abstractmethod
-    def open(self, sequences: Seq[DraftedSequence]) -> list[int]: ...
+    def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]: ...
 
     @abstractmethod
     def _reserve(self, held: Held, start: int, end: int, busy: set[Sequence]) -> list[BlockCopy] | None:
@@ -194,17 +196,17 @@ class TargetCacheModel(CachedModel):
         super().__init__(runner, cache, vocab_size, longest, device)
         self._scheduler = scheduler
 
-    def open(self, sequences: Seq[DraftedSequence]) -> list[int]:
+    def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
         self._runner.apply(*self._scheduler.take_transfers())
-        depths: list[int] = []
+        found: list[int] = []
         for sequence in sequences:
             seq, path = base_of(sequence)
             if not path or seq not in self._held:
                 self._held[seq] = Held(seq.allocation, seq.computed, adapter=seq.adapter)
-            depths.append(self._depth(seq, path))
-        return depths
+            found.append(self._depth(seq, path))
+        return found
 
     def _reserve(self, held: Held, start: int, end: int, busy: set[Sequence]) -> list[BlockCopy] | None:
         return self._cache.reserve(held.allocation, start, end)
@@ -221,19 +223,19 @@ class OwnCacheModel(CachedModel):
         self._max_rows = max_rows
         self._own_vocab = runner.model.config.vocab_size
 
-    def open(self, sequences: Seq[DraftedSequence]) -> list[int]:
+    def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
         busy = {base_of(sequence)[0] for sequence in sequences}
-        depths: list[int] = []
+        found: list[int] = []
         behind: list[tuple[Sequence, Held]] = []
         for sequence in sequences:
             seq, path = base_of(sequence)
             depth = self._depth(seq, path)
             held = self._seat(seq, busy) if depth and self._readable(seq) else None
-            depths.append(0 if held is None else depth)
+            found.append(0 if held is None else depth)
             if held is not None and len(seq.tokens) - held.final - len(held.chain) > FOLDED:
                 behind.append((seq, held))
         late = self._catch_up(behind, busy)
-        return [0 if base_of(sequence)[0] in late else depth for sequence, depth in zip(sequences, depths)]
+        return [0 if base_of(sequence)[0] in late else depth for sequence, depth in zip(sequences, found)]
 
     def release(self, sequence: DraftedSequence) -> None:
         held = self._held.pop(base_of(sequence)[0], None)

@@ -63,6 +63,7 @@ class Drafting(Guard[Sequence]):
         self._drafters[seq] = (drafter, stats)
         self.controller.begin(seq, drafter, wish, len(seq.tokens))
         seq.wait_for_commit = drafter.needs.host
+        seq.taps = frozenset(drafter.needs.taps)
         self.guarded(drafter, seq, self._open, drafter, seq)
 
     def _open(self, drafter: Drafter, seq: Sequence) -> None:
@@ -148,7 +149,7 @@ class Drafting(Guard[Sequence]):
             # Nobody's draft: there is nothing to learn from its fate.
             tried, accepted = self._forced.get(seq, (0, 0))
             self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
-            observation = Observation(observation.tokens)
+            observation = Observation(observation.tokens, hidden=observation.hidden)
         self.guarded(entry[0], seq, self._teach, entry[0], seq, observation)
 
     def _teach(self, drafter: Drafter, seq: Sequence, observation: Observation) -> None:
@@ -249,6 +250,7 @@ class Drafting(Guard[Sequence]):
             self._forced.pop(seq, None)
             seq.draft = None
             seq.wait_for_commit = False
+            seq.taps = frozenset()
             place_without_drafter(seq)
             self.failures += 1
             if stats.failure is None:

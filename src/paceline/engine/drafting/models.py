@@ -16,10 +16,12 @@ from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.config import EngineConfig, available_memory
 from paceline.engine.drafting.cached_models import OwnCacheModel, TargetCacheModel
 from paceline.engine.drafting.device_sampler import DeviceDraftSampler
+from paceline.engine.drafting.heads import HeadModel
 from paceline.engine.drafting.runner import DraftRunner
 from paceline.engine.execute.graphs.memory import GraphMemory
 from paceline.engine.execute.graphs.step_graphs import StepGraphs, draft_graphs
 from paceline.engine.execute.model_runner import ModelRunner
+from paceline.engine.execute.target_heads import TargetHeads, no_heads
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.errors import RequestError
@@ -67,9 +69,9 @@ class EngineDraftModels:
 
     def __init__(self, target: LoadedModel, storage: KVStorage, cache: CacheManager, scheduler: Scheduler,
                  config: EngineConfig, device: torch.device, source: ModelSource | None, adapters: AdapterSlots,
-                 graphs: StepGraphs | None = None) -> None:
+                 graphs: StepGraphs | None = None, heads: TargetHeads | None = None) -> None:
         """`adapters`: the target's, which reduced forms of it draft with. `graphs`: what is captured for the target's
-        steps, where something is."""
+        steps, where something is. `heads`: the target's."""
         self._target = target
         self._storage = storage
         self._memory = GraphMemory() if graphs is None else graphs.memory
@@ -88,6 +90,8 @@ class EngineDraftModels:
         self._shorter: WeakValueDictionary[object, TargetCacheModel] = WeakValueDictionary()
         """Cheap to make, and there is no end of them: kept while a drafter has them."""
         self._in_memory: dict[str, LoadedModel] = {}
+        self._heads = heads or no_heads(storage, target.kernels)
+        self._head_models: dict[str, HeadModel] = {}
 
     @property
     def layers(self) -> int:
@@ -129,6 +133,27 @@ class EngineDraftModels:
         if chosen not in self._rounded:
             self._rounded[chosen] = self._in_bits(chosen)
         return self._rounded[chosen]
+
+    def head(self, kind: str, name: str | None = None) -> DraftModel:
+        known = {own: head.config.kind for own, head in self._heads.heads.items()}
+        loaded = ", ".join(f"{own} ({its})" for own, its in known.items()) or "none"
+        if name is None:
+            fitting = [own for own, its in known.items() if its == kind]
+            if len(fitting) != 1:
+                raise RequestError(f"speculation method {kind!r} needs 'head': the name or folder of a head that was "
+                                   f"loaded when the engine was made (loaded: {loaded}).", "speculation")
+            name = fitting[0]
+        if name not in known:
+            raise RequestError(f"The head {name!r} is not loaded, and every step has to store what a head keeps from "
+                               "the first one on: name it when the engine is made (heads=[...], --head, or as the "
+                               f"default speculation). Loaded: {loaded}.", "speculation")
+        if known[name] != kind:
+            raise RequestError(f"The head {name!r} is of the kind {known[name]!r}: ask for it with "
+                               f"{{\"method\": {known[name]!r}, ...}}.", "speculation")
+        if name not in self._head_models:
+            self._head_models[name] = HeadModel(name, self._heads, self._storage, self._cache, self._scheduler,
+                                                self._vocab, self._config.max_model_len, self._device)
+        return self._head_models[name]
 
     def _short(self, key: object, make: Callable[[], CausalLM]) -> DraftModel:
         found = self._shorter.get(key)

@@ -37,9 +37,11 @@ class DraftSampler:
     def __init__(self, vocab_size: int) -> None:
         self._pipeline = Pipeline(vocab_size, native_sampler())
 
-    def sample(self, logits: torch.Tensor, places: Seq[Place]) -> list[Samples]:
+    def sample(self, logits: torch.Tensor, places: Seq[Place],
+               confidences: Seq[float] | None = None) -> list[Samples]:
         """The Samples of each row of logits [R, V]. Every control of the sequence's request applies, the draft above it
-        counted as output."""
+        counted as output. `confidences`: how likely the first token of each is to be accepted, where somebody knows
+        better than the logits."""
         rows: list[SampleRow] = []
         lost: set[int] = set()
         for index, place in enumerate(places):
@@ -53,16 +55,19 @@ class DraftSampler:
         processed = self._pipeline.process(logits, rows)
         lost |= processed.errors.keys() | processed.stopped
         chosen = self._pipeline.choose(processed)
-        return [NO_SAMPLES if row in lost else _samples(processed, row, place, chosen[row])
+        return [NO_SAMPLES if row in lost else
+                _samples(processed, row, place, chosen[row], None if confidences is None else confidences[row])
                 for row, place in enumerate(places)]
 
 
-def _samples(processed: Processed, row: int, place: Place, chosen: int) -> Samples:
+def _samples(processed: Processed, row: int, place: Place, chosen: int, known: float | None) -> Samples:
     state = place.seq.state
     rule = place.seq.rule
     if rule in SAMPLED_RULES and not state.is_greedy:
         return Samples(_private(processed, row, place, rule), processed.probs(row))
     tokens = [chosen]
+    if place.count == 1 and known is not None:
+        return Samples(tokens, confidences=[known])
     if place.count > 1:
         tokens += _siblings(processed, row, place, chosen)
     if state.is_greedy:
@@ -70,9 +75,10 @@ def _samples(processed: Processed, row: int, place: Place, chosen: int) -> Sampl
         raw = processed.logits_of(row)[None]
         top = row_max(raw)
         total = exp_sums(raw, np.ones(1, dtype=np.float32), top)[0]
-        return Samples(tokens, confidences=[float(np.exp(float(raw[0, token]) - float(top[0]))) / float(total)
-                                         for token in tokens])
-    return Samples(tokens, confidences=[float(np.exp(processed.logprob(row, token))) for token in tokens])
+        likely = [float(np.exp(float(raw[0, token]) - float(top[0]))) / float(total) for token in tokens]
+    else:
+        likely = [float(np.exp(processed.logprob(row, token))) for token in tokens]
+    return Samples(tokens, confidences=likely if known is None else [known, *likely[1:]])
 
 
 def _siblings(processed: Processed, row: int, place: Place, chosen: int) -> list[int]:

@@ -363,8 +363,8 @@ class GraphExecutor:
         if first:
             batch.fill_pending(step.groups)
         graphs, use = (self.graphs.verify, Use.VERIFY) if flight.drafted else (self.graphs.prefill, Use.PREFILL)
-        ready = None
-        if graphs.takes(step.groups, batch.rows):
+        ready, taps = None, step.taps
+        if not taps and graphs.takes(step.groups, batch.rows):
             ready = self._memory.attempt(use, lambda: graphs.ready(batch), final=first)
         if ready is None and not first:
             return
@@ -373,7 +373,7 @@ class GraphExecutor:
         self._runner.storage.apply(batch.moves, batch.copies)
         if ready is None:
             flight.began = Moment(self.graphs.device)
-            flight.logits = self._runner.forward(batch)
+            flight.logits = self._runner.forward(batch, taps)
             flight.left = Moment(self.graphs.device)
             return
         if flight.drafted:

@@ -82,5 +82,5 @@ class HostExecutor:
         started = self._clock()
         batch.fill_pending(step.groups)
         with dropped_without_memory(step):
-            self._out = self._runner.run_batch(batch)
+            self._out = self._runner.run_batch(batch, step.taps)
         self._forward_s = self._clock() - started

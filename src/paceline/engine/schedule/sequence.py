@@ -90,8 +90,8 @@ class Sequence:
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
                  "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
                  "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
-                 "rule", "sample", "search", "seed", "siblings", "state", "status", "swapped", "tokens",
-                 "wait_for_commit")
+                 "rule", "sample", "search", "seed", "siblings", "state", "status", "swapped", "taps",
+                 "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
     state: SampleState
@@ -140,6 +140,8 @@ class Sequence:
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
+        self.taps: frozenset[int] = frozenset()
+        """Layers whose hidden states its drafter reads, set by the engine."""
         self.lookup = 0
         """How a device looks its drafts up in its text by itself (kernels.device.columns.LOOKUP); 0: it does not. Set
         by the engine with the placement."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from paceline.speculation.tree import DraftTree
 
 
+NO_TAPS: frozenset[int] = frozenset()
+
+
 class Repeat(NamedTuple):
     """How a step is to run by itself."""
 
@@ -121,6 +124,11 @@ class Step:
     token each time, and those of accepted drafts, until it comes to that end or ends its sequence."""
     drafted_rows: int = 0
     """Of a repeated step with drafts: its rows, theirs included. 0: there are none."""
+
+    @property
+    def taps(self) -> frozenset[int]:
+        """Layers whose hidden states somebody's drafter reads."""
+        return NO_TAPS.union(*(group.seq.taps for group in self.groups if group.seq.taps))
 
     @property
     def repeated(self) -> bool:

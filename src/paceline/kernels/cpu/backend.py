@@ -33,6 +33,10 @@ class NativeKernels(ReferenceKernels):
         """`threads`: as many as there are cores at most. instruction_set "": the best one here."""
         self._workers = require().Workers(threads, instruction_set)
 
+    @property
+    def threads(self) -> int:
+        return int(self._workers.threads)
+
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(weight, OutlierWeight):
             aside = super().linear(x.float()[:, weight.columns], weight.values)

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 
 import torch
 
+from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.interface import Kernels
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.markov import MarkovHead, markov_head
+from paceline.models.heads.native import NativeLayers
 from paceline.models.heads.target import Target
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
@@ -41,6 +43,10 @@ class BlockHead(BaseHead):
             self.confidence = Linear(weights.take("confidence_head.proj.weight", (1, width)),
                                      weights.take("confidence_head.proj.bias", (1,)))
         self.rope = load_rope(config, max_model_len, self.device)
+        self.native: NativeLayers | None = None
+        if NativeLayers.fits(config, self.layers, self.context):
+            self.native = NativeLayers(config, self.layers, self.norms, self.context.weight, self.hidden_norm,
+                                       self.rope)
         assert config.mask_token_id is not None
         self.mask = self.embed(torch.tensor([config.mask_token_id], device=self.device))
 
@@ -51,8 +57,11 @@ class BlockHead(BaseHead):
         return (Pass(0, self.config.block_size, mutual=True),)
 
     def store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows, planes: Planes, kernels: Kernels) -> None:
-        streams = torch.cat([tapped[tap] for tap in self.config.taps], dim=-1)
-        context = kernels.norm(self.fc(streams, kernels).contiguous(), self.hidden_norm)
+        streams = self.fc(torch.cat([tapped[tap] for tap in self.config.taps], dim=-1), kernels).contiguous()
+        if self.native is not None and isinstance(kernels, NativeKernels) and self.native.takes(planes):
+            self.native.keep(streams, rows.layout.positions, rows.view.slots, planes, kernels)
+            return
+        context = kernels.norm(streams, self.hidden_norm)
         turned = self.rope.at(rows.layout.positions)
         for layer, kv in zip(self.layers, self.context(context, kernels).chunk(len(self.layers), dim=-1)):
             layer.keep(kv, turned, rows.view.slots, planes, kernels)
@@ -63,9 +72,12 @@ class BlockHead(BaseHead):
         rows = len(layout.positions) // sequences
         anchors = self.embed(opened.anchors)
         x = torch.cat((anchors[:, None], self.mask.expand(sequences, rows - 1, -1)), dim=1).flatten(0, 1)
-        turned = self.rope.at(layout.positions)
-        for layer, norm in zip(self.layers, self.norms):
-            x = layer(x, norm, x, layout, view, turned, planes, kernels)
+        if self.native is not None and isinstance(kernels, NativeKernels) and self.native.takes(planes):
+            self.native.run(x, layout, planes, kernels)
+        else:
+            turned = self.rope.at(layout.positions)
+            for layer, norm in zip(self.layers, self.norms):
+                x = layer(x, norm, x, layout, view, turned, planes, kernels)
         first = 0 if self.config.sample_from_anchor else 1
         slots = min(opened.depth, rows - first)
         drafting = x.view(sequences, rows, -1)[:, first:first + slots].flatten(0, 1)

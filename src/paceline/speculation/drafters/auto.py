@@ -19,7 +19,7 @@ from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, O
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.history import Histories, History, Pause
 from paceline.speculation.options import Options
-from paceline.speculation.parts import MadeOfParts, Part, check_wishes, fitted, part_of
+from paceline.speculation.parts import MadeOfParts, Part, all_taps, check_wishes, fitted, part_of
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 
@@ -65,8 +65,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         super().__init__()
         self.name = name
         needs = [part.drafter.needs for part, _ in parts]
-        self.needs = Needs(samples=any(one.samples for one in needs), probes=any(one.probes for one in needs),
-                           lookup=lookup)
+        self.needs = Needs(taps=all_taps(needs), samples=any(one.samples for one in needs),
+                           probes=any(one.probes for one in needs), lookup=lookup)
         self._candidates = [_Candidate(part, known) for part, known in parts]
         self._records: dict[DraftedSequence, list[_Record]] = {}
         self._clock = clock
@@ -88,7 +88,9 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
             record.pause.passed(len(observation.tokens))
             if proposal is not None:
                 record.history.learn(proposal, outcomes(proposal, observation.tokens))
-            own = observation if _is_part(observation.draft, proposal) else Observation(observation.tokens)
+            own = observation
+            if not _is_part(observation.draft, proposal):
+                own = Observation(observation.tokens, hidden=observation.hidden)
             self.guarded(candidate.part.drafter, sequence, candidate.part.drafter.observe, sequence, own)
 
     def release(self, sequence: DraftedSequence) -> None:

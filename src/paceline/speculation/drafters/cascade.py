@@ -53,7 +53,8 @@ class CascadeDrafter(MadeOfParts):
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         chains = [self._chains[sequence] for sequence in sequences]
-        for chain, budget, room in zip(chains, budgets, self._model.open(sequences)):
+        for chain, budget, room in zip(chains, budgets,
+                                       self._model.open(sequences, [budget.depth for budget in budgets])):
             chain.restart(budget, room)
         while True:
             growing = [chain for chain in chains if chain.left]
@@ -179,7 +180,10 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
         if model is None:
             raise RequestError(f"speculation method 'cascade' needs a drafter that runs a model as 'by', and "
                                f"{middle.name!r} runs none: use draft, skip, exit or precision.", "speculation")
-        if small.needs.probes:
+        if model.one_by_one:
+            raise RequestError(f"{middle.name!r} goes on from its own tokens alone and cannot judge another drafter's: "
+                               "use draft, skip, exit or precision as 'by'.", "speculation")
+        if small.needs.probes or small.needs.taps:
             raise RequestError(f"{small.name!r} reads what the target itself computes, so it cannot draft for a "
                                "drafter: use another one, or use it alone.", "speculation")
         return CascadeDrafter(part, middle, model, small_k)

@@ -18,6 +18,7 @@ from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
+from paceline.engine.execute.target_heads import TargetHeads
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.kernels.adapted import adapted
@@ -68,7 +69,7 @@ class DecodeGraphs:
     """Runs steps that Scheduler.schedule(repeat) made."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 graphs: GraphCapture, seats: DeviceSeats, adapters: AdapterSlots) -> None:
+                 graphs: GraphCapture, seats: DeviceSeats, adapters: AdapterSlots, heads: TargetHeads) -> None:
         """`tables`: the cache's block tables by seat, which the scheduler keeps."""
         assert kernels.device is not None
         self._model = model
@@ -91,6 +92,7 @@ class DecodeGraphs:
                                    device=device)
         self._verifier = self._on_device.verifier(self.most_rows, MOST_DRAFTED, device)
         self._adapters = adapters
+        self._target_heads = heads
         self._captured: CapturedSteps[tuple[DecodeShape, Controls], DecodeGraph] = CapturedSteps(adapters)
         self._planned = DecodeShape(0, 0)
         """What was made ready last."""
@@ -214,8 +216,11 @@ class DecodeGraphs:
                          for group, blocks, view in zip(model.cache_groups, self._tables, views)], layout_rows)
         slots = self._seats.state.tables.adapters(rows.seats) if shape.with_adapters else None
         context = Forward(adapted(self._kernels, self._adapters, slots), layout, storage.keys, storage.values,
-                          model.cache_groups, key_scales=storage.key_scales, value_scales=storage.value_scales)
-        return model.logits(model.forward(rows.tokens, context), context.kernels)
+                          model.cache_groups, self._target_heads.taps, key_scales=storage.key_scales,
+                          value_scales=storage.value_scales)
+        hidden = model.forward(rows.tokens, context)
+        self._target_heads.store(rows.tokens, context)
+        return model.logits(hidden, context.kernels)
 
 
 def power(n: int) -> int:

@@ -15,6 +15,7 @@ from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer, LogitsBuffers, SampleInputs, pad_all
 from paceline.engine.execute.graphs.moment import Moment
 from paceline.engine.execute.graphs.seats import send
+from paceline.engine.execute.target_heads import TargetHeads, no_heads
 from paceline.engine.rows.batch import Batch
 from paceline.engine.schedule.step import RowGroup
 from paceline.kernels.adapted import adapted
@@ -48,10 +49,12 @@ class ForwardGraphs:
 
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
                  graphs: GraphCapture, buffers: LogitsBuffers, adapters: AdapterSlots,
-                 seat_tables: SeatTables | None = None, sampled_rows_only: bool = False) -> None:
+                 seat_tables: SeatTables | None = None, sampled_rows_only: bool = False,
+                 heads: TargetHeads | None = None) -> None:
         """`tables`: the cache's block tables by seat. `seat_tables`: whose newest tokens stand for those that
         the host does not know. `sampled_rows_only`: the other rows end with the last layer's attention, for steps of
-        prompts; all that is needed of those are keys and values."""
+        prompts; all that is needed of those are keys and values, unless `heads`, which keep something of every row,
+        read what leaves the last layer."""
         assert kernels.device is not None
         self._model = model
         self.kernels = kernels
@@ -67,7 +70,8 @@ class ForwardGraphs:
         self._graphs = graphs
         self._buffers = buffers
         self._seat_tables = seat_tables
-        self._sampled_rows_only = sampled_rows_only
+        self._heads = heads or no_heads(storage, kernels)
+        self._sampled_rows_only = sampled_rows_only and model.config.num_layers not in self._heads.taps
         self._tables = [torch.zeros((self.most_groups, width), dtype=torch.int32, device=graphs.device)
                         for _ in tables]
 
@@ -145,9 +149,11 @@ class ForwardGraphs:
                          for own, table, group in zip(slots, self._tables, model.cache_groups)], rows)
         context = Forward(
             adapted(self.kernels, self.adapters, adapters if with_adapters else None), layout, storage.keys,
-            storage.values, model.cache_groups, leaving=wanted if self._sampled_rows_only else None,
+            storage.values, model.cache_groups, self._heads.taps,
+            leaving=wanted if self._sampled_rows_only else None,
             key_scales=storage.key_scales, value_scales=storage.value_scales)
         hidden = model.forward(tokens, context)
+        self._heads.store(tokens, context)
         if not self._sampled_rows_only:
             hidden = hidden.index_select(0, wanted)
             context.keep(wanted)

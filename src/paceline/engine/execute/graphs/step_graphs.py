@@ -17,6 +17,7 @@ from paceline.engine.execute.graphs.prefill import PrefillGraphs
 from paceline.engine.execute.graphs.sample import SampleGraphs
 from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.graphs.verify import VerifyGraphs
+from paceline.engine.execute.target_heads import TargetHeads
 from paceline.kernels.interface import Kernels
 from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.interface import CausalLM
@@ -24,8 +25,8 @@ from paceline.models.interface import CausalLM
 
 class StepGraphs:
     def __init__(self, model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                 device: torch.device, adapters: AdapterSlots) -> None:
-        """`tables`: the cache's block tables by seat. The kernels have a `device`, the model is capturable."""
+                 device: torch.device, adapters: AdapterSlots, heads: TargetHeads) -> None:
+        """`tables`: the cache's block tables by seat. The kernels have a `device`, model and heads are capturable."""
         assert kernels.device is not None
         self.device = device
         self.memory = GraphMemory()
@@ -34,10 +35,10 @@ class StepGraphs:
                                  device, kernels.device)
         self.samples = SampleGraphs(capture, self.seats, storage)
         buffers = LogitsBuffers(vocab_size, len(tables), device)
-        self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats, adapters)
+        self.decode = DecodeGraphs(model, kernels, storage, tables, capture, self.seats, adapters, heads)
         prompts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters,
-                                self.seats.state.tables, sampled_rows_only=True)
-        drafts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters)
+                                self.seats.state.tables, sampled_rows_only=True, heads=heads)
+        drafts = ForwardGraphs(model, kernels, storage, tables, capture, buffers, adapters, heads=heads)
         self.prefill = PrefillGraphs(prompts, self.samples)
         self.verify = VerifyGraphs(drafts)
         self.memory.held(Use.DECODE, self.decode.release)
@@ -46,11 +47,11 @@ class StepGraphs:
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
-                device: torch.device, adapters: AdapterSlots) -> StepGraphs | None:
+                device: torch.device, adapters: AdapterSlots, heads: TargetHeads) -> StepGraphs | None:
     """None: the backend does not run whole steps on a device, or nothing of the model's can be captured."""
-    if kernels.device is None or not model.capturable:
+    if kernels.device is None or not (model.capturable and heads.capturable):
         return None
-    return StepGraphs(model, kernels, storage, tables, device, adapters)
+    return StepGraphs(model, kernels, storage, tables, device, adapters, heads)
 
 
 def draft_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],

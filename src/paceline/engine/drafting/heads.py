@@ -1,0 +1,242 @@
+"""HeadModel: a trained head over what every step of the target stores for it, as a model that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.cache.manager import CacheManager
+from paceline.cache.storage import KVStorage
+from paceline.engine.drafting.cached_models import ReadRows, base_of
+from paceline.engine.drafting.sampler import DraftSampler, Place
+from paceline.engine.execute.executor import dropped_without_memory
+from paceline.engine.execute.target_heads import GROUP, TargetHeads
+from paceline.engine.rows.batch import BatchBuilder
+from paceline.engine.rows.sample_rows import masked_by_host
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Sequence
+from paceline.kernels.layout import Layout
+from paceline.models.heads.interface import Head, Opened, Pass, Round
+from paceline.speculation.models import NO_SAMPLES, Ask, Samples
+from paceline.speculation.sequence import DraftedSequence
+
+
+@dataclass(slots=True)
+class Member:
+    """A sequence that takes part in a round."""
+
+    seq: Sequence
+    path: list[int]
+    """Draft tokens that it is to be continued from."""
+    depth: int
+    """How deep its draft may be, `path` not counted."""
+    rows: int = 0
+    """Of the first pass."""
+    end: int = 0
+    """The first position that is not reserved for it."""
+
+    @property
+    def anchor(self) -> int:
+        """Position of its newest token."""
+        return len(self.seq.tokens) - 1
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """Sequences that are drafted together. All of them take every step of the round, whoever still asks."""
+
+    members: list[Member]
+    round: Round
+    left: int
+    """Steps that can still be taken."""
+    previous: list[int] = field(default_factory=list)
+    """The token that each takes its next step from."""
+    taken: int = 0
+
+
+class HeadModel:
+    """speculation.models.DraftModel. A round is opened for all sequences at once and then goes on token by token, so it
+    is asked for what follows its own last tokens alone.
+
+    What it writes lies in the slots from each sequence's newest token on, which the step that verifies the draft (or
+    decodes plainly) writes again before anybody reads them.
+    """
+
+    one_by_one = True
+
+    def __init__(self, name: str, heads: TargetHeads, storage: KVStorage, cache: CacheManager, scheduler: Scheduler,
+                 vocab_size: int, longest: int, device: torch.device) -> None:
+        """`longest`: positions that can be run."""
+        self.name = name
+        self.head: Head = heads.heads[name]
+        self._heads = heads
+        self._planes = heads.planes(name)
+        self._storage = storage
+        self._cache = cache
+        self._scheduler = scheduler
+        self._device = device
+        self._vocab = vocab_size
+        longest = min(longest, self.head.config.max_position_embeddings) if self.head.config.attends else longest
+        self._longest = min(longest, cache.max_blocks_per_seq * cache.block_size)
+        group = storage.groups[GROUP]
+        self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
+        self._sampler = DraftSampler(vocab_size)
+        self._rounds: list[OpenRound] = []
+        self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
+
+    @torch.inference_mode()
+    def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
+        # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
+        # to may still wait to be copied to the host.
+        with dropped_without_memory(None):
+            self._storage.apply(*self._scheduler.take_transfers())
+        self._rounds, self._place = [], {}
+        found: list[int] = []
+        together: dict[tuple[int, int], list[tuple[DraftedSequence, Member]]] = {}
+        for sequence, wanted in zip(sequences, depths):
+            seq, path = base_of(sequence)
+            member = Member(seq, path, self._depth(seq, path, wanted))
+            able = member.depth > 0 and self._reserve(member)
+            found.append(member.depth if able else 0)
+            if able:
+                together.setdefault((member.rows, len(path)), []).append((sequence, member))
+        for company in together.values():
+            opened = self._open([member for _, member in company])
+            self._rounds.append(opened)
+            for index, (sequence, _) in enumerate(company):
+                self._place[sequence] = opened, index
+        return found
+
+    def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
+        found: dict[int, list[Samples]] = {}
+        by_round: dict[int, list[tuple[int, Ask]]] = {}
+        for number, ask in enumerate(asks):
+            opened, _ = self._place[ask.sequence]
+            by_round.setdefault(id(opened), []).append((number, ask))
+        for company in by_round.values():
+            opened = self._place[company[0][1].sequence][0]
+            samples = self._step(opened, [ask for _, ask in company])
+            for (number, _), own in zip(company, samples):
+                found[number] = [own]
+        return [found[number] for number in range(len(asks))]
+
+    def release(self, sequence: DraftedSequence) -> None:
+        self._place.pop(sequence, None)
+
+    def _depth(self, seq: Sequence, path: Seq[int], wanted: int) -> int:
+        """How deep a draft can be of use: one token more than it is emitted."""
+        known = len(seq.tokens) + len(path)
+        depth = min(wanted, seq.limit - known - 1, self._longest - known)
+        most = self.head.config.depth
+        return depth if most is None else min(depth, most - len(path))
+
+    def _reserve(self, member: Member) -> bool:
+        """Slots for the passes of a round. False: there is no room for them."""
+        passes = self.head.passes(len(member.path) + member.depth)
+        if not passes:
+            return True
+        member.end = min(self._longest, member.anchor + max(one.first + one.rows for one in passes))
+        member.rows = min(passes[0].rows, member.end - member.anchor - passes[0].first)
+        copies = self._cache.reserve(member.seq.allocation, member.anchor, member.end)
+        if copies is None:
+            return False
+        with dropped_without_memory(None):
+            self._storage.apply((), copies)
+        return True
+
+    def _open(self, members: list[Member]) -> OpenRound:
+        depth = max(len(member.path) + member.depth for member in members)
+        before, anchors = [], []
+        table = self._cache.tables[GROUP]
+        size = self._cache.block_size
+        for member in members:
+            anchors.append(member.seq.tokens[-1])
+            seat, last = member.seq.allocation.seat, member.anchor - 1
+            before.append(int(table[seat, last // size]) * size + last % size if last >= 0 else 0)
+        passes = [self._layout(members, one, min(one.rows, members[0].rows) if number == 0 else one.rows)
+                  for number, one in enumerate(self.head.passes(depth))]
+        opened = Opened(torch.tensor(anchors, dtype=torch.int64, device=self._device),
+                        torch.tensor(before, dtype=torch.int64, device=self._device), passes, depth)
+        round = self.head.open(opened, self._planes, self._heads.kernels)
+        return OpenRound(members, round, depth, anchors)
+
+    def _layout(self, members: Seq[Member], one: Pass, rows: int) -> Layout:
+        """A pass over `rows` rows of each sequence."""
+        groups = []
+        for member in members:
+            # Who has no position left for a pass that others need writes over its last one, and is not asked any more.
+            start = min(member.anchor + one.first, member.end - rows)
+            groups.append(ReadRows(member.seq, start, [0] * rows, None, rows))
+        layout = self._builder.build(groups).layout
+        layout.mutual = one.mutual
+        if self._device.type != "cpu":
+            layout.positions = layout.positions.to(self._device, non_blocking=True)
+            for view in layout.views:
+                view.tables = view.tables.to(self._device, non_blocking=True)
+                view.slots = view.slots.to(self._device, non_blocking=True)
+        return layout
+
+    @torch.inference_mode()
+    def _step(self, opened: OpenRound, asks: Seq[Ask]) -> list[Samples]:
+        """What follows the last token of each ask's draft."""
+        rows: list[int] = []
+        steps = 0
+        for ask in asks:
+            _, index = self._place[ask.sequence]
+            rows.append(index)
+            tokens = [*opened.members[index].path, *ask.tokens]
+            steps = max(steps, len(tokens) + 1)
+            if tokens and len(tokens) == opened.taken:
+                opened.previous[index] = tokens[-1]
+        found: list[Samples] = [NO_SAMPLES] * len(asks)
+        while opened.taken < steps and opened.left:
+            for index, member in enumerate(opened.members):
+                if 0 < opened.taken <= len(member.path):
+                    opened.previous[index] = member.path[opened.taken - 1]
+            previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
+            logits, confidence = opened.round.logits(previous)
+            opened.taken += 1
+            opened.left -= 1
+            wanted = [number for number, (ask, row) in enumerate(zip(asks, rows))
+                      if len(opened.members[row].path) + len(ask.tokens) + 1 == opened.taken]
+            if wanted:
+                places = [self._at(opened.members[rows[number]], asks[number]) for number in wanted]
+                samples = self._sampled(logits, confidence, [rows[number] for number in wanted], places)
+                for number, own in zip(wanted, samples):
+                    found[number] = own
+        return found
+
+    def _at(self, member: Member, ask: Ask) -> Place:
+        if len(ask.at) != 1 or ask.at[0] != len(ask.tokens) - 1 or ask.parents != list(range(-1, len(ask.tokens) - 1)):
+            raise ValueError("a trained head drafts chains: it can be asked for what follows its last token alone")
+        return Place(member.seq, [*member.path, *ask.tokens], ask.counts[0])
+
+    def _sampled(self, logits: torch.Tensor, confidence: torch.Tensor | None, rows: list[int],
+                 places: Seq[Place]) -> list[Samples]:
+        if rows != list(range(logits.shape[0])):
+            index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+            logits = logits[index]
+            confidence = None if confidence is None else confidence[index]
+        if all(map(_is_plain, places)):
+            return self._best(logits, confidence)
+        ids = self.head.target_ids
+        if ids is not None:
+            logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, logits)
+        return self._sampler.sample(logits, places, None if confidence is None else confidence.tolist())
+
+    def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> list[Samples]:
+        """What greedy requests without controls get, found among the draft's own ids."""
+        best = logits.argmax(-1)
+        if confidence is None:
+            confidence = torch.exp(logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1))
+        ids = self.head.target_ids
+        tokens = best if ids is None else ids.index_select(0, best)
+        return [Samples([token], confidences=[chance])
+                for token, chance in zip(tokens.tolist(), confidence.tolist())]
+
+
+def _is_plain(place: Place) -> bool:
+    state = place.seq.state
+    return place.count == 1 and state.is_greedy and not state.needs_processors and not masked_by_host(place.seq)
