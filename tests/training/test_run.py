@@ -253,3 +253,10 @@ def test_gradients_that_are_no_numbers_change_nothing(options: Any, monkeypatch:
     chosen = options(steps=3, answers=12)
     train(chosen, quiet)
     assert all(tensor.isfinite().all() for tensor in state_of(chosen.out)["network"].values())
+
+
+def test_a_loss_that_is_lost_for_good_ends_the_run(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = SlotHead.learn
+    monkeypatch.setattr(SlotHead, "learn", lambda self, *given: learn(self, *given) | {"loss": torch.tensor(torch.nan)})
+    with pytest.raises(ConfigError, match="no number any more at step 4"):
+        train(options(steps=9, answers=12, log_steps=1), quiet)
