@@ -114,6 +114,7 @@ class Run:
         self._loop(trainer)
         if self.stop.raised:
             self._save(trainer)
+            self._write(trainer)
             raise Interrupted(f"Interrupted at step {trainer.step}; {options.out / checkpoints.NAME} is written: the "
                               "same command goes on from there.")
         return self._finish(trainer)
