@@ -68,6 +68,8 @@ class HeadConfig:
     norm_before_fc: bool = False
     """EAGLE-3: the tapped streams, side by side, are normed before `fc`."""
     fc_bias: bool = False
+    target_layer: bool = False
+    """MTP: the layer is one more of the target's own kind, with latent attention or experts as those have."""
     own_embedding: bool = False
     """The checkpoint brings `embed_tokens`; else the target's is used."""
     own_lm_head: bool = False
