@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ModelFormatError
@@ -164,6 +164,3 @@ class HeadConfig:
         if self.tokenizer is not None and tokenizer is not None and self.tokenizer != tokenizer:
             raise ModelFormatError(f"This {self.kind} head was trained with another tokenizer than the model's: load "
                                    "the model it was trained for, or another head.")
-
-    def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
