@@ -178,6 +178,32 @@ def test_blocks_of_speculators(name, tmp_path):
     same_drafts(folder(tmp_path / "head", raw, tensors(name)), name)
 
 
+def test_eagle1_of_speculators(tmp_path):
+    names = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+    stored = {next(new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)): tensor
+              for name, tensor in tensors("eagle1").items()}
+    raw = {"speculators_model_type": "eagle", "fusion_bias": True, "layernorms": False,
+           "transformer_layer_config": LAYER | {"model_type": "llama", "num_hidden_layers": 1}}
+    same_drafts(folder(tmp_path / "head", raw, stored), "eagle1")
+    with pytest.raises(ModelFormatError, match="sets layernorms = True"):
+        read_head(folder(tmp_path / "normed", raw | {"layernorms": True}, stored), SHAPE)
+
+
+@pytest.mark.parametrize("rope", [
+    {"rope_theta": 5000.0}, {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}},
+    {"rope_theta": 5000.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0},
+     "rope_scaling": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0}}])
+def test_both_spellings_of_rotary_positions(rope, tmp_path):
+    raw = {"speculators_model_type": "eagle3", "draft_vocab_size": 40, "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+           "transformer_layer_config": LAYER | {"model_type": "llama", "num_hidden_layers": 1} | rope}
+    found = load_head(folder(tmp_path / "head", raw, tensors("eagle3")), target(), MAX_LEN).config
+    scaled = "linear" in str(rope)
+    assert found.rope_theta == 5000.0 and (found.rope_scaling is not None) == scaled
+    write_head(tmp_path / "again", found, tensors("eagle3"))
+    assert read_head(tmp_path / "again", SHAPE).config == replace(found, speculative_tokens=3)
+
+
 def test_mtp_of_speculators(tmp_path):
     raw = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1,
            "transformer_layer_config": LAYER | {"model_type": "qwen3", "num_hidden_layers": LAYERS}}
