@@ -102,7 +102,7 @@ class Model {
 
     void run(MutableRows<float> hidden, const Vector<int64_t>& positions, const Vector<int64_t>& offsets,
              const Vector<int64_t>& starts, nb::object parents, int block_size, nb::list tables, nb::list slots,
-             nb::list windows, int first, int last, nb::list taps, nb::list tapped, bool mutual) {
+             nb::list windows, int first, int last, bool mutual, nb::list taps, nb::list tapped) {
         if (!bound_) throw std::invalid_argument("bind the cache before running");
         Vector<int64_t> tree;
         StepView step = checked_step(positions, offsets, starts, parents, tree, block_size);
@@ -265,8 +265,8 @@ NB_MODULE(_native, m) {
              "cache_group"_a, "qkv_bias"_a.noconvert(), "q_norm"_a.noconvert(), "k_norm"_a.noconvert())
         .def("bind_cache", &Model::bind_cache, "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a)
         .def("run", &Model::run, "hidden"_a.noconvert(), "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(), "block_size"_a,
-             "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a, "taps"_a = nb::list(), "tapped"_a = nb::list(),
-             "mutual"_a = false)
+             "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a, "mutual"_a = false, "taps"_a = nb::list(),
+             "tapped"_a = nb::list())
         .def("keep", &Model::keep, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "positions"_a.noconvert(),
              "slots"_a.noconvert())
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())

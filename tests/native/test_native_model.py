@@ -98,7 +98,7 @@ def test_taps_that_are_not_there_are_refused() -> None:
     hidden = np.zeros((1, model.config.hidden_size), dtype=np.float32)
 
     def run(taps: list[int], tapped: list[np.ndarray]) -> None:
-        model._model.run(hidden, row, start, row, None, 8, [table], [row + 8], [0], 1, 2, taps, tapped)
+        model._model.run(hidden, row, start, row, None, 8, [table], [row + 8], [0], 1, 2, False, taps, tapped)
 
     run([1, 2], [hidden.copy(), hidden.copy()])
     for taps, tapped in (([0], [hidden.copy()]), ([3], [hidden.copy()]), ([1], []), ([1], [hidden[:, 1:].copy()])):

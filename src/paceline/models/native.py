@@ -151,7 +151,7 @@ class NativeDecoder(ModelTraits):
         self._model.run(
             hidden.numpy(), step.positions, step.offsets, step.starts, step.parents, layout.block_size,
             [np.ascontiguousarray(view.tables.numpy()) for view in layout.views],
-            [view.slots.numpy() for view in layout.views], self._windows, first, last, taps,
+            [view.slots.numpy() for view in layout.views], self._windows, first, last, False, taps,
             [context.tapped[tap].numpy() for tap in taps])
 
     def _add_layer(self, packer: PackingWeights, layer: int, group: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
-from paceline.kernels.device.lookup import Lookup
+from paceline.kernels.device.lookup import HeadDraft, Lookup
 from paceline.speculation.models import DraftModels
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -27,8 +27,9 @@ class Needs:
     """Drafts are sampled (trees carry q); otherwise they are deterministic."""
     host: bool = True
     """Runs on the host and needs the last token there."""
-    lookup: Lookup | None = None
-    """Its drafts are looked up in the text in this way, which a device can do by itself where there is one."""
+    lookup: Lookup | HeadDraft | None = None
+    """Its drafts are looked up in the text in this way, or made by this head, which a device can do by itself where
+    there is one."""
     probes: bool = False
     """Its trees hold nodes that are there to be observed, not to be accepted: take or leave them whole."""
 

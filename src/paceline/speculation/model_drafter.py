@@ -131,12 +131,12 @@ class ModelDrafter:
     """A drafter around a DraftModel. One object serves every request with the same options, so that a step's drafts
     are sampled together."""
 
-    needs = Needs(samples=True)
-
     def __init__(self, name: str, model: DraftModel, branching: Branching = CHAIN, min_confidence: float = 0.0,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self.name = name
         self.model = model
+        device = model.lookup if branching.is_chain and min_confidence == 0.0 else None
+        self.needs = Needs(samples=True, lookup=device)
         self._branching = branching
         self._min_confidence = min_confidence
         self._clock = clock

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.kernels.device.lookup import HeadDraft
 from paceline.speculation.sequence import DraftedSequence
 
 SAMPLED_RULES = frozenset({"rejection", "multi-round", "without-replacement"})
@@ -63,6 +64,10 @@ class DraftModel(Protocol):
     def one_by_one(self) -> bool:
         """It can be asked for what follows its own last token alone: no trees whose nodes all go on, and no guesses of
         another drafter's."""
+
+    @property
+    def lookup(self) -> HeadDraft | None:
+        """What a device, if there is one, does in its place; None: it cannot."""
 
     def open(self, sequences: Sequence[DraftedSequence], depths: Sequence[int]) -> list[int]:
         """Before a draft of at most these depths: catch up with the sequences' tokens. Per sequence how deep a draft

@@ -25,7 +25,8 @@ class Round(NamedTuple):
     drafted: int
     accepted: int
     matched: int
-    """Tokens before the draft that equalled those at the end of the text; 0: nothing was found."""
+    """Tokens before the draft that equalled those at the end of the text; 0: nothing was found, -1: nothing was looked
+    up."""
 
 
 @dataclass(slots=True)

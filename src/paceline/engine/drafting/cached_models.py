@@ -87,6 +87,7 @@ class CachedModel(ABC):
     """speculation.models.DraftModel over a DraftRunner."""
 
     one_by_one = False
+    lookup = None
 
     def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int,
                  device: DeviceDraftSampler | None = None) -> None:

@@ -17,6 +17,7 @@ from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
+from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
 from paceline.models.heads.interface import Head, Opened, Pass, Round
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
@@ -71,6 +72,7 @@ class HeadModel:
         """`longest`: positions that can be run."""
         self.name = name
         self.head: Head = heads.heads[name]
+        self.lookup = HeadDraft(heads.number(name))
         self._heads = heads
         self._planes = heads.planes(name)
         self._storage = storage

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.errors import ConfigError
+from paceline.kernels.device.lookup import MOST_HEADS
 from paceline.kernels.interface import Kernels
 from paceline.kernels.planes import Plane
 from paceline.models.forward import Forward
@@ -30,6 +32,8 @@ class TargetHeads:
 
     def __init__(self, heads: Mapping[str, Head], storage: KVStorage, kernels: Kernels) -> None:
         """`kernels`: what they run with."""
+        if len(heads) > MOST_HEADS:
+            raise ConfigError(f"An engine can have {MOST_HEADS} trained heads at most, got {len(heads)}.")
         self.heads = dict(heads)
         self.kernels = kernels
         self.taps = frozenset(tap for head in heads.values() for tap in head.config.taps)
@@ -38,6 +42,10 @@ class TargetHeads:
                    if plane.startswith(f"{name}.")} for name in heads}
         self._looks_back = any(head.config.kind not in BLOCK_KINDS for head in heads.values())
         """Whether what is kept of a token is made of what the one before it left."""
+
+    def number(self, name: str) -> int:
+        """By which a device tells them apart, from 1 on."""
+        return 1 + list(self.heads).index(name)
 
     def planes(self, name: str) -> Planes:
         return self._planes[name]

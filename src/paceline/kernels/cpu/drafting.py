@@ -1,5 +1,5 @@
-"""DraftKernels: what trained heads run with beside a model in native code. A draft decides nothing, so what lies between
-its products and its attention is left to torch, whose sums need not be in our order."""
+"""DraftKernels: what trained heads run with beside a model in native code. A draft decides nothing, so what lies
+between its products and its attention is left to torch, whose sums need not be in our order."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ LISTED_EARLY = 10
 EARLY_UNTIL = 11
 LOOKUP = 12
 """How the seat's text is searched for a draft: the shortest n-gram, 256 times the longest, 65536 times the tokens that
-may be drafted, and lookup.ALWAYS if so many are wanted wherever something matches. 0: it is not."""
+may be drafted, and lookup.ALWAYS if so many are wanted wherever something matches. 0: it is not. Or the number of the
+head that drafts instead (lookup.HeadDraft)."""
 ADAPTER = 13
 """The slot of the seat's adapter, or low_rank.NOBODY."""
 COLUMNS = 16

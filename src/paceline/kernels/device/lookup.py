@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LONGEST_N = 16
 LOOK_BACK = 32
@@ -12,6 +12,11 @@ HIGHEST = 15
 """Of the levels of chance that a drafted token can have; 0: it is not worth a row."""
 MOST_DRAFTED = 15
 """Tokens that a device drafts for one sequence at a time, at most."""
+
+
+_HEAD = 1 << 25
+MOST_HEADS = 15
+"""That can be told apart."""
 
 
 class Lookup(NamedTuple):
@@ -24,3 +29,19 @@ class Lookup(NamedTuple):
     def packed(self, most: int, always: bool = False) -> int:
         """As columns.LOOKUP holds it, with the tokens that may be drafted, `always`: whatever they are worth."""
         return self.min_n + 256 * self.max_n + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
+
+
+class HeadDraft(NamedTuple):
+    """Drafts by a trained head of the target, where a device runs it as a part of the step."""
+
+    number: int
+    """Among those that are loaded, from 1 on."""
+
+    def packed(self, most: int, always: bool = False) -> int:
+        """As columns.LOOKUP holds it; nothing is looked up in the text."""
+        return self.number * _HEAD + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
+
+
+def head_number(word: Any) -> Any:
+    """Of the head that a word of columns.LOOKUP asks for; 0: of none. A number, or a tensor of them."""
+    return word // _HEAD

@@ -55,7 +55,7 @@ class Drafts:
     found: Tensor
     """[G] how many of those count."""
     matched: Tensor
-    """[G] how many tokens before them equal those at the text's end."""
+    """[G] how many tokens before them equal those at the text's end; -1: they were not looked up."""
     taken: Tensor
     """[G] how many have rows in this step."""
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from paceline.kernels.device.lookup import Lookup
+from paceline.kernels.device.lookup import HeadDraft, Lookup
 from paceline.speculation.acceptance import outcomes, survival
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.guard import Guard, reason
@@ -60,7 +60,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
     """
 
     def __init__(self, name: str, parts: Sequence[tuple[Part, History]],
-                 clock: Callable[[], float] = time.perf_counter, lookup: Lookup | None = None) -> None:
+                 clock: Callable[[], float] = time.perf_counter, lookup: Lookup | HeadDraft | None = None) -> None:
         """`lookup`: what a device, if there is one, does in place of all the parts."""
         super().__init__()
         self.name = name

@@ -36,7 +36,7 @@ class Chances:
         """What became of drafts: every accepted token says that one more had matched after it."""
         tried, right = self._tried, self._right
         for drafted, accepted, matched in rounds:
-            if drafted:
+            if drafted and matched >= 0:  # a head's drafts have matched nothing
                 self._seen += 1
                 for length in range(matched, matched + accepted):
                     tried[length] += 1

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
 from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
+from paceline.engine.execute.graphs.head_drafter import HeadDrafter
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
-from paceline.engine.execute.target_heads import TargetHeads
+from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.kernels.adapted import adapted
 from paceline.kernels.device.interface import DeviceDrafter
-from paceline.kernels.device.lookup import MOST_DRAFTED
+from paceline.kernels.device.lookup import MOST_DRAFTED, head_number
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
 from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows
@@ -44,6 +45,8 @@ class DecodeShape(NamedTuple):
     """As many as groups: nothing is drafted."""
     with_adapters: bool = False
     """Some may have an adapter."""
+    heads: tuple[str, ...] = ()
+    """Trained heads that some may be drafted for by."""
 
     @property
     def most(self) -> int:
@@ -53,7 +56,7 @@ class DecodeShape(NamedTuple):
     def covers(self, other: DecodeShape) -> bool:
         """Whether what fits into the other fits in here, with the same rows."""
         return (self.groups >= other.groups and self.rows == other.rows
-                and self.with_adapters >= other.with_adapters)
+                and self.with_adapters >= other.with_adapters and set(self.heads) >= set(other.heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class DecodeGraphs:
         self._verifier = self._on_device.verifier(self.most_rows, MOST_DRAFTED, device)
         self._adapters = adapters
         self._target_heads = heads
+        self._head_drafters = {name: HeadDrafter(name, heads, storage, self._tables[GROUP], seats, self._on_device)
+                               for name in heads.heads}
         self._captured: CapturedSteps[tuple[DecodeShape, Controls], DecodeGraph] = CapturedSteps(adapters)
         self._planned = DecodeShape(0, 0)
         """What was made ready last."""
@@ -106,11 +111,13 @@ class DecodeGraphs:
 
     def shape(self, sequences: Seq[Sequence], rows: int = 0) -> DecodeShape:
         """The least one that has room for these; with `rows` in all where there are to be drafts."""
-        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences))
+        numbers = {head_number(seq.lookup) for seq in sequences} if rows else set()
+        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences),
+                          tuple(name for name in self._head_drafters if self._target_heads.number(name) in numbers))
 
-    def _room(self, groups: int, rows: int, with_adapters: bool) -> DecodeShape:
+    def _room(self, groups: int, rows: int, with_adapters: bool, heads: tuple[str, ...] = ()) -> DecodeShape:
         fitting = min(next(bucket for bucket in (GROUPS if rows else BUCKETS) if bucket >= groups), self.most_rows)
-        return DecodeShape(fitting, max(rows, fitting), with_adapters)
+        return DecodeShape(fitting, max(rows, fitting), with_adapters, heads)
 
     @torch.inference_mode()
     def launch(self, step: Step, levels: NDArray[np.int64] | None = None) -> RepeatedInFlight:
@@ -189,6 +196,8 @@ class DecodeGraphs:
         if shape.most:
             room = on_device.repeat_shape(shape.rows, shape.groups, 1 + shape.most, self._heads, self._dtype)
             self.drafter.propose(inputs, tables, drafts)
+            for name in shape.heads:
+                self._head_drafters[name].propose(inputs, tables, drafts, controls)
         layout_rows = DeviceRows.over(room, torch.empty(room.size, dtype=torch.int32, device=device))
         for blocks, view in zip(self._tables, views):
             if shape.most:
