@@ -157,6 +157,9 @@ def head_of(which: str, model: Any) -> tuple[str, Any]:
     return kind, KeepingHead(shape_of(kind, model, confidence_head=True, markov_rank=8))
 
 
+DRAFTED_AROUND: dict[str, list[dict[str, Any]]] = {
+    "llama": [AROUND["chunks"], {"kernels": "stepped", "max_prefill_chunk": 16}], "mistral": [AROUND["preempted"]],
+    "native": [AROUND["swapped"]], "native int8": [AROUND[name] for name in ("chunks", "preempted", "swapped")]}
 EVERYWHERE = ("toy eagle3", "dspark")
 FIRST = [*itertools.product(KINDS, EVERYWHERE), *(("native int8", which) for which in HEADS if which != "dspark")]
 REST = [pair for pair in itertools.product(KINDS, ("toy dspark", *HEADS)) if pair not in FIRST]
@@ -182,11 +185,9 @@ def test_drafts_after_a_prefix_hit_are_those_of_a_cold_start(name: str, which: s
         warm, again = drafts_of(warm_llm, wish, PROMPTS, params)
         assert again == texts and warm == cold
     assert warm_llm.engine.cache.usage().hits > 0
-    arounds = [AROUND[around] for around in ("chunks", "preempted", "swapped")]
-    if name == "llama":
-        arounds += [{"kernels": "stepped", "max_prefill_chunk": 16}]  # captured steps keep the same
-    for around in arounds:
-        moved, again = drafts_of(made(**around), wish, PROMPTS, params)
+    for around in DRAFTED_AROUND[name]:
+        # The threshold, which nothing is below, leaves the drafts to the host where a device could make them.
+        moved, again = drafts_of(made(**around), wish | {"min_confidence": 1e-9}, PROMPTS, params)
         assert again == texts
         assert all(cold[text] == draft for text, draft in moved.items() if text in cold)
         assert len(moved.keys() & cold.keys()) > 30

@@ -66,20 +66,27 @@ class KeepingHead:
         first = opened.passes[0]
         kept = [self._text(first, group, planes) for group in range(len(first.starts))]
         for layout in opened.passes:  # what a round writes, nobody may ever read
-            planes["ids"][layout.views[0].slots] = -7
-            planes["sums"][layout.views[0].slots] = 1e9
+            slots = layout.views[0].slots
+            planes["ids"][slots[slots >= 0]] = -7
+            planes["sums"][slots[slots >= 0]] = 1e9
         # Row by row: what a product of several rows rounds to may depend on how many they are.
         return KeepingRound(torch.stack([(own[:, None] * self._out.double()).sum(0) for own in kept]).float(), self)
 
     def _text(self, layout: Layout, group: int, planes: Planes) -> torch.Tensor:
         """All that is kept of a sequence below its anchor, as one vector."""
-        start, size = layout.starts[group], layout.block_size
-        places = torch.arange(start)
-        slots = layout.views[0].tables[group, places // size] * size + places % size
+        slots = before_anchor(layout, group)
+        places = torch.arange(len(slots))
         weights = torch.cos(places.double() + 1.0)[:, None]
         ids = planes["ids"][slots, 0].double()[:, None]
         vector = (planes["sums"][slots].double() * weights).sum(0) + (ids * weights).sum()
         return torch.sin(vector)
+
+
+def before_anchor(layout: Layout, group: int) -> torch.Tensor:
+    """Slots of all tokens before the first row of a group."""
+    places = torch.arange(int(layout.positions[layout.offsets[group]]))
+    return layout.views[0].tables[group, places // layout.block_size].long() * layout.block_size \
+        + places % layout.block_size
 
 
 class KeepingRound:
@@ -113,9 +120,7 @@ class KnowingHead(KeepingHead):
 
     def _known(self, layout: Layout, group: int, planes: Planes, anchor: int) -> list[int]:
         """How the text goes on, which is found by what is kept of it."""
-        start, size = layout.starts[group], layout.block_size
-        places = torch.arange(start)
-        slots = layout.views[0].tables[group, places // size] * size + places % size
+        slots = before_anchor(layout, group)
         text = [*planes["ids"][slots, 0].tolist(), anchor]
         return next((own[len(text):] for own in self._texts if own[:len(text)] == text), [])
 

@@ -36,6 +36,8 @@ from paceline.training.shards import Shards, Text, make_folder, replace_file
 from paceline.training.target import Batch, Target
 from paceline.training.trainer import Trainer
 
+PATIENCE = 4
+"""Lines of progress in a row whose loss is no number: then there is nothing left to hope for."""
 TURN = 5.0
 """Seconds of making answers, then of training, in turn."""
 
@@ -112,6 +114,7 @@ class Run:
         self._loop(trainer)
         if self.stop.raised:
             self._save(trainer)
+            self._write(trainer)
             raise Interrupted(f"Interrupted at step {trainer.step}; {options.out / checkpoints.NAME} is written: the "
                               "same command goes on from there.")
         return self._finish(trainer)
@@ -259,7 +262,7 @@ class Run:
         options = self.options
         next_measure, next_save = self.elapsed + options.evaluate_seconds / 4, self.elapsed + options.save_seconds
         turn = time.monotonic() + TURN
-        log = _Log(trainer)
+        log, lost = _Log(trainer), 0
         while self._share(trainer.step) < 1.0 and not self.stop.raised:
             if time.monotonic() > turn and self._wants_answers(trainer.step):
                 pause = time.monotonic()
@@ -271,7 +274,8 @@ class Run:
                 entry = log.entry(self.elapsed)
                 self.curve.append(entry)
                 self.show(News("training", self._share(trainer.step), _line(entry)))
-                if not np.isfinite(entry["loss"]):
+                lost = 0 if np.isfinite(entry["loss"]) else lost + 1
+                if lost == PATIENCE:
                     raise ConfigError(f"The loss is no number any more at step {trainer.step}: lower --lr and begin "
                                       "again; the last checkpoint is from before.")
             if self.elapsed > next_measure:

@@ -70,6 +70,9 @@ class Trainer:
             raise ConfigError("A step does not fit into the device's memory: lower --batch-tokens or --anchors."
                               ) from None
         told["norm"] = nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        for one in self.network.parameters():
+            if one.grad is not None:  # a step whose gradients are no numbers counts for nothing
+                one.grad.nan_to_num_(0.0, 0.0, 0.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
