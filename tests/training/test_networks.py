@@ -130,7 +130,7 @@ def test_nothing_is_likely_outside_answers(network: SlotHead) -> None:
     batch = some_batch(network._judge.target)
     states = network._judge.target.states(batch)
     places = torch.arange(batch.tokens.shape[1]).expand(2, 1, -1)
-    final, normaliser = network._teacher(batch, states, places, torch.arange(places.numel()))
+    _, normaliser = network._teacher(batch, states, places, torch.arange(places.numel()))
     outside = ~batch.answers.flatten()
     assert outside.any() and normaliser[outside].eq(torch.inf).all() and normaliser[~outside].isfinite().all()
     _, accepted, slope = compare(torch.zeros(1, 5), torch.ones(1, 5), normaliser[outside][:1], torch.ones(1), 0.1, 0.9,

@@ -56,7 +56,7 @@ def test_texts_that_are_gone_are_said() -> None:
     pool.add(texts([20] * 9))
     pool.next()
     other = Pool(0, 8192, padded)
-    with pytest.raises(ConfigError, match="learned from 9 texts.*holds 0"):
+    with pytest.raises(ConfigError, match=r"learned from 9 texts.*holds 0"):
         other.restore(pool.state())
     other.add(texts([20] * 12))
     other.restore(pool.state())

@@ -171,7 +171,7 @@ def test_a_checkpoint_without_its_texts_is_refused(options: Any) -> None:
     train(chosen, quiet)
     shutil.rmtree(chosen.out / "data")
     heard: list[News] = []
-    with pytest.raises(ConfigError, match="learned from 12 texts.*bring the folder back"):
+    with pytest.raises(ConfigError, match=r"learned from 12 texts.*bring the folder back"):
         train(options(steps=2, answers=12), heard.append)
     assert not heard
 
@@ -248,7 +248,7 @@ def test_first_answers_leave_time_to_learn(options: Any, monkeypatch: pytest.Mon
 
 def test_too_little_time_is_said_and_no_head_is_written(options: Any) -> None:
     chosen = options(steps=None, minutes=1e-4)
-    with pytest.raises(ConfigError, match="before the first step.*more --minutes, or fewer --first-answers"):
+    with pytest.raises(ConfigError, match=r"before the first step.*more --minutes, or fewer --first-answers"):
         train(chosen, quiet)
     assert not (chosen.out / "head").exists() and not (chosen.out / checkpoints.NAME).exists()
 

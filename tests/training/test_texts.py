@@ -80,7 +80,7 @@ def test_a_greedy_answer_comes_once_a_prompt(temperatures: tuple[float, ...]) ->
         assert len(found) == 8 and found.count(0.0) == 1
         assert sorted(found[:len(temperatures)]) == sorted(temperatures) and set(found) == set(temperatures)
     greedy = Jobs(["a"], lambda text: [1], 3, (0.0,), 6)
-    assert {job.temperature for index in range(3) if (job := greedy.job(index))} == {0.0}
+    assert [greedy._temperature(sample, 0) for sample in range(3)] == [0.0] * 3
 
 
 def texts(count: int, first: int = 0) -> list[Text]:

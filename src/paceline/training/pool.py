@@ -92,9 +92,9 @@ class Pool:
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state of texts that are not here."""
         if len(state["seen"]) > len(self.texts):
-            raise ConfigError(f"The checkpoint learned from {len(state['seen']):,} texts, of which the data folder beside "
-                              f"it holds {len(self.texts):,}: bring the folder back, or remove the checkpoint (--init can "
-                              "begin with its head).")
+            raise ConfigError(f"The checkpoint learned from {len(state['seen']):,} texts, of which the data folder "
+                              f"beside it holds {len(self.texts):,}: bring the folder back, or remove the checkpoint "
+                              "(--init can begin with its head).")
 
 
 def anchor_count(texts: list[Text], most: int) -> int:

@@ -360,8 +360,8 @@ class Run:
             written.write(self.options.out, config, trainer.weights(), self.ids)
 
     def _lost(self, trainer: Trainer) -> ConfigError:
-        return ConfigError(f"Loss or gradients are no numbers any more at step {trainer.step}: begin again with a lower "
-                           f"--lr and another --out. What was learned until then is in {self.options.out}.")
+        return ConfigError(f"Loss or gradients are no numbers any more at step {trainer.step}: begin again with a "
+                           f"lower --lr and another --out. What was learned until then is in {self.options.out}.")
 
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
         self._measure(trainer)
