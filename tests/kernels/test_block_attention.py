@@ -10,6 +10,7 @@ from paged_steps import TREE, Group, attend, latent_step, make, oracle
 from paceline.kernels import cpu, select
 from paceline.kernels.device.packing import pack
 from paceline.kernels.device.rows import DeviceRows, RowsShape
+from paceline.kernels.operands import Heads, KVCache, Norm
 from paceline.kernels.reference import ReferenceKernels
 from paceline.kernels.stepped import SteppedKernels
 
@@ -103,3 +104,21 @@ def test_blocks_that_lie_in_device_rows():
     q = torch.cat((step.q, torch.full((rows - count, *step.q.shape[1:]), torch.nan)))
     found = SteppedKernels().attend(q, step.keys, step.values, layout, view, 0.25)
     assert torch.equal(found[:count], expected)
+
+
+@EACH
+@pytest.mark.parametrize("normed", [True, False])
+def test_rows_that_only_store(kernels, normed):
+    """Heads without queries: keys normed and rotated, values as they are, in their slots, as beside queries."""
+    source = torch.Generator().manual_seed(1)
+    qkv, cos, sin = (torch.randn(shape, generator=source) for shape in ((5, (4 + 2 * 2) * 16), (5, 1, 16), (5, 1, 16)))
+    norm = Norm(torch.rand(16, generator=source) + 0.5, 1e-5) if normed else None
+    slots, caches = torch.tensor([3, 9, 1, 7, 4]), []
+    for heads, given in ((Heads(4, 2, 16, norm, norm), qkv), (Heads(0, 2, 16, norm, norm), qkv[:, 64:])):
+        cache = KVCache(torch.zeros(12, 2, 16), torch.zeros(12, 2, 16))
+        found = kernels.rotate_and_store(given.clone(), heads, cos, sin, cache, slots)
+        assert found.shape == (5, heads.query, 16)
+        caches.append(cache)
+    torch.testing.assert_close(caches[0].keys, caches[1].keys)
+    torch.testing.assert_close(caches[0].values, caches[1].values)
+    assert caches[0].keys[slots].abs().min() > 0

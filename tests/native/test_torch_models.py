@@ -259,7 +259,8 @@ def wrong_arguments() -> list[tuple[str, Any]]:
             ("parents", np.array(TREE[:3])), ("parents", TREE), ("block_size", 0), ("block_size", 1 << 20),
             ("table", right["table"] + 1000), ("table", right["table"] - 1000), ("table", right["table"][:, :2]),
             ("table", right["table"][0]), ("slots", right["slots"] + 100000), ("slots", right["slots"] - 100000),
-            ("slots", right["slots"][:4]), ("window", -1), ("window", None), ("scale", "much")]
+            ("slots", right["slots"][:4]), ("window", -1), ("window", None), ("scale", "much"), ("mutual", True),
+            ("first", -1)]
 
 
 @pytest.mark.parametrize(("name", "value"), wrong_arguments() if ISAS else [])

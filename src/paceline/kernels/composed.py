@@ -75,6 +75,10 @@ class Composed:
         qkv = qkv.contiguous().view(qkv.shape[0], turning + heads.keys, heads.dim)
         if not heads.keys:
             return self.rotate(qkv if heads.query_norm is None else self._norm_heads(qkv, heads.query_norm), cos, sin)
+        if not heads.query:
+            k = qkv[:, :turning] if heads.key_norm is None else self._norm_heads(qkv[:, :turning], heads.key_norm)
+            self.store(cache.keys, cache.values, slots, self.rotate(k, cos, sin), qkv[:, turning:], cache.scales)
+            return qkv[:, :0]
         if heads.query_norm is None or heads.key_norm is None:
             turned = self.rotate(qkv[:, :turning], cos, sin)
             q, k = turned[:, :heads.query], turned[:, heads.query:]

@@ -22,8 +22,8 @@ class Norm:
 class Heads:
     """`query` heads share `keys` key (and value) heads of `dim` features. Optionally queries and keys are normed: each
     head by itself where the norm's weight has `dim` elements, all of them together where it has as many as they.
-    `keys` 0: the layer stores none and reads another's cache. `latent`: values are the first so many features of the
-    keys (CacheGroup.latent)."""
+    `keys` 0: the layer stores none and reads another's cache; `query` 0: rows that only store. `latent`: values are
+    the first so many features of the keys (CacheGroup.latent)."""
 
     query: int
     keys: int

@@ -75,7 +75,8 @@ class ModelConfig:
     """Of each layer the one whose keys and values it reads: itself, or an earlier layer. (): each its own."""
 
     def kv_source(self, layer: int) -> int:
-        return self.kv_sources[layer] if self.kv_sources else layer
+        """A layer beyond those counted (MTP) has its own."""
+        return self.kv_sources[layer] if layer < len(self.kv_sources) else layer
 
     @property
     def context(self) -> int:

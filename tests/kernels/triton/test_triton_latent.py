@@ -45,6 +45,14 @@ def test_attention_equals_the_oracle(kernels, device, case, window, heads):
     torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 10])
+def test_positions_below_the_first_are_seen_by_no_row(kernels, device, window):
+    groups = [Group(1, 1), Group(300, 1, seed=1), Group(13, len(TREE), TREE)]
+    step = latent_step(groups, window=window, first=1)
+    expected = oracle(groups, step)
+    torch.testing.assert_close(attend(kernels, on(step, device)).cpu().double(), expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_half_precision(kernels, device, dtype):
     if dtype == torch.bfloat16 and device.type == "cpu":

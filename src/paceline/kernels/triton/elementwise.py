@@ -79,8 +79,8 @@ def rotate_and_store(qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: to
     key_weight = qkv if heads.key_norm is None else heads.key_norm.weight
     key_scales, value_scales = (cache.keys, cache.values) if cache.scales is None else cache.scales
     rotate_and_store_kernel[(rows, triton.cdiv(everything, block_h))](
-        qkv, q, cache.keys, cache.values, key_scales, value_scales, slots, cos, sin, weight, key_weight, qkv.stride(0),
-        q.stride(0), cache.keys.stride(0), cache.values.stride(0),
+        qkv, q if heads.query else qkv, cache.keys, cache.values, key_scales, value_scales, slots, cos, sin, weight,
+        key_weight, qkv.stride(0), q.stride(0), cache.keys.stride(0), cache.values.stride(0),
         0.0 if heads.query_norm is None else heads.query_norm.eps, HEADS=heads.query, KV_HEADS=heads.keys, DIM=dim,
         HALF=half, BLOCK_D=triton.next_power_of_2(half), BLOCK_H=block_h, TURNED=True,
         NORMED=heads.query_norm is not None, SCALED=cache.scales is not None,

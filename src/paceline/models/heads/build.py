@@ -13,7 +13,8 @@ from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.interface import Head
 from paceline.models.heads.stacked import StackedHead
 from paceline.models.heads.target import Target
-from paceline.models.heads.tensors import check, target_ids
+from paceline.models.heads.target_layer import TargetLayerHead
+from paceline.models.heads.tensors import check, check_nothing_left, expected, target_ids
 from paceline.models.heads.weights import HeadWeights
 from paceline.models.packing import PackingWeights
 from paceline.models.weight_source import WeightSource
@@ -41,4 +42,8 @@ def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: 
     if isinstance(target.head.weight, PackedWeight) if packed is None else packed:
         weights = PackingWeights(weights)
     ids = target_ids(config, tensors["d2t"], where) if config.reduced else None
-    return NETWORKS[config.kind](config, weights, target, ids, max_model_len)
+    if not config.target_layer:
+        return NETWORKS[config.kind](config, weights, target, ids, max_model_len)
+    head = TargetLayerHead(config, weights, target, ids, max_model_len)
+    check_nothing_left(tensors, {*expected(config), *head.taken}, where)
+    return head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ModelFormatError
@@ -68,6 +68,8 @@ class HeadConfig:
     norm_before_fc: bool = False
     """EAGLE-3: the tapped streams, side by side, are normed before `fc`."""
     fc_bias: bool = False
+    target_layer: bool = False
+    """MTP: the layer is one more of the target's own kind, with latent attention or experts as those have."""
     own_embedding: bool = False
     """The checkpoint brings `embed_tokens`; else the target's is used."""
     own_lm_head: bool = False
@@ -162,6 +164,3 @@ class HeadConfig:
         if self.tokenizer is not None and tokenizer is not None and self.tokenizer != tokenizer:
             raise ModelFormatError(f"This {self.kind} head was trained with another tokenizer than the model's: load "
                                    "the model it was trained for, or another head.")
-
-    def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paceline.kernels.interface import Kernels
@@ -52,11 +54,8 @@ class DraftLayer:
     def keep(self, kv: torch.Tensor, turned: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, planes: Planes,
              kernels: Kernels) -> None:
         """Store keys and values [N, 2 H_kv d] as they come of their projections."""
-        heads, cache = self.heads, cache_of(planes, self.index)
-        both = kv.reshape(kv.shape[0], 2, heads.keys, heads.dim)
-        k, v = both[:, 0].contiguous(), both[:, 1]
-        k = kernels.rotate(kernels.norm(k, heads.key_norm), *turned)
-        kernels.store(cache.keys, cache.values, slots, k, v, cache.scales)
+        heads = replace(self.heads, query=0, query_norm=self.heads.key_norm)
+        kernels.rotate_and_store(kv, heads, *turned, cache_of(planes, self.index), slots)
 
 
 def context_rows(config: HeadConfig, weights: WeightSource, prefixes: list[str], layers: list[DraftLayer],

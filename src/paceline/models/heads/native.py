@@ -59,7 +59,7 @@ class NativeLayers:
         self._model(planes, kernels).run(
             x.numpy(), step.positions, step.offsets, step.starts, step.parents, layout.block_size,
             [np.ascontiguousarray(view.tables.numpy())], [view.slots.numpy()], [view.window or 0], 0,
-            len(self._layers), layout.mutual)
+            len(self._layers), mutual=layout.mutual)
 
     def keep(self, streams: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, planes: Planes,
              kernels: NativeKernels) -> None:

@@ -16,7 +16,8 @@ MTP = "mtp_layers.0"
 
 
 def expected(config: HeadConfig) -> Shapes:
-    """Every tensor of such a head but t2d, which says nothing that d2t does not."""
+    """Every tensor of such a head but t2d, which says nothing that d2t does not, and those of a layer that the target's
+    architecture builds."""
     shapes: Shapes
     if config.kind in BLOCK_KINDS:
         shapes = _block(config)
@@ -91,9 +92,12 @@ def _eagle3(config: HeadConfig) -> Shapes:
 
 def _mtp(config: HeadConfig) -> Shapes:
     hidden = config.hidden_size
-    norms = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
-    return {f"{MTP}.input_proj.weight": (hidden, 2 * hidden), **{f"{MTP}.{norm}.weight": (hidden,) for norm in norms},
-            **_layer(config, MTP)}
+    norms = ["token_layernorm", "hidden_layernorm", "final_layernorm"]
+    if not config.target_layer:
+        norms.append("input_layernorm")
+    shapes: Shapes = {f"{MTP}.input_proj.weight": (hidden, 2 * hidden)}
+    shapes |= {f"{MTP}.{norm}.weight": (hidden,) for norm in norms}
+    return shapes if config.target_layer else shapes | _layer(config, MTP)
 
 
 def _medusa(config: HeadConfig) -> Shapes:
@@ -125,26 +129,31 @@ def check(config: HeadConfig, tensors: Mapping[str, torch.Tensor], where: str) -
     if missing:
         raise ModelFormatError(f"{where} lacks {_some(missing)}, which a {config.kind} head as its config describes it "
                                "has: the download is incomplete, or config and weights do not belong together.")
-    more = [name for name in tensors if name not in shapes and name != "t2d"]
-    if more:
-        raise ModelFormatError(f"{where} holds {_some(more)}, of which its config says nothing: this version does not "
-                               "know what to do with it, so the head would draft badly. Load another one, or correct "
-                               "the config.")
+    own = {name for name in tensors if config.target_layer and name.startswith(f"{MTP}.")}
+    check_nothing_left(tensors, {*shapes, *own}, where)
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != shape:
             raise ModelFormatError(f"tensor '{name}' in {where} has shape {list(tensors[name].shape)}, but the config "
                                    f"asks for {list(shape)}: config and weights do not belong together.")
-    for name in shapes:
-        if name != "d2t" and not tensors[name].is_floating_point():
+    for name in tensors:
+        if name not in MAPS and not tensors[name].is_floating_point():
             raise ModelFormatError(f"tensor '{name}' in {where} is stored as {tensors[name].dtype}, and no "
                                    "quantization_config says what that stands for.")
-        if name != "d2t" and not torch.isfinite(tensors[name]).all():
+        if name not in MAPS and not torch.isfinite(tensors[name]).all():
             raise ModelFormatError(f"tensor '{name}' in {where} holds values that are not numbers: training has "
                                    "failed, or the file is damaged. Take an earlier checkpoint.")
     if config.reduced:
         target_ids(config, tensors["d2t"], where)
     if "t2d" in tensors:
         _check_t2d(config, tensors, where)
+
+
+def check_nothing_left(tensors: Mapping[str, torch.Tensor], known: set[str], where: str) -> None:
+    more = [name for name in tensors if name not in known and name != "t2d"]
+    if more:
+        raise ModelFormatError(f"{where} holds {_some(more)}, of which its config says nothing: this version does not "
+                               "know what to do with it, so the head would draft badly. Load another one, or correct "
+                               "the config.")
 
 
 def target_ids(config: HeadConfig, d2t: torch.Tensor, where: str) -> torch.Tensor:

@@ -32,10 +32,10 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
     own = {f"{MTP}.embed_tokens.weight": "embed_tokens.weight", f"{MTP}.shared_head.head.weight": "lm_head.weight",
            "mtp.embed_tokens.weight": "embed_tokens.weight", "mtp.lm_head.weight": "lm_head.weight"}
     renamed = {own.get(name, name): tensor for name, tensor in renamed.items()}
-    foreign = [name for name in renamed if "kv_a_proj" in name or ".experts." in name]
-    if foreign or target.latent is not None:
-        raise ModelFormatError(f"{where}: the MTP layer of {target.model_type} has latent attention or experts, which "
-                               "are not supported in a draft head.")
+    own_kind = any("kv_a_proj" in name or ".experts." in name for name in renamed)
+    if own_kind and target.latent is None and not target.num_experts:
+        raise ModelFormatError(f"{where}: the MTP layer has latent attention or experts, and the model has neither: "
+                               "they do not belong together.")
     if str(raw.get("model_type", "")).startswith(CENTRED):
         renamed = {name: tensor.float() + 1 if "norm" in name else tensor for name, tensor in renamed.items()}
     attention = f"{MTP}.self_attn"
@@ -45,7 +45,8 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
         head_dim=target.head_dim, intermediate_size=target.intermediate_size, norm_eps=target.norm_eps,
         rope_theta=target.rope.theta, max_position_embeddings=target.max_position_embeddings,
         rope_scaling=None if target.rope.kind == "default" else {"rope_type": target.rope.kind, **target.rope.settings},
-        qk_norm=f"{attention}.q_norm.weight" in renamed, attention_bias=f"{attention}.q_proj.bias" in renamed,
+        target_layer=own_kind, qk_norm=f"{attention}.q_norm.weight" in renamed,
+        attention_bias=f"{attention}.q_proj.bias" in renamed,
         own_embedding="embed_tokens.weight" in renamed, own_lm_head="lm_head.weight" in renamed)
     return config, renamed
 

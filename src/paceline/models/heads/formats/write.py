@@ -35,6 +35,9 @@ def write_head(folder: str | Path, config: HeadConfig, tensors: Mapping[str, tor
         raise ConfigError(f"A draft head is stored as {', '.join(STORAGE)}, not as {storage!r}.")
     if path.exists() and not replace:
         raise ConfigError(f"{path} is there already: name another folder, or remove it.")
+    if config.target_layer:
+        raise ConfigError("An MTP layer of the target's own kind stays in the target's checkpoint: the speculators "
+                          "format has no words for it.")
     check(config, tensors, "this head")
     stored: dict[str, torch.Tensor] = {}
     in_floats: list[str] = []

@@ -1,0 +1,98 @@
+"""What native code does for draft heads: layers in one call, rows of a block, rows that only store, a shared pool."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import Rows
+from head_models import CONFIGS, DraftHand, choices, longest, made, target, text
+
+from paceline.kernels import cpu
+
+native = cpu.load()
+pytestmark = pytest.mark.skipif(native is None, reason="the native kernels are not built here (no C++ compiler)")
+BLOCKS = ["dspark", "dspark gated", "dspark rnn", "dflash"]
+
+
+def drafts(name: str, *, whole: bool, threads: int = 1) -> torch.Tensor:
+    """whole: with the head's layers in one native call, else kernel by kernel."""
+    from paceline.kernels.cpu.backend import NativeKernels
+    head: Any = made(name, packed=True)
+    assert head.native is not None
+    if not whole:
+        head.native = None
+    hand, texts = DraftHand(target(packed=True), head, NativeKernels(threads)), [text(1, 21), text(2, 6)]
+    seqs = [hand.new() for _ in texts]
+    hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
+    return hand.draft(seqs, [tokens[-1] for tokens in texts], choices(seqs, longest(CONFIGS[name])))[0]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_one_call_for_all_layers_gives_what_kernels_give_one_by_one(name):
+    """Up to the order of sums between products, of which what follows is rounded to 8 bits."""
+    by_one, whole = drafts(name, whole=False), drafts(name, whole=True)
+    assert (by_one - whole).abs().max() < 0.05 * by_one.std()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_drafts_do_not_depend_on_the_number_of_threads(threads):
+    assert torch.equal(drafts("dspark", whole=True, threads=threads), drafts("dspark", whole=True))
+
+
+def test_several_threads_of_a_program_share_the_pool():
+    """Whoever has work waits for who came first; nobody's result is another's."""
+    expected = drafts("dspark", whole=True, threads=2)
+    found: list[torch.Tensor] = []
+    workers = [threading.Thread(target=lambda: found.append(drafts("dspark", whole=True, threads=2))) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert len(found) == 3 and all(torch.equal(one, expected) for one in found)
+
+
+@pytest.fixture
+def keeping() -> tuple[Any, dict[str, Any]]:
+    """A model of one layer with a cache of 8 slots, and the arguments of a right call of Model.keep."""
+    assert native is not None
+    ones, half = np.ones(64, dtype=np.float32), np.zeros((16, 8), dtype=np.float32)
+    model = native.Model(hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=64, eps=1e-5, cache="float32",
+                         kernels="", threads=1, cos=half, sin=half)
+    matrices = [native.Matrix("q8", rows, 64) for rows in (128, 64, 128, 64)]
+    nothing = np.zeros(0, dtype=np.float32)
+    model.add_layer(ones, ones, *matrices, 0, nothing, nothing, nothing)
+    model.bind_cache([torch.zeros(8, 2, 16)], [torch.zeros(8, 2, 16)], [], [])
+    return model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
+                   "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("norm", np.ones(32, dtype=np.float32)), ("hidden", np.ones((2, 32), dtype=np.float32)),
+    ("positions", np.array([3])), ("positions", np.array([3, 16])), ("positions", np.array([-1, 4])),
+    ("slots", np.array([1])), ("slots", np.array([1, 8])), ("slots", np.array([-1, 2]))])
+def test_wrong_arguments_are_errors(keeping, name, value):
+    model, arguments = keeping
+    model.keep(**arguments)
+    with pytest.raises(ValueError):
+        model.keep(**(arguments | {name: value}))
+
+
+def test_a_matrix_without_every_layers_rows_is_an_error(keeping):
+    model, arguments = keeping
+    for rows, cols in ((56, 64), (64, 32)):
+        with pytest.raises(ValueError):
+            model.keep(**(arguments | {"matrix": native.Matrix("q8", rows, cols)}))  # type: ignore[union-attr]
+
+
+def test_rows_of_trees_are_no_block(keeping):
+    model, _ = keeping
+    step = {"hidden": np.ones((2, 64), dtype=np.float32), "positions": np.array([0, 1]), "offsets": np.array([0, 2]),
+            "starts": np.array([0]), "block_size": 4, "tables": [np.array([[1]])], "slots": [np.array([4, 5])],
+            "windows": [0], "first": 0, "last": 1}
+    model.run(**step, parents=None, mutual=True)
+    with pytest.raises(ValueError, match="trees"):
+        model.run(**step, parents=np.array([-1, 0]), mutual=True)
