@@ -132,3 +132,24 @@ def test_heads_beside_native_code_share_its_rounding_and_not_its_company() -> No
         for prompt in PROMPTS:
             alone, _ = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}), wish, [prompt], params[:1])
             assert alone and all(together[text] == draft for text, draft in alone.items())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_medusa_drafts_a_whole_tree(temperature: float) -> None:
+    """Every node goes on with what its depth offers, which is the same below all of them; the chain is among it."""
+    model = target(FAST)
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, seed=seed) for seed in range(4)]
+    plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(PROMPTS, params, speculation=None)]
+    trees, texts = drafts_of(tiny_llm(model, trained={"it": random_head("medusa", model)}),
+                             {"method": "medusa", "branches": [3, 2, 1], "k": 3, "adaptive": False}, PROMPTS, params)
+    assert texts == plain
+    chains, _ = drafts_of(tiny_llm(model, trained={"it": random_head("medusa", model)}),
+                          {"method": "medusa", "k": 3, "adaptive": False}, PROMPTS, params)
+    whole = [text for text, (tokens, _, _) in trees.items() if len(tokens) == 15]
+    assert len(whole) > 10
+    for text in whole:
+        tokens, parents, _ = trees[text]
+        assert parents == [-1] * 3 + [0, 0, 1, 1, 2, 2] + [3, 4, 5, 6, 7, 8]
+        assert tokens[3:9] == tokens[3:5] * 3 and len(set(tokens[9:])) == 1 and len(set(tokens[:3])) == 3
+        if text in chains and len(chains[text][0]) == 3:
+            assert [tokens[0], tokens[3], tokens[9]] == chains[text][0]

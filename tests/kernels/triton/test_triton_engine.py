@@ -39,8 +39,8 @@ SUBJECTS = {"plain": ("llama", "auto"), "latents": ("deepseek_dense", "auto"), "
 
 
 def made(device: torch.device, kernels: str, subject: str, capture: str = "lazy", trained: str = "") -> LLM:
-    """One layer of one head, which is enough: what kernels compute is tested elsewhere. `trained`: the kind of a trained
-    head of the model."""
+    """One layer of one head, which is enough: what kernels compute is tested elsewhere. `trained`: the kind of a
+    trained head of the model."""
     small = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1}
     name, kv_dtype = SUBJECTS[subject]
     model = build(ModelConfig.from_dict(BASE | SHAPES[name] | small), OnDevice(device), 64)
