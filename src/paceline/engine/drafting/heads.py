@@ -195,7 +195,7 @@ class HeadModel:
             own = [Place(member.seq, [*member.path, *paths[node + 1]], count)
                    for node, count in zip(ask.at, ask.counts)]
             if len(own) > 1 and not self.trees:
-                raise ValueError("this head goes on from one token at a time: it drafts chains, and siblings beside them")
+                raise ValueError("this head goes on from one token at a time: it drafts chains with siblings")
             places += own
             rows += [index] * len(own)
         depth = len(places[0].path)
