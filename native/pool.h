@@ -62,13 +62,13 @@ class Pool {
     int size() const { return team_.size(); }
 
     // Run job(id) on every thread of the team, the caller being number 0, and wait for all. One job at a time: whoever
-    // else has one waits. Not reentrant.
+    // else has one waits, but for a team of one, which is its caller. Not reentrant.
     template <class Job> void run(Job&& job) {
-        std::lock_guard<std::mutex> lock(jobs_);
         if (team_.size() == 1) {
             job(0);
             return;
         }
+        std::lock_guard<std::mutex> lock(jobs_);
         call_ = [](void* data, int id) { (*static_cast<Job*>(data))(id); };
         data_ = &job;
         start();

@@ -56,8 +56,7 @@ def read_head(folder: str | Path, target: ModelConfig) -> HeadCheckpoint:
 
 def _read(raw: dict[str, Any], path: Path, target: ModelConfig, where: str) -> tuple[HeadConfig, Tensors]:
     if "speculators_model_type" in raw:
-        tensors = read_tensors(path)
-        return speculators.read(raw, tensors, target, where), tensors
+        return speculators.read(raw, read_tensors(path), target, where)
     if "dflash_config" in raw or "target_layer_ids" in raw:
         return official.read_block(raw, read_tensors(path), target, where)
     if "medusa_num_heads" in raw or "hydra_num_heads" in raw:

@@ -24,7 +24,8 @@ def read_shape(fields: Fields, *, layers: bool = True) -> dict[str, Any]:
     if fields.flag("mlp_bias"):
         raise ModelFormatError(f"{fields.where}: mlp_bias is not supported in a draft head.")
     _check_windows(fields)
-    rope = fields.part("rope_parameters").raw or fields.part("rope_scaling").raw
+    both = fields.part("rope_parameters"), fields.part("rope_scaling")
+    rope = both[0].raw or both[1].raw
     theta = fields.get("rope_theta", rope.get("rope_theta", 10000.0))
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"

@@ -14,8 +14,8 @@ from paceline.models.heads.formats.shape import read_shape, write_shape
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel", "eagle3": "Eagle3DraftModel",
                  "mtp": "MTPDraftModel", "eagle1": "EagleSpeculator", "medusa": "MedusaModel", "hydra": "HydraModel"}
-NAMES = {"eagle": "eagle1"}
-"""What it calls kinds, where that is another name."""
+EAGLE1 = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+"""Its "eagle" is EAGLE-1, with other names for the same tensors."""
 OF_TRAINING = ("speculators_version", "embed_requires_grad", "num_anchors", "max_anchors", "ce_loss_alpha",
                "l1_loss_alpha", "confidence_head_alpha", "loss_decay_gamma", "loss_fn", "auf", "lambda_base_start",
                "lambda_base_decay_ratio", "emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "enable_sp_ulysses",
@@ -29,10 +29,15 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return (2, layers // 2, layers - 3)
 
 
-def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str) -> HeadConfig:
+def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str) -> tuple[HeadConfig, Tensors]:
     fields = Fields(raw, where)
     kind = fields.text("speculators_model_type")
-    kind = NAMES.get(kind, kind)
+    if kind == "eagle":
+        kind = "eagle1"
+        fields.flag("fusion_bias")
+        for old, new in EAGLE1.items():
+            tensors = {new + name.removeprefix(old) if name.startswith(old) else name: tensor
+                       for name, tensor in tensors.items()}
     if kind not in KINDS:
         raise ModelFormatError(f"{where}: speculators_model_type {kind!r} is not supported; supported are "
                                f"{', '.join(KINDS)}.")
@@ -64,7 +69,7 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
             raise ModelFormatError(f"{where}: num_nextn_predict_layers above 1 is not supported.")
     found |= _spoken(fields)
     fields.done(OF_TRAINING)
-    return HeadConfig(**found)
+    return HeadConfig(**found), tensors
 
 
 def _block(fields: Fields, kind: str) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def write(config: HeadConfig) -> dict[str, Any]:
     """What config.json says of such a head."""
     raw: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.kind]],
-        "speculators_model_type": {own: name for name, own in NAMES.items()}.get(config.kind, config.kind),
+        "speculators_model_type": config.kind,
         "transformer_layer_config": write_shape(config), "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.hidden_size}
     if config.kind in BLOCK_KINDS:

@@ -21,15 +21,18 @@ from paceline.models.load.safetensors_folder import SINGLE
 
 STORAGE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float16}
 """Types of storage, and what tensors that are no matrices have in them."""
+IN_FLOATS = ("fc.weight",)
+"""Reads streams of very different sizes side by side, so that a row holds weights of very different sizes: with one
+scale for all of them the smallest would be lost."""
 LARGEST = 127
 
 
 def write_head(folder: str | Path, config: HeadConfig, tensors: Mapping[str, torch.Tensor], *,
                storage: str = "float16", replace: bool = False) -> None:
     """Writes config.json and model.safetensors to a folder beside `folder`, then renames it: who reads `folder` never
-    sees half a head. storage: float32, bfloat16, float16, or int8, where every matrix becomes codes with a scale per
-    row (`<name>` int8, `<name>_scale` float32 [rows, 1], as compressed-tensors has them). replace: `folder` may be
-    there already."""
+    sees half a head. storage: float32, bfloat16, float16, or int8, where every matrix but `fc` becomes codes with a
+    scale per row (`<name>` int8, `<name>_scale` float32 [rows, 1], as compressed-tensors has them). replace: `folder`
+    may be there already."""
     path = Path(folder)
     if storage not in STORAGE:
         raise ConfigError(f"A draft head is stored as {', '.join(STORAGE)}, not as {storage!r}.")
@@ -45,7 +48,7 @@ def write_head(folder: str | Path, config: HeadConfig, tensors: Mapping[str, tor
         if name in MAPS:
             continue
         plain = tensor.detach().cpu()
-        if storage == "int8" and _is_matrix(plain) and name.endswith(".weight"):
+        if storage == "int8" and _is_matrix(plain) and name.endswith(".weight") and name not in IN_FLOATS:
             stored[name], stored[f"{name}_scale"] = rounded(plain)
         else:
             stored[name] = plain.to(STORAGE[storage]).contiguous().clone()
