@@ -23,14 +23,37 @@ float largest(const float* x, int count) {
 
 float inverse(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
+// Adding 1.5 * 2^23 rounds to an integer, as the bits below the sum's last one are dropped to nearest even.
+float level(float x) {
+    const float value = (x + 12582912.0f) - 12582912.0f;
+    return value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
+}
+
+// The Hadamard transform of a block (spread.h), times `factor`. Twice with factors whose product is 1 / kBlock is nothing.
+void spread_block(float* x, float factor) {
+    for (int n = 1; n < kBlock; n *= 2)
+        for (int i = 0; i < kBlock; i += 2 * n)
+            for (int j = i; j < i + n; j++) {
+                const float a = x[j], b = x[j + n];
+                x[j] = a + b;
+                x[j + n] = a - b;
+            }
+    for (int i = 0; i < kBlock; i++) x[i] *= factor;
+}
+
+// Rounds the block's columns one after the other to multiples of `scale`; those after it make up for a column's error.
+void settle_block(float* x, float factor, float scale, const float* passing) {
+    for (int i = 0; i < kBlock; i++, passing += kBlock) {
+        const float rounded = level(x[i] * factor) * scale, error = x[i] - rounded;
+        x[i] = rounded;
+        for (int j = i + 1; j < kBlock; j++) x[j] -= error * passing[j];
+    }
+}
+
 // kBlock floats of one row to 8 bits, at their places in a block of kLanes rows.
 void round_block(const float* in, float factor, uint8_t* out) {
     int8_t rounded[kBlock];
-    for (int k = 0; k < kBlock; k++) {
-        // Adding 1.5 * 2^23 rounds to an integer, as the bits below the sum's last one are dropped to nearest even.
-        const float value = (in[k] * factor + 12582912.0f) - 12582912.0f;
-        rounded[k] = int8_t(value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value);
-    }
+    for (int k = 0; k < kBlock; k++) rounded[k] = int8_t(level(in[k] * factor));
     for (int l = 0; l < kBlock / 4; l++) std::memcpy(out + 32 * l, rounded + 4 * l, 4);
 }
 
@@ -38,13 +61,15 @@ void round_block(const float* in, float factor, uint8_t* out) {
 
 void Matrix::Free::operator()(uint8_t* p) const { std::free(p); }
 
-Matrix::Matrix(Format format, int rows, int cols) {
+Matrix::Matrix(Format format, int rows, int cols, bool spread) {
     if (rows <= 0 || cols <= 0 || rows % kLanes || cols % kBlock)
         throw std::invalid_argument("a packed matrix needs rows in eights and columns in blocks of 32, got " +
                                     std::to_string(rows) + " x " + std::to_string(cols));
     if (format == Format::kQ4K && cols % (kSuper * kBlock))
         throw std::invalid_argument("blocks of 256 columns do not fill rows of " + std::to_string(cols));
-    view_ = Packed{format, rows, cols, nullptr};
+    if (spread && format != Format::kQ8 && format != Format::kI8)
+        throw std::invalid_argument("only matrices of the forms i8 and q8 can be spread");
+    view_ = Packed{format, rows, cols, nullptr, spread};
     size_ = size_t(view_.groups()) * view_.group_bytes();
     const size_t whole = (size_ + kReadAhead + 63) / 64 * 64;
     data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, whole)));
@@ -70,7 +95,8 @@ void Matrix::check_rows(int first, int count) const {
         throw std::invalid_argument("rows to pack must come in eights and lie inside the matrix");
 }
 
-void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name, int first, int count) {
+void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name, int first, int count,
+                         const float* passing) {
     const BlockType* type = block_type(name);
     const std::string kind = name;
     if (type == nullptr) throw std::invalid_argument("blocks of type " + kind + " cannot be packed");
@@ -82,7 +108,7 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
     if (view_.cols % type->weights) throw std::invalid_argument("blocks of type " + kind + " do not fill a row");
     if (stride < size_t(view_.cols / type->weights) * type->bytes)
         throw std::invalid_argument("a source row is too short for its blocks");
-    const bool rounds = format == Format::kI8 || (format == Format::kQ8 && !type->one_half);
+    const bool rounds = format == Format::kI8 || (format == Format::kQ8 && (view_.spread || !type->one_half));
     const int many = type->weights / kBlock;
     std::vector<float> whole(rounds ? size_t(view_.cols) : 0);
     Codes codes[kSuper];
@@ -97,8 +123,8 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
                     if (rounds) codes[i].floats(whole.data() + (b + i) * kBlock);
                     else take_codes(codes[i], b + i, row);
             }
-            if (format == Format::kI8) take_row_whole(whole.data(), row);
-            else if (rounds) take_row_in_blocks(whole.data(), row);
+            if (format == Format::kI8) take_row_whole(whole.data(), row, passing);
+            else if (rounds) take_row_in_blocks(whole.data(), row, passing);
         }
     }
 }
@@ -154,31 +180,42 @@ void Matrix::take_codes(const Codes& codes, int b, int row) {
     }
 }
 
-void Matrix::take_floats(const float* source, int first, int count) {
+void Matrix::take_floats(const float* source, int first, int count, const float* passing) {
     if (view_.format != Format::kI8 && view_.format != Format::kQ8)
         throw std::invalid_argument("floats are packed into matrices of the forms i8 and q8 only");
     check_rows(first, count);
     for (int r = 0; r < count; r++) {
         const float* in = source + size_t(r) * size_t(view_.cols);
-        if (view_.format == Format::kI8) take_row_whole(in, first + r);
-        else take_row_in_blocks(in, first + r);
+        if (view_.format == Format::kI8) take_row_whole(in, first + r, passing);
+        else take_row_in_blocks(in, first + r, passing);
     }
 }
 
-void Matrix::take_row_in_blocks(const float* in, int row) {
+void Matrix::take_row_in_blocks(const float* in, int row, const float* passing) {
     const int group = row / kLanes, lane = row % kLanes;
     for (int b = 0; b < view_.blocks(); b++, in += kBlock) {
-        const uint16_t half = half_of_float(largest(in, kBlock) / 127.0f);
+        float x[kBlock];
+        std::memcpy(x, in, sizeof x);
+        if (view_.spread) spread_block(x, 1.0f / kBlock);
+        const uint16_t half = half_of_float(largest(x, kBlock) / 127.0f);
+        const float scale = float_of_half(half);
         uint8_t* out = block(group, b);
-        round_block(in, inverse(float_of_half(half)), out + 4 * lane);
+        if (passing != nullptr) settle_block(x, inverse(scale), scale, passing + size_t(b) * kBlock * kBlock);
+        round_block(x, inverse(scale), out + 4 * lane);
         std::memcpy(out + 256 + 2 * lane, &half, 2);
     }
 }
 
-void Matrix::take_row_whole(const float* in, int row) {
+void Matrix::take_row_whole(const float* in, int row, const float* passing) {
     const int group = row / kLanes, lane = row % kLanes;
-    const float scale = largest(in, view_.cols) / 127.0f, factor = inverse(scale);
-    for (int b = 0; b < view_.blocks(); b++) round_block(in + b * kBlock, factor, block(group, b) + 4 * lane);
+    std::vector<float> whole(in, in + view_.cols);
+    for (int b = 0; b < view_.blocks() && view_.spread; b++) spread_block(whole.data() + b * kBlock, 1.0f / kBlock);
+    const float scale = largest(whole.data(), view_.cols) / 127.0f, factor = inverse(scale);
+    for (int b = 0; b < view_.blocks(); b++) {
+        float* x = whole.data() + b * kBlock;
+        if (passing != nullptr) settle_block(x, factor, scale, passing + size_t(b) * kBlock * kBlock);
+        round_block(x, factor, block(group, b) + 4 * lane);
+    }
     *row_scale(row) = scale;
 }
 
@@ -206,6 +243,7 @@ void Matrix::row(int index, float* out) const {
             const bool whole = view_.format == Format::kI8;
             const float scale = whole ? *row_scale(index) : float_of_half(half_at(in + 256 + 2 * lane));
             for (int k = 0; k < kBlock; k++) out[k] = float(int8_t(in[32 * (k / 4) + 4 * lane + k % 4])) * scale;
+            if (view_.spread) spread_block(out, 1.0f);
         }
     }
 }

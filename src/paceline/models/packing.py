@@ -29,6 +29,8 @@ COLUMNS = 32
 """Columns of a block: matrices of other widths stay tensors."""
 LANES = 8
 """Rows are packed together by this many."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 def exact_form(kinds: Iterable[str]) -> str | None:
@@ -44,8 +46,10 @@ def bits_in_blocks(kind: str) -> float:
 class PackingWeights:
     """WeightSource around another one, for models that run with NativeKernels. The layers' matrices are rounded to 8
     bits with one scale per row; embedding and head to 8 bits with one per 32 values, because nothing after them evens
-    out an error. With `keep_blocks` what the checkpoint holds in blocks keeps its values, in the smallest form that
-    can hold them, and the rest gets a scale per 32 values. Tensors come in float32."""
+    out an error. Blocks of 32 columns are spread before (native/spread.h), which costs activations and weights fewer
+    outliers, and where the source knows how (`compensation`) a column's error is made up for by those after it. With
+    `keep_blocks` what the checkpoint holds in blocks keeps its values, in the smallest form that can hold them, and
+    the rest gets a scale per 32 values. Tensors come in float32."""
 
     def __init__(self, weights: WeightSource, keep_blocks: bool = False, split_outliers: bool = False) -> None:
         """split_outliers: columns that the checkpoint keeps in floats stay floats (OutlierWeight), which whoever takes
@@ -103,10 +107,12 @@ class PackingWeights:
         by_row = not self._keep_blocks and parts[0][0].startswith("model.layers.")
         if kinds <= BLOCKS and all(count % LANES == 0 for _, count in parts[:-1]):
             form = "i8" if by_row else (exact_form(kinds) if self._keep_blocks else None) or "q8"
-            matrix = self._native.Matrix(form, -(-rows // LANES) * LANES, cols)
+            rounds = not self._keep_blocks and self._multiplied(parts[0][0])
+            matrix = self._native.Matrix(form, -(-rows // LANES) * LANES, cols, spread=rounds)
+            passing = self._compensation(parts) if rounds else None
             first = 0
             for (kind, source), (_, count) in zip(blocks, parts):
-                _take(matrix, kind, source, first)
+                _take(matrix, kind, source, first, passing)
                 first += count
             return PackedWeight(matrix, rows, 4 if form in ("q4", "q4k") else 8)
         whole = np.zeros((-(-rows // LANES) * LANES, cols), dtype=np.float32)
@@ -114,9 +120,19 @@ class PackingWeights:
         for name, count in parts:
             whole[first:first + count] = self._weights.take(name, (count, cols)).float().numpy()
             first += count
-        matrix = self._native.Matrix("i8" if by_row else "q8", whole.shape[0], cols)
-        matrix.take_floats(whole, 0)
+        spread = self._multiplied(parts[0][0])
+        matrix = self._native.Matrix("i8" if by_row else "q8", whole.shape[0], cols, spread=spread)
+        matrix.take_floats(whole, 0, self._compensation(parts) if spread else None)
         return PackedWeight(matrix, rows, 8)
+
+    def _multiplied(self, name: str) -> bool:
+        """Whether activations meet the matrix: an embedding beside a head of its own is only looked up."""
+        return name != EMBEDDING or not self.has(HEAD)
+
+    def _compensation(self, parts: Sequence[tuple[str, int]]) -> npt.NDArray[np.float32] | None:
+        """All parts have the same input."""
+        source = getattr(self._weights, "compensation", None)
+        return None if source is None else source(parts[0][0])
 
     def _split(self, parts: Sequence[tuple[str, int]], cols: int) -> OutlierWeight | None:
         """Where the source keeps columns in floats: those beside the rest, which gets one scale per row."""
@@ -129,7 +145,7 @@ class PackingWeights:
         rows = len(whole)
         rest = torch.zeros(-(-rows // LANES) * LANES, cols)
         rest[:rows] = whole.index_fill(1, columns, 0.0)
-        matrix = self._native.Matrix("i8", len(rest), cols)
+        matrix = self._native.Matrix("i8", len(rest), cols, spread=True)
         matrix.take_floats(rest.numpy(), 0)
         return OutlierWeight(matrix, rows, 8, columns, whole[:, columns].contiguous())
 
@@ -139,12 +155,13 @@ class PackingWeights:
         return (None if source is None else source(name, (rows, cols))) or ("", np.empty((0, 0), dtype=np.uint8))
 
 
-def _take(matrix: Any, kind: str, source: npt.NDArray[np.uint8], first: int) -> None:
+def _take(matrix: Any, kind: str, source: npt.NDArray[np.uint8], first: int,
+          passing: npt.NDArray[np.float32] | None) -> None:
     """Rows of blocks into a native matrix from row `first` on; what is left of the last eight are zeros."""
     whole = len(source) // LANES * LANES
     if whole:
-        matrix.take_blocks(np.ascontiguousarray(source[:whole]), kind, first)
+        matrix.take_blocks(np.ascontiguousarray(source[:whole]), kind, first, passing)
     if whole < len(source):
         last = np.zeros((LANES, source.shape[1]), dtype=np.uint8)
         last[:len(source) - whole] = source[whole:]
-        matrix.take_blocks(last, kind, first + whole)
+        matrix.take_blocks(last, kind, first + whole, passing)
