@@ -6,13 +6,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from paceline.measure.perplexity import Scorer, windows
+from paceline.measure.perplexity import windows
 
 TOP = 20
 """Tokens of the reference whose probabilities are compared: those that sampling would choose among."""
+
+
+class Predictor(Protocol):
+    """Whatever has logits: a Scorer, or another engine."""
+
+    def predictions(self, tokens: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Some positions after others: logits [N, vocabulary] and the tokens [N] that came, over all but the first."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,12 +66,12 @@ class Judged:
     """Mean over positions, in nats, of KL(reference || this) among the reference's TOP tokens."""
 
 
-def judge(scorer: Scorer, tokens: list[int], window: int, reference: Best | None = None) -> Judged:
+def judge(model: Predictor, tokens: list[int], window: int, reference: Best | None = None) -> Judged:
     """One pass over the text, every window with nothing before it. Without a reference the model is its own."""
     count = same = 0
     surprise = distance = 0.0
     found: list[Best] = []
-    for logits, targets in _predictions(scorer, tokens, window):
+    for logits, targets in _predictions(model, tokens, window):
         own = Best.of(logits)
         agreed, apart = (own if reference is None else reference[count:count + len(targets)]).compare(logits)
         surprise -= float(torch.log_softmax(logits, -1).gather(1, targets[:, None]).double().sum())
@@ -72,6 +81,6 @@ def judge(scorer: Scorer, tokens: list[int], window: int, reference: Best | None
     return Judged(math.exp(surprise / count), best, same / count, distance / count)
 
 
-def _predictions(scorer: Scorer, tokens: list[int], window: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _predictions(model: Predictor, tokens: list[int], window: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for part in windows(tokens, window):
-        yield from scorer.predictions(part)
+        yield from model.predictions(part)

@@ -105,11 +105,11 @@ class PackingWeights:
         kinds = {kind for kind, _ in blocks}
         rows = sum(count for _, count in parts)
         by_row = not self._keep_blocks and parts[0][0].startswith("model.layers.")
+        spread = not self._keep_blocks and self._multiplied(parts[0][0])
+        passing = self._compensation(parts) if spread else None
         if kinds <= BLOCKS and all(count % LANES == 0 for _, count in parts[:-1]):
             form = "i8" if by_row else (exact_form(kinds) if self._keep_blocks else None) or "q8"
-            rounds = not self._keep_blocks and self._multiplied(parts[0][0])
-            matrix = self._native.Matrix(form, -(-rows // LANES) * LANES, cols, spread=rounds)
-            passing = self._compensation(parts) if rounds else None
+            matrix = self._native.Matrix(form, -(-rows // LANES) * LANES, cols, spread=spread)
             first = 0
             for (kind, source), (_, count) in zip(blocks, parts):
                 _take(matrix, kind, source, first, passing)
@@ -120,9 +120,8 @@ class PackingWeights:
         for name, count in parts:
             whole[first:first + count] = self._weights.take(name, (count, cols)).float().numpy()
             first += count
-        spread = self._multiplied(parts[0][0])
         matrix = self._native.Matrix("i8" if by_row else "q8", whole.shape[0], cols, spread=spread)
-        matrix.take_floats(whole, 0, self._compensation(parts) if spread else None)
+        matrix.take_floats(whole, 0, passing)
         return PackedWeight(matrix, rows, 8)
 
     def _multiplied(self, name: str) -> bool:
