@@ -93,6 +93,11 @@ struct Kernels {
     // x, `count` blocks of one row, to the row's blocks from `first` on, for matrices that are spread or for others.
     void (*quantise)(const float* x, int count, const Quantised& out, int row, int first, bool spread);
 
+    // A block of kLanes rows of weights, column after column, to whole numbers of their scales, to its place in a matrix
+    // of 8 bits. `passing` [kBlock, kBlock], or none: [i][j] times the error of column i is taken from column j > i. x
+    // is overwritten.
+    void (*round_block)(float* x, const float* scale, const float* passing, uint8_t* out);
+
     // x * weight / rms(x), one row.
     void (*rms_norm)(const float* x, const float* weight, float eps, int cols, float* out);
 

@@ -15,46 +15,33 @@ namespace {
 
 constexpr size_t kReadAhead = 4096;  // kernels ask for weights ahead of their use, also at the very end
 
-float largest(const float* x, int count) {
-    float found = 0.0f;
-    for (int i = 0; i < count; i++) found = std::fabs(x[i]) > found ? std::fabs(x[i]) : found;
-    return found;
-}
-
-float inverse(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
-
-// Adding 1.5 * 2^23 rounds to an integer, as the bits below the sum's last one are dropped to nearest even.
-float level(float x) {
-    const float value = (x + 12582912.0f) - 12582912.0f;
-    return value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
-}
-
-// The Hadamard transform of a block (spread.h), times `factor`. Twice with factors whose product is 1 / kBlock is nothing.
-void spread_block(float* x, float factor) {
+// The Hadamard transform of a block (spread.h) of `lanes` rows side by side, times `factor`. Twice with factors whose product
+// is 1 / kBlock is nothing.
+template <int lanes> void spread_block(float* x, float factor) {
     for (int n = 1; n < kBlock; n *= 2)
         for (int i = 0; i < kBlock; i += 2 * n)
-            for (int j = i; j < i + n; j++) {
-                const float a = x[j], b = x[j + n];
+            for (int j = i * lanes; j < (i + n) * lanes; j++) {
+                const float a = x[j], b = x[j + n * lanes];
                 x[j] = a + b;
-                x[j + n] = a - b;
+                x[j + n * lanes] = a - b;
             }
-    for (int i = 0; i < kBlock; i++) x[i] *= factor;
+    for (int i = 0; i < kBlock * lanes; i++) x[i] *= factor;
 }
 
-// Rounds the block's columns one after the other to multiples of `scale`; those after it make up for a column's error.
-void settle_block(float* x, float factor, float scale, const float* passing) {
-    for (int i = 0; i < kBlock; i++, passing += kBlock) {
-        const float rounded = level(x[i] * factor) * scale, error = x[i] - rounded;
-        x[i] = rounded;
-        for (int j = i + 1; j < kBlock; j++) x[j] -= error * passing[j];
-    }
+// kLanes rows of `cols` floats, side by side.
+void interleave(const float* rows, int cols, float* out) {
+    for (int r = 0; r < kLanes; r++)
+        for (int c = 0; c < cols; c++) out[c * kLanes + r] = rows[size_t(r) * size_t(cols) + size_t(c)];
 }
 
-// kBlock floats of one row to 8 bits, at their places in a block of kLanes rows.
-void round_block(const float* in, float factor, uint8_t* out) {
-    int8_t rounded[kBlock];
-    for (int k = 0; k < kBlock; k++) rounded[k] = int8_t(level(in[k] * factor));
-    for (int l = 0; l < kBlock / 4; l++) std::memcpy(out + 32 * l, rounded + 4 * l, 4);
+// The largest size of each row.
+void largest(const float* x, int cols, float* out) {
+    for (int r = 0; r < kLanes; r++) out[r] = 0.0f;
+    for (int c = 0; c < cols; c++)
+        for (int r = 0; r < kLanes; r++) {
+            const float size = std::fabs(x[c * kLanes + r]);
+            out[r] = size > out[r] ? size : out[r];
+        }
 }
 
 }  // namespace
@@ -110,7 +97,7 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
         throw std::invalid_argument("a source row is too short for its blocks");
     const bool rounds = format == Format::kI8 || (format == Format::kQ8 && (view_.spread || !type->one_half));
     const int many = type->weights / kBlock;
-    std::vector<float> whole(rounds ? size_t(view_.cols) : 0);
+    std::vector<float> whole(rounds ? size_t(view_.cols) * kLanes : 0);
     Codes codes[kSuper];
     for (int row = first; row < first + count; row++, source += stride) {
         if (format == Format::kQ4) take_q4(source, kind == "Q4_1", row);
@@ -120,11 +107,10 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
             for (int b = 0; b < view_.blocks(); b += many, in += type->bytes) {
                 type->read(in, codes);
                 for (int i = 0; i < many; i++)
-                    if (rounds) codes[i].floats(whole.data() + (b + i) * kBlock);
+                    if (rounds) codes[i].floats(whole.data() + size_t(row % kLanes) * size_t(view_.cols) + (b + i) * kBlock);
                     else take_codes(codes[i], b + i, row);
             }
-            if (format == Format::kI8) take_row_whole(whole.data(), row, passing);
-            else if (rounds) take_row_in_blocks(whole.data(), row, passing);
+            if (rounds && row % kLanes == kLanes - 1) take_group(whole.data(), row / kLanes, passing);
         }
     }
 }
@@ -184,39 +170,34 @@ void Matrix::take_floats(const float* source, int first, int count, const float*
     if (view_.format != Format::kI8 && view_.format != Format::kQ8)
         throw std::invalid_argument("floats are packed into matrices of the forms i8 and q8 only");
     check_rows(first, count);
-    for (int r = 0; r < count; r++) {
-        const float* in = source + size_t(r) * size_t(view_.cols);
-        if (view_.format == Format::kI8) take_row_whole(in, first + r, passing);
-        else take_row_in_blocks(in, first + r, passing);
-    }
+    for (int r = 0; r < count; r += kLanes)
+        take_group(source + size_t(r) * size_t(view_.cols), (first + r) / kLanes, passing);
 }
 
-void Matrix::take_row_in_blocks(const float* in, int row, const float* passing) {
-    const int group = row / kLanes, lane = row % kLanes;
-    for (int b = 0; b < view_.blocks(); b++, in += kBlock) {
-        float x[kBlock];
-        std::memcpy(x, in, sizeof x);
-        if (view_.spread) spread_block(x, 1.0f / kBlock);
-        const uint16_t half = half_of_float(largest(x, kBlock) / 127.0f);
-        const float scale = float_of_half(half);
-        uint8_t* out = block(group, b);
-        if (passing != nullptr) settle_block(x, inverse(scale), scale, passing + size_t(b) * kBlock * kBlock);
-        round_block(x, inverse(scale), out + 4 * lane);
-        std::memcpy(out + 256 + 2 * lane, &half, 2);
+void Matrix::take_group(const float* source, int group, const float* passing) {
+    std::vector<float> all(size_t(view_.cols) * kLanes);
+    float* x = all.data();
+    interleave(source, view_.cols, x);
+    float scale[kLanes];
+    const Kernels* kernels = best_kernels();
+    const auto block_of = [&](int b) { return x + size_t(b) * kBlock * kLanes; };
+    for (int b = 0; b < view_.blocks() && view_.spread; b++) spread_block<kLanes>(block_of(b), 1.0f / kBlock);
+    if (view_.format == Format::kI8) {
+        largest(x, view_.cols, scale);
+        for (int r = 0; r < kLanes; r++) *row_scale(group * kLanes + r) = scale[r] /= 127.0f;
     }
-}
-
-void Matrix::take_row_whole(const float* in, int row, const float* passing) {
-    const int group = row / kLanes, lane = row % kLanes;
-    std::vector<float> whole(in, in + view_.cols);
-    for (int b = 0; b < view_.blocks() && view_.spread; b++) spread_block(whole.data() + b * kBlock, 1.0f / kBlock);
-    const float scale = largest(whole.data(), view_.cols) / 127.0f, factor = inverse(scale);
     for (int b = 0; b < view_.blocks(); b++) {
-        float* x = whole.data() + b * kBlock;
-        if (passing != nullptr) settle_block(x, factor, scale, passing + size_t(b) * kBlock * kBlock);
-        round_block(x, factor, block(group, b) + 4 * lane);
+        uint8_t* out = block(group, b);
+        if (view_.format == Format::kQ8) {
+            largest(block_of(b), kBlock, scale);
+            for (int r = 0; r < kLanes; r++) {
+                const uint16_t half = half_of_float(scale[r] / 127.0f);
+                std::memcpy(out + 256 + 2 * r, &half, 2);
+                scale[r] = float_of_half(half);
+            }
+        }
+        kernels->round_block(block_of(b), scale, passing == nullptr ? nullptr : passing + size_t(b) * kBlock * kBlock, out);
     }
-    *row_scale(row) = scale;
 }
 
 void Matrix::row(int index, float* out) const {
@@ -243,7 +224,7 @@ void Matrix::row(int index, float* out) const {
             const bool whole = view_.format == Format::kI8;
             const float scale = whole ? *row_scale(index) : float_of_half(half_at(in + 256 + 2 * lane));
             for (int k = 0; k < kBlock; k++) out[k] = float(int8_t(in[32 * (k / 4) + 4 * lane + k % 4])) * scale;
-            if (view_.spread) spread_block(out, 1.0f);
+            if (view_.spread) spread_block<1>(out, 1.0f);
         }
     }
 }

@@ -40,8 +40,7 @@ class Matrix {
     void take_q4(const uint8_t* source, bool minima, int row);
     void take_q4k(const uint8_t* source, int row);
     void take_codes(const Codes& codes, int b, int row);
-    void take_row_in_blocks(const float* source, int row, const float* passing);
-    void take_row_whole(const float* source, int row, const float* passing);
+    void take_group(const float* source, int group, const float* passing);
 
     std::unique_ptr<uint8_t[], Free> data_;
     size_t size_;

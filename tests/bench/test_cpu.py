@@ -113,7 +113,7 @@ def test_a_peer_with_worse_answers_counts_in_the_first_ratio_only(no_rest):
         stub.logits = lambda tokens, flip=flip: np.array([[1.0, flip, -5.0]] * len(tokens), dtype=np.float32)
     contenders[3].logits = mute
     best = Best.of(torch.tensor([[1.0, 0.0, -5.0]] * 9))
-    qualities = cpu_quality.compare(contenders, list(range(10)), best)
+    qualities = cpu_quality.compare(contenders, [0, 1, 2, 1, 0, 2, 1, 0, 1, 2], best)
     assert qualities.top1 == {"paceline": 1.0, "coarse": 0.0, "good": 1.0}
     assert qualities.equals("paceline") == {"good"} and qualities.missing == ["mute: it does not tell"]
     result = document(cpu.rows_of(cases, cpu.measure(cases, contenders, 50000, 1), qualities))

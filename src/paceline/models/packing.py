@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -158,9 +160,17 @@ def _take(matrix: Any, kind: str, source: npt.NDArray[np.uint8], first: int,
           passing: npt.NDArray[np.float32] | None) -> None:
     """Rows of blocks into a native matrix from row `first` on; what is left of the last eight are zeros."""
     whole = len(source) // LANES * LANES
-    if whole:
-        matrix.take_blocks(np.ascontiguousarray(source[:whole]), kind, first, passing)
+    # Rounding takes a second or two of a core for the smallest models: every core takes some of the rows.
+    most = max(LANES, -(-whole // cores() // LANES) * LANES)
+    with ThreadPoolExecutor(cores()) as threads:
+        list(threads.map(lambda begin: matrix.take_blocks(
+            np.ascontiguousarray(source[begin:min(begin + most, whole)]), kind, first + begin, passing),
+            range(0, whole, most)))
     if whole < len(source):
         last = np.zeros((LANES, source.shape[1]), dtype=np.uint8)
         last[:len(source) - whole] = source[whole:]
         matrix.take_blocks(last, kind, first + whole, passing)
+
+
+def cores() -> int:
+    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
