@@ -1,9 +1,9 @@
 """Measures on texts how the columns of a model's matrices can make up for one another's rounding errors, and writes the
 file that the native path reads when it packs this model.
 
-`python tools/rounding_compensation.py --text sherlock.txt --text war-and-peace.txt`: even parts of both, in short windows,
-so that the first tokens of a text, whose inputs are unlike all others, weigh something; every other window begins as a
-chat does.
+`python tools/rounding_compensation.py --text sherlock.txt --text war-and-peace.txt`: even parts of both, in short
+windows, so that the first tokens of a text, whose inputs are unlike all others, weigh something; every other window
+begins as a chat does.
 """
 
 from __future__ import annotations

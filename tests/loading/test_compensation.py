@@ -1,4 +1,4 @@
-"""What is known of a model's inputs: found by a matrix's name, kept in small files, right for inputs one can work out."""
+"""What is known of a model's inputs: found by a matrix's name, kept in small files, right where one can work it out."""
 
 from __future__ import annotations
 

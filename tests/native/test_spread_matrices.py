@@ -45,7 +45,8 @@ def steps_of(spread_weight: np.ndarray, form: str) -> np.ndarray:
 @given(seed=st.integers(0, 2**32 - 1), form=st.sampled_from(["i8", "q8"]),
        kind=st.sampled_from(["Q4_1", "Q8_0", "floats"]), groups=st.integers(1, 4), blocks=st.integers(1, 5),
        rows=st.sampled_from([1, 2, 3, 4, 5, 9, 33]))
-def test_they_multiply_like_their_own_values(seed: int, form: str, kind: str, groups: int, blocks: int, rows: int) -> None:
+def test_they_multiply_like_their_own_values(seed: int, form: str, kind: str, groups: int, blocks: int,
+                                             rows: int) -> None:
     rng = np.random.default_rng(seed)
     matrix = native.Matrix(form, groups * 8, blocks * 32, spread=True)  # type: ignore[union-attr]
     if kind == "floats":

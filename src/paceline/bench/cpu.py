@@ -99,9 +99,9 @@ class Paceline:
         sequence.allocation = allocation
         try:
             engine.cache.reserve(sequence.allocation, 0, len(tokens))
-            found = [engine.runner.run_batch(engine.batches.build([RowGroup(sequence, begin, tokens[begin:begin + 512])]))
-                     for begin in range(0, len(tokens), 512)]
-            return torch.cat([step.logits.float() for step in found]).numpy()
+            parts = [RowGroup(sequence, begin, tokens[begin:begin + 512]) for begin in range(0, len(tokens), 512)]
+            found = [engine.runner.run_batch(engine.batches.build([part])).logits for part in parts]
+            return torch.cat(found).float().numpy()
         finally:
             engine.cache.close(sequence.allocation)
 
@@ -244,8 +244,9 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
     busy = neighbours.share()
     if busy is not None and busy > Neighbours.LIMIT:
         say(f"cpu: other processes used {busy:.0%} of the machine meanwhile: measure again when it is idle")
-    return document(rows_of(chosen, best, qualities), model=model or "default", kernels=llm.engine.kernels.name, threads=threads,
-                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing, used_by_others=busy)
+    return document(rows_of(chosen, best, qualities), model=model or "default",
+                    kernels=llm.engine.kernels.name, threads=threads, kv_dtype=kv_dtype, repeats=repeats,
+                    left_out=missing, used_by_others=busy)
 
 
 def main() -> None:

@@ -224,10 +224,10 @@ class OnnxRuntime:
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
         generator = self._generator(self._all, len(tokens) + 1, 1)
         generator.append_tokens(np.array([tokens], dtype=np.int32))
-        found = np.asarray(generator.get_output("logits"), dtype=np.float32)
+        found: npt.NDArray[np.float32] = np.asarray(generator.get_output("logits"), dtype=np.float32)
         if found.shape[1] != len(tokens):
             raise PeerUnavailable(f"{self.name}: logits of {found.shape[1]} of {len(tokens)} tokens only")
-        return found[0]
+        return found.reshape(found.shape[1:])
 
     def _load(self, folder: Path, threads: int) -> Any:
         config = self._api.Config(str(folder))

@@ -1,5 +1,5 @@
-"""How near each engine of `bench cpu` is to the file's weights in float32 on a text, and so which of them give answers as
-good as Paceline's: a faster engine with worse answers is no faster."""
+"""How near each engine of `bench cpu` is to the file's weights in float32 on a text, and so which of them give answers
+as good as Paceline's: a faster engine with worse answers is no faster."""
 
 from __future__ import annotations
 

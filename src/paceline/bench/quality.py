@@ -70,7 +70,7 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
             baseline: Judged | None = None
             for format in formats:
                 found_here = judge(scorer(format, checkpoint, min(window, len(some)), threads, device), some, window,
-                                   baseline and baseline.best)
+                                   None if baseline is None else baseline.best)
                 baseline = baseline or found_here
                 figures = _figures(found_here, baseline)
                 note = (f"{figures['loss_percent']:+.2f} %, best token {figures['top1_percent']:.1f} % the same, "

@@ -103,8 +103,8 @@ def cpu(
     repeats: Repeats = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. Default: torch's.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Type of Paceline's cache.")] = "auto",
-    text: Annotated[str | None, typer.Option(help="UTF-8 text, plain or .gz: everybody's agreement with float32 on it, and "
-                                                  "ratios against those that are as good.")] = None,
+    text: Annotated[str | None, typer.Option(help="UTF-8 text, plain or .gz: everybody's agreement with float32 on "
+                                                  "it, and ratios against those that are as good.")] = None,
 ) -> None:
     """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step."""
     from paceline.bench.cpu import choose, run

@@ -43,7 +43,7 @@ def spread(x: torch.Tensor) -> torch.Tensor:
         pairs = out.reshape(len(x), -1, 2, size)
         out = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2)
         size *= 2
-    return out.reshape(x.shape) * BLOCK ** -0.5
+    return out.reshape(x.shape).mul(BLOCK ** -0.5)
 
 
 def _grouped(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """How the columns of a matrix make up for one another's rounding errors, measured beforehand for models we know.
 
 Rounded one column after the other, a weight's error can be made up for by the columns of its block that are not yet
-rounded, as far as their inputs go together (GPTQ). Blocks of 32 columns, spread as native code has them, give as much as
-whole rows: what goes together most is the few features by which the first tokens of a text stand out, and spreading puts
-each of those into all columns of its block. `tools/rounding_compensation.py` measures it and writes the files read here.
+rounded, as far as their inputs go together (GPTQ). Blocks of 32 columns, spread as native code has them, give as much
+as whole rows: what goes together most is the few features by which the first tokens of a text stand out, and spreading
+puts each of those into all columns of its block. `tools/rounding_compensation.py` measures it and writes the files
+that are read here.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def site_of(name: str) -> str | None:
 
 
 def compensation(revision: str, name: str) -> Floats | None:
-    """[blocks, BLOCK, BLOCK] for the matrix `name` of the checkpoint of this revision: [b, i, j] times the error of column
-    i is what is taken from column j > i. None: not measured."""
+    """[blocks, BLOCK, BLOCK] for the matrix `name` of the checkpoint of this revision: [b, i, j] times the error of
+    column i is what is taken from column j > i. None: not measured."""
     site = site_of(name)
     stored = _stored(revision)
     return None if site is None or stored is None else stored.get(site)
