@@ -41,8 +41,9 @@ def test_a_file_keeps_shares_to_a_byte_and_is_found_by_the_model_s_identity(tmp_
     write(known.path_for("sha256:abc"), sites)
     back = read(known.path_for("sha256:abc"))
     for name, wanted in sites.items():
-        assert np.abs(back[name] - wanted).max() <= np.abs(wanted).max() / 254 * 1.001
-    assert np.array_equal(compensation("sha256:abc", "model.layers.0.self_attn.v_proj.weight"), back["0.qkv"])
+        assert np.abs(back[name].shares() - wanted).max() <= np.abs(wanted).max() / 254 * 1.001
+    assert np.array_equal(compensation("sha256:abc", "model.layers.0.self_attn.v_proj.weight"),
+                          back["0.qkv"].shares())
     assert compensation("sha256:abc", "model.layers.1.self_attn.v_proj.weight") is None
     assert [path.name for path in tmp_path.iterdir()] == ["sha256-abc.npz"]
     known._stored.cache_clear()

@@ -10,6 +10,7 @@ that are read here.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -43,7 +44,26 @@ def compensation(revision: str, name: str) -> Floats | None:
     column i is what is taken from column j > i. None: not measured."""
     site = site_of(name)
     stored = _stored(revision)
-    return None if site is None or stored is None else stored.get(site)
+    return None if site is None or site not in stored else stored[site].shares()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A site's shares as files have them: in bytes, which is all they need, with a scale a block."""
+
+    codes: npt.NDArray[np.int8]
+    scale: Floats
+
+    @staticmethod
+    def of(found: Floats) -> Stored:
+        values = found[:, _UPPER[0], _UPPER[1]]
+        scale = (np.abs(values).max(1, keepdims=True) / 127).astype(np.float32)
+        return Stored(np.round(values / np.where(scale == 0, 1, scale)).astype(np.int8), scale)
+
+    def shares(self) -> Floats:
+        found = np.zeros((len(self.codes), BLOCK, BLOCK), dtype=np.float32)
+        found[:, _UPPER[0], _UPPER[1]] = self.codes * self.scale
+        return found
 
 
 def shares(gram: torch.Tensor) -> Floats:
@@ -57,13 +77,10 @@ def shares(gram: torch.Tensor) -> Floats:
 
 
 def write(path: Path, sites: dict[str, Floats]) -> None:
-    """In bytes, a scale a block: the shares need no more, and the file is small."""
     arrays: dict[str, npt.NDArray[np.int8] | Floats] = {}
     for site, found in sites.items():
-        values = found[:, _UPPER[0], _UPPER[1]]
-        scale = np.abs(values).max(1, keepdims=True) / 127
-        arrays[site + ".codes"] = np.round(values / np.where(scale == 0, 1, scale)).astype(np.int8)
-        arrays[site + ".scale"] = scale.astype(np.float32)
+        stored = Stored.of(found)
+        arrays[site + ".codes"], arrays[site + ".scale"] = stored.codes, stored.scale
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
@@ -71,18 +88,10 @@ def write(path: Path, sites: dict[str, Floats]) -> None:
     part.rename(path)
 
 
-def read(path: Path) -> dict[str, Floats]:
-    """What write() wrote, rounded to its bytes."""
-    sites: dict[str, Floats] = {}
+def read(path: Path) -> dict[str, Stored]:
     with np.load(path) as arrays:
-        for name in arrays.files:
-            if not name.endswith(".codes"):
-                continue
-            codes = arrays[name]
-            found = np.zeros((len(codes), BLOCK, BLOCK), dtype=np.float32)
-            found[:, _UPPER[0], _UPPER[1]] = codes * arrays[name.removesuffix("codes") + "scale"]
-            sites[name.removesuffix(".codes")] = found
-    return sites
+        return {name.removesuffix(".codes"): Stored(arrays[name], arrays[name.removesuffix("codes") + "scale"])
+                for name in arrays.files if name.endswith(".codes")}
 
 
 def path_for(revision: str) -> Path:
@@ -90,6 +99,6 @@ def path_for(revision: str) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _stored(revision: str) -> dict[str, Floats] | None:
+def _stored(revision: str) -> dict[str, Stored]:
     path = path_for(revision)
-    return read(path) if path.exists() else None
+    return read(path) if path.exists() else {}
