@@ -1,8 +1,9 @@
 // Attention over int8 keys and values, in integers as far as they go.
 //
 // Scores are integer products of int8 queries and keys. A key's weight, e^(score - peak) times the scale of its value,
-// becomes a whole number up to kTopWeight (a share of the largest scale that the query sees in the tile), so that the
-// weighted sum of values is an integer too. What is left in float is elementwise but for the sum of the
+// becomes a whole number up to kTopWeight, which the largest of the tile is, so that the weighted sum of values is an
+// integer too. (With the largest score and the largest scale for one, the first tokens of a text, whose scores are large
+// and whose values are small, would leave the others a few levels: half of what the int8 cache lost.) What is left in float is elementwise but for the sum of the
 // weights, which has one order: every instruction set gives the same bits.
 #pragma once
 
@@ -15,7 +16,7 @@
 namespace paceline {
 namespace {
 
-constexpr int kTopWeight = 255;  // one byte: two of them (15 bits) cost a twentieth of a long step and gave 0.03 % of perplexity
+constexpr int kTopWeight = 255;  // one byte: two of them (15 bits) cost a twentieth of a long step
 
 // 2^x for x <= 0 to 1e-4, a tenth of what rounding a score's query and key to int8 does to it; 0 from -127 down.
 inline V power_of_two(V x) {
@@ -27,52 +28,33 @@ inline V power_of_two(V x) {
     return times_power(p, shifted);
 }
 
-// Value scales as shares of the largest one in [low, high), times kTopWeight. A share of 1 stands for `unit`.
-struct Shares {
-    int low = -1, high = -1;
-    float unit = 0.0f;
-    float share[kTile];
-
-    void of(const Int8Tile& view, int from, int to) {
-        if (from == low && to == high) return;
-        low = from;
-        high = to;
-        float largest = 0.0f;
-        int token = from;
-        if (to - from >= V::width) {
-            V most = V::set(0);
-            for (; token + V::width <= to; token += V::width) most = max(most, V::load(view.value_scale + token));
-            largest = most.max_lane();
-        }
-        for (; token < to; token++) largest = std::max(largest, view.value_scale[token]);
-        const float inverse = largest > kTiny ? float(kTopWeight) / largest : 0.0f;
-        unit = largest > kTiny ? largest / float(kTopWeight) : 0.0f;
-        const V by = V::set(inverse), most = V::set(float(kTopWeight));
-        for (token = view.begin; token < view.end; token += V::width)
-            min(V::load(view.value_scale + token) * by, most).store(share + token);
-    }
-};
-
-// Scores in w, of which [low, high) count, to rounded weights in its low bits.
-__attribute__((noinline)) void int8_softmax(float* w, const Int8Tile& view, const Shares& shares, int low, int high, float query_scale,
-                         float* peak, float* mass) {
+// Scores in w, of which [low, high) count, to rounded weights in its low bits; a weight of one stands for `unit`.
+__attribute__((noinline)) void int8_softmax(float* w, const Int8Tile& view, int low, int high, float query_scale, float* peak,
+                         float* mass, float* unit) {
     constexpr int W = V::width, N = 8 / W;
     for (int key = view.begin; key < low; key++) w[key] = -INFINITY;
     for (int key = std::max(high, view.begin); key < view.end; key++) w[key] = -INFINITY;
-    V tops[N], total[N];
-    for (int j = 0; j < N; j++) tops[j] = V::set(-INFINITY), total[j] = V::set(0);
+    V tops[N], total[N], most[N];
+    for (int j = 0; j < N; j++) tops[j] = V::set(-INFINITY), total[j] = most[j] = V::set(0);
     for (int key = view.begin; key < view.end; key += 8)
         for (int j = 0; j < N; j++) tops[j] = max(tops[j], V::load(w + key + j * W));
     for (int j = 1; j < N; j++) tops[0] = max(tops[0], tops[j]);
     const float top = tops[0].max_lane();
-    const V shift = V::set(top), scale = V::set(query_scale * 1.44269504f), rounding = V::set(kMagic);
+    const V shift = V::set(top), scale = V::set(query_scale * 1.44269504f);
     for (int key = view.begin; key < view.end; key += 8)
         for (int j = 0; j < N; j++) {
             float* at = w + key + j * W;
             const V p = power_of_two((V::load(at) - shift) * scale);
+            const V weight = p * V::load(view.value_scale + key + j * W);
             total[j] = total[j] + p;
-            (p * V::load(shares.share + key + j * W) + rounding).store(at);
+            most[j] = max(most[j], weight);
+            weight.store(at);
         }
+    for (int j = 1; j < N; j++) most[0] = max(most[0], most[j]);
+    const float largest = most[0].max_lane();
+    *unit = largest > kTiny ? largest / float(kTopWeight) : 0.0f;
+    const V levels = V::set(largest > kTiny ? float(kTopWeight) / largest : 0.0f), rounding = V::set(kMagic);
+    for (int key = view.begin; key < view.end; key += W) (V::load(w + key) * levels + rounding).store(w + key);
     float sums[8];
     for (int j = 0; j < N; j++) total[j].store(sums + j * W);
     *peak = top * query_scale;
@@ -81,7 +63,7 @@ __attribute__((noinline)) void int8_softmax(float* w, const Int8Tile& view, cons
 
 template <int NQ, int D, class Source>
 void attend_int8_queries(const float* const* q, const int* low, const int* high, const Source& values,
-                         const Int8Tile& view, Shares& shares, int d, float* const* out, float* peak, float* mass) {
+                         const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
     alignas(64) float w[NQ * kTile];
     const int8_t* query[NQ];
     float unit[NQ];
@@ -96,9 +78,7 @@ void attend_int8_queries(const float* const* q, const int* low, const int* high,
         }
         float query_scale;
         std::memcpy(&query_scale, query[a] + d, sizeof query_scale);
-        shares.of(view, low[a], high[a]);
-        unit[a] = shares.unit;
-        int8_softmax(w + a * kTile, view, shares, low[a], high[a], query_scale, peak + a, mass + a);
+        int8_softmax(w + a * kTile, view, low[a], high[a], query_scale, peak + a, mass + a, unit + a);
     }
     Weights<NQ> weights;
     weights.take(w, view.begin, view.end);
@@ -108,13 +88,12 @@ void attend_int8_queries(const float* const* q, const int* low, const int* high,
 template <class Source>
 void attend_int8_from(const float* const* q, int queries, const int* low, const int* high, const Source& values,
                       const Int8Tile& view, int d, float* const* out, float* peak, float* mass) {
-    Shares shares;
     const auto attend = [&](auto count, int a) {
         constexpr int NQ = decltype(count)::value;
         if (d == 64)
-            attend_int8_queries<NQ, 64>(q + a, low + a, high + a, values, view, shares, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 64>(q + a, low + a, high + a, values, view, d, out + a, peak + a, mass + a);
         else
-            attend_int8_queries<NQ, 0>(q + a, low + a, high + a, values, view, shares, d, out + a, peak + a, mass + a);
+            attend_int8_queries<NQ, 0>(q + a, low + a, high + a, values, view, d, out + a, peak + a, mass + a);
     };
     int a = 0;
     for (; a + 3 <= queries; a += 3) attend(std::integral_constant<int, 3>(), a);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "spread.h"
 #include "vectors.h"
 
 namespace paceline {
@@ -35,42 +36,6 @@ inline float round_to_int8(const float* x, int d, int8_t* out) {
 #endif
     }
     return scale;
-}
-
-// Sums and differences of features n apart.
-template <int n> inline void butterflies(float* x, int d) {
-    constexpr int W = V::width;
-    if constexpr (n < W) {
-        alignas(64) float signs[W];
-        for (int i = 0; i < W; i++) signs[i] = i & n ? -1.0f : 1.0f;
-        const V sign = V::load(signs);
-        for (int i = 0; i < d; i += W) {
-            const V a = V::load(x + i);
-            (exchanged<n>(a) + a * sign).store(x + i);
-        }
-    } else {
-        for (int i = 0; i < d; i += 2 * n)
-            for (int j = i; j < i + n; j += W) {
-                const V a = V::load(x + j), b = V::load(x + j + n);
-                (a + b).store(x + j);
-                (a - b).store(x + j + n);
-            }
-    }
-}
-
-// Every feature of a query or key becomes a sum of all of them, with signs (a Hadamard transform of the largest power of
-// two that divides d). No feature stands out then, so that rounding with one scale for all loses less; the product of two
-// such vectors is what it was times that power of two.
-inline void spread(float* x, int d) {
-    const int size = d & -d;
-    butterflies<1>(x, d);
-    butterflies<2>(x, d);
-    butterflies<4>(x, d);
-    butterflies<8>(x, d);
-    if (size >= 32) butterflies<16>(x, d);
-    if (size >= 64) butterflies<32>(x, d);
-    if (size >= 128) butterflies<64>(x, d);
-    if (size >= 256) butterflies<128>(x, d);
 }
 
 // In place: a query of d floats becomes d int8 values with their scale behind them.

@@ -36,9 +36,10 @@ void Decoder::reserve(int rows) {
     gated_int8_.resize(Quantised::bytes(rows, shape_.intermediate / kBlock));
 }
 
-// int8 values of x [rows, cols], normed if there is a weight, for the product that follows. Few rows are rounded by
+// int8 values of x [rows, cols], normed if there is a weight, for the product with the matrix. Few rows are rounded by
 // every thread for itself, which is faster than waiting for one another; many are shared out.
-Quantised Decoder::rounded(int id, const float* x, const float* weight, int cols, int rows) {
+Quantised Decoder::rounded(int id, const float* x, const float* weight, const Matrix& matrix, int rows) {
+    const int cols = matrix.view().cols;
     const bool alone = rows <= kFewRows;
     const Quantised out{alone ? own_int8_[size_t(id)].data() : int8_.data(), cols / kBlock};
     int64_t begin = 0, end = rows;
@@ -50,7 +51,7 @@ Quantised Decoder::rounded(int id, const float* x, const float* weight, int cols
             kernels_->rms_norm(row, weight, shape_.eps, cols, normed);
             row = normed;
         }
-        kernels_->quantise(row, cols / kBlock, out, int(r), 0);
+        kernels_->quantise(row, cols / kBlock, out, int(r), 0, matrix.view().spread);
     }
     if (!alone) pool_.team().barrier();
     return out;
@@ -63,7 +64,9 @@ void Decoder::gemm(int id, const Matrix& matrix, const Quantised& x, int rows, f
 }
 
 // silu(gate) * up in int8. A thread takes the same columns of both halves, so that it waits for nobody in between.
-void Decoder::gate_and_up(int id, const Matrix& matrix, const Quantised& x, int rows) {
+void Decoder::gate_and_up(int id, const Layer& layer, const Quantised& x, int rows) {
+    const Matrix& matrix = *layer.gate_up;
+    const bool spreads = layer.down->view().spread;
     const int f = shape_.intermediate, blocks = f / kBlock, groups = kBlock / kLanes;
     int64_t begin, end;
     Team::share(blocks, id, pool_.size(), &begin, &end);
@@ -75,7 +78,7 @@ void Decoder::gate_and_up(int id, const Matrix& matrix, const Quantised& x, int 
         for (int64_t block = begin; block < end; block++) {
             const float* gate = gate_up_.data() + r * gate_up_stride() + block * kBlock;
             kernels_->silu_mul(gate, gate + f, kBlock, product);
-            kernels_->quantise(product, 1, gated(), int(r), int(block));
+            kernels_->quantise(product, 1, gated(), int(r), int(block), spreads);
         }
     }
 }
@@ -132,7 +135,7 @@ void Decoder::keep(const Matrix& matrix, const float* norm, const float* hidden,
     const int64_t width = matrix.view().rows, heads = int64_t(layers_.size()) * each;
     kept_.resize(std::max(kept_.size(), size_t(rows) * size_t(width)));
     pool_.run([&](int id) {
-        gemm(id, matrix, rounded(id, hidden, norm, shape_.hidden, rows), rows, kept_.data(), width, false);
+        gemm(id, matrix, rounded(id, hidden, norm, matrix, rows), rows, kept_.data(), width, false);
         pool_.team().barrier();
         int64_t begin, end;
         Team::share(rows * heads, id, pool_.size(), &begin, &end);
@@ -166,7 +169,7 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden, cons
         for (int l = first; l < last; l++) {
             const Layer& layer = layers_[size_t(l)];
             tap(id, l, rows, hidden, taps);
-            const Quantised input = rounded(id, hidden, layer.input_norm.data(), shape_.hidden, rows);
+            const Quantised input = rounded(id, hidden, layer.input_norm.data(), *layer.qkv, rows);
             gemm(id, *layer.qkv, input, rows, qkv_.data(), layer.qkv->view().rows, false);
             team.barrier();
             split_heads(id, step, layer);
@@ -174,11 +177,11 @@ void Decoder::run(const StepView& step, int first, int last, float* hidden, cons
             attention_.attend(team, id, layer.cache, layer.cache_group, qkv_.data(), size_t(layer.qkv->view().rows),
                               attended_.data(), tasks[size_t(l - first)]);
             team.barrier();
-            const Quantised mixed = rounded(id, attended_.data(), nullptr, shape_.heads * shape_.head_dim, rows);
+            const Quantised mixed = rounded(id, attended_.data(), nullptr, *layer.out, rows);
             gemm(id, *layer.out, mixed, rows, hidden, layer.out->view().rows, true);
             team.barrier();
-            const Quantised between = rounded(id, hidden, layer.post_norm.data(), shape_.hidden, rows);
-            gate_and_up(id, *layer.gate_up, between, rows);
+            const Quantised between = rounded(id, hidden, layer.post_norm.data(), *layer.gate_up, rows);
+            gate_and_up(id, layer, between, rows);
             team.barrier();
             gemm(id, *layer.down, gated(), rows, hidden, layer.down->view().rows, true);
             team.barrier();
@@ -192,7 +195,7 @@ void Decoder::head(const Matrix& matrix, const float* norm, const float* hidden,
     if (rows == 0) return;
     reserve(rows);
     pool_.run([&](int id) {
-        gemm(id, matrix, rounded(id, hidden, norm, shape_.hidden, rows), rows, out, ldout, false);
+        gemm(id, matrix, rounded(id, hidden, norm, matrix, rows), rows, out, ldout, false);
     });
 }
 

@@ -62,8 +62,8 @@ class Decoder {
     // Floats from row to row; an odd number of lines, so that rows do not fight for the same lines of the cache.
     int gate_up_stride() const { return 2 * shape_.intermediate + 16; }
     Quantised gated() { return {gated_int8_.data(), shape_.intermediate / kBlock}; }
-    Quantised rounded(int id, const float* x, const float* weight, int cols, int rows);
-    void gate_and_up(int id, const Matrix& matrix, const Quantised& x, int rows);
+    Quantised rounded(int id, const float* x, const float* weight, const Matrix& matrix, int rows);
+    void gate_and_up(int id, const Layer& layer, const Quantised& x, int rows);
     void gemm(int id, const Matrix& matrix, const Quantised& x, int rows, float* y, int64_t ldy, bool add);
     void reserve(int rows);
 

@@ -45,6 +45,9 @@ struct Packed {
     int rows = 0;
     int cols = 0;
     const uint8_t* data = nullptr;
+    // Each block of a row was spread before it was rounded (spread.h), and so is each block of activations that meets it:
+    // outliers are what rounding suffers from. kQ8 and kI8 only, as spread values are no longer the file's.
+    bool spread = false;
 
     int groups() const { return rows / kLanes; }
     int blocks() const { return cols / kBlock; }
@@ -87,8 +90,13 @@ struct KeyTile {
 struct Kernels {
     const char* name;
 
-    // x, `count` blocks of one row, to the row's blocks from `first` on.
-    void (*quantise)(const float* x, int count, const Quantised& out, int row, int first);
+    // x, `count` blocks of one row, to the row's blocks from `first` on, for matrices that are spread or for others.
+    void (*quantise)(const float* x, int count, const Quantised& out, int row, int first, bool spread);
+
+    // A block of kLanes rows of weights, column after column, to whole numbers of their scales, to its place in a matrix
+    // of 8 bits. `passing` [kBlock, kBlock], or none: [i][j] times the error of column i is taken from column j > i. x
+    // is overwritten.
+    void (*round_block)(float* x, const float* scale, const float* passing, uint8_t* out);
 
     // x * weight / rms(x), one row.
     void (*rms_norm)(const float* x, const float* weight, float eps, int cols, float* out);

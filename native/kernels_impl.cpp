@@ -3,6 +3,7 @@
 
 #include "attention_int8.h"
 #include "linear.h"
+#include "rounding.h"
 #include "vectors.h"
 
 namespace paceline {
@@ -211,7 +212,7 @@ float store(float* x, int d, Cache cache, bool key, void* target) {
 #define PACELINE_TEXT(x) #x
 #define PACELINE_NAME(x) PACELINE_TEXT(x)
 
-const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, rms_norm, silu_mul, rotate, gemm, pack_query,
+const Kernels table = {PACELINE_NAME(PACELINE_ISA), quantise, round_block, rms_norm, silu_mul, rotate, gemm, pack_query,
                        attend, combine, divide, store};
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "neon_tiles.h"
+#include "spread.h"
 #include "vectors.h"
 
 namespace paceline {
@@ -11,10 +12,17 @@ namespace {
 
 // Sums are of the ROUNDED values, times the scale. With the true sums the minima would not cancel the rounding errors
 // that the 4-bit values, which are never negative, pick up all with the same sign: the error of a product doubles.
-void quantise(const float* x, int count, const Quantised& out, int row, int first) {
+void quantise(const float* in, int count, const Quantised& out, int row, int first, bool spreads) {
     const int lane = row % kTileRows;
     uint8_t* tile = out.at(row, first);
-    for (int b = 0; b < count; b++, x += kBlock, tile += kTileBlock) {
+    alignas(64) float block[kBlock];
+    for (int b = 0; b < count; b++, in += kBlock, tile += kTileBlock) {
+        const float* x = in;
+        if (spreads) {
+            std::memcpy(block, in, sizeof block);
+            spread(block, kBlock);
+            x = block;
+        }
         int8_t* values = reinterpret_cast<int8_t*>(tile) + lane * kBlock;
         float* scales = reinterpret_cast<float*>(tile + kTileRows * kBlock);
         V top = V::set(0);

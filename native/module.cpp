@@ -1,9 +1,11 @@
 // The Python boundary: shapes, strides and dtypes are checked here, so that a mistake is an exception, never a crash.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -39,7 +41,7 @@ Format format_named(const std::string& name) {
     if (name == "i8") return Format::kI8;
     if (name == "q4k") return Format::kQ4K;
     if (name == "q8f") return Format::kQ8F;
-    throw std::invalid_argument("unknown format " + name + ": use q4, q8 or i8");
+    throw std::invalid_argument("unknown format " + name + ": use q4, q8, i8, q4k or q8f");
 }
 
 // What Python builds layer by layer and then runs.
@@ -207,15 +209,29 @@ class Model {
     std::unique_ptr<Decoder> decoder_;
 };
 
-void take_blocks(Matrix& matrix, const Rows<uint8_t>& source, const std::string& type, int first) {
-    nb::gil_scoped_release free;
-    matrix.take_blocks(source.data(), source.shape(1), type.c_str(), first, int(source.shape(0)));
+// [blocks, kBlock, kBlock], or nothing.
+using Passing = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+const float* checked_passing(const Matrix& matrix, const std::optional<Passing>& passing) {
+    if (!passing) return nullptr;
+    if (matrix.view().format != Format::kI8 && matrix.view().format != Format::kQ8)
+        throw std::invalid_argument("only matrices of the forms i8 and q8 pass errors on");
+    if (passing->shape(0) != size_t(matrix.view().blocks()) || passing->shape(1) != size_t(kBlock) || passing->shape(2) != size_t(kBlock))
+        throw std::invalid_argument("passing must be [blocks, 32, 32]");
+    return passing->data();
 }
 
-void take_floats(Matrix& matrix, const Rows<float>& source, int first) {
+void take_blocks(Matrix& matrix, const Rows<uint8_t>& source, const std::string& type, int first, std::optional<Passing> passing) {
+    const float* shares = checked_passing(matrix, passing);
+    nb::gil_scoped_release free;
+    matrix.take_blocks(source.data(), source.shape(1), type.c_str(), first, int(source.shape(0)), shares);
+}
+
+void take_floats(Matrix& matrix, const Rows<float>& source, int first, std::optional<Passing> passing) {
+    const float* shares = checked_passing(matrix, passing);
     if (source.shape(1) != size_t(matrix.view().cols)) throw std::invalid_argument("source rows have another width");
     nb::gil_scoped_release free;
-    matrix.take_floats(source.data(), first, int(source.shape(0)));
+    matrix.take_floats(source.data(), first, int(source.shape(0)), shares);
 }
 
 void embed(const Matrix& matrix, const Vector<int64_t>& ids, MutableRows<float> out) {
@@ -236,7 +252,8 @@ void linear(const Matrix& matrix, const Rows<float>& x, MutableRows<float> out, 
     const int blocks = cols / kBlock;
     std::vector<uint8_t> tiles(Quantised::bytes(rows, blocks));
     const Quantised quantised{tiles.data(), blocks};
-    for (int r = 0; r < rows; r++) table->quantise(x.data() + size_t(r) * size_t(cols), blocks, quantised, r, 0);
+    for (int r = 0; r < rows; r++)
+        table->quantise(x.data() + size_t(r) * size_t(cols), blocks, quantised, r, 0, matrix.view().spread);
     table->gemm(matrix.view(), quantised, rows, 0, matrix.view().groups(), out.data(), matrix.view().rows, false);
 }
 
@@ -246,11 +263,11 @@ void linear(const Matrix& matrix, const Rows<float>& x, MutableRows<float> out, 
 NB_MODULE(_native, m) {
     using namespace paceline;
     nb::class_<Matrix>(m, "Matrix")
-        .def("__init__", [](Matrix* self, const std::string& format, int rows, int cols) {
-            new (self) Matrix(format_named(format), rows, cols);
-        }, "format"_a, "rows"_a, "cols"_a)
-        .def("take_blocks", &take_blocks, "source"_a.noconvert(), "type"_a, "first"_a)
-        .def("take_floats", &take_floats, "source"_a.noconvert(), "first"_a)
+        .def("__init__", [](Matrix* self, const std::string& format, int rows, int cols, bool spread) {
+            new (self) Matrix(format_named(format), rows, cols, spread);
+        }, "format"_a, "rows"_a, "cols"_a, "spread"_a = false)
+        .def("take_blocks", &take_blocks, "source"_a.noconvert(), "type"_a, "first"_a, "passing"_a.noconvert().none() = nb::none())
+        .def("take_floats", &take_floats, "source"_a.noconvert(), "first"_a, "passing"_a.noconvert().none() = nb::none())
         .def("embed", &embed, "ids"_a.noconvert(), "out"_a.noconvert())
         .def("linear", &linear, "x"_a.noconvert(), "out"_a.noconvert(), "kernels"_a = "")
         .def_prop_ro("rows", [](const Matrix& x) { return x.view().rows; })

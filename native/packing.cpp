@@ -15,36 +15,48 @@ namespace {
 
 constexpr size_t kReadAhead = 4096;  // kernels ask for weights ahead of their use, also at the very end
 
-float largest(const float* x, int count) {
-    float found = 0.0f;
-    for (int i = 0; i < count; i++) found = std::fabs(x[i]) > found ? std::fabs(x[i]) : found;
-    return found;
+// The Hadamard transform of a block (spread.h) of `lanes` rows side by side, times `factor`. Twice with factors whose product
+// is 1 / kBlock is nothing.
+template <int lanes> void spread_block(float* x, float factor) {
+    for (int n = 1; n < kBlock; n *= 2)
+        for (int i = 0; i < kBlock; i += 2 * n)
+            for (int j = i * lanes; j < (i + n) * lanes; j++) {
+                const float a = x[j], b = x[j + n * lanes];
+                x[j] = a + b;
+                x[j + n * lanes] = a - b;
+            }
+    for (int i = 0; i < kBlock * lanes; i++) x[i] *= factor;
 }
 
-float inverse(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
+// kLanes rows of `cols` floats, side by side.
+void interleave(const float* rows, int cols, float* out) {
+    for (int r = 0; r < kLanes; r++)
+        for (int c = 0; c < cols; c++) out[c * kLanes + r] = rows[size_t(r) * size_t(cols) + size_t(c)];
+}
 
-// kBlock floats of one row to 8 bits, at their places in a block of kLanes rows.
-void round_block(const float* in, float factor, uint8_t* out) {
-    int8_t rounded[kBlock];
-    for (int k = 0; k < kBlock; k++) {
-        // Adding 1.5 * 2^23 rounds to an integer, as the bits below the sum's last one are dropped to nearest even.
-        const float value = (in[k] * factor + 12582912.0f) - 12582912.0f;
-        rounded[k] = int8_t(value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value);
-    }
-    for (int l = 0; l < kBlock / 4; l++) std::memcpy(out + 32 * l, rounded + 4 * l, 4);
+// The largest size of each row.
+void largest(const float* x, int cols, float* out) {
+    for (int r = 0; r < kLanes; r++) out[r] = 0.0f;
+    for (int c = 0; c < cols; c++)
+        for (int r = 0; r < kLanes; r++) {
+            const float size = std::fabs(x[c * kLanes + r]);
+            out[r] = size > out[r] ? size : out[r];
+        }
 }
 
 }  // namespace
 
 void Matrix::Free::operator()(uint8_t* p) const { std::free(p); }
 
-Matrix::Matrix(Format format, int rows, int cols) {
+Matrix::Matrix(Format format, int rows, int cols, bool spread) {
     if (rows <= 0 || cols <= 0 || rows % kLanes || cols % kBlock)
         throw std::invalid_argument("a packed matrix needs rows in eights and columns in blocks of 32, got " +
                                     std::to_string(rows) + " x " + std::to_string(cols));
     if (format == Format::kQ4K && cols % (kSuper * kBlock))
         throw std::invalid_argument("blocks of 256 columns do not fill rows of " + std::to_string(cols));
-    view_ = Packed{format, rows, cols, nullptr};
+    if (spread && format != Format::kQ8 && format != Format::kI8)
+        throw std::invalid_argument("only matrices of the forms i8 and q8 can be spread");
+    view_ = Packed{format, rows, cols, nullptr, spread};
     size_ = size_t(view_.groups()) * view_.group_bytes();
     const size_t whole = (size_ + kReadAhead + 63) / 64 * 64;
     data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, whole)));
@@ -70,7 +82,8 @@ void Matrix::check_rows(int first, int count) const {
         throw std::invalid_argument("rows to pack must come in eights and lie inside the matrix");
 }
 
-void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name, int first, int count) {
+void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name, int first, int count,
+                         const float* passing) {
     const BlockType* type = block_type(name);
     const std::string kind = name;
     if (type == nullptr) throw std::invalid_argument("blocks of type " + kind + " cannot be packed");
@@ -82,9 +95,9 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
     if (view_.cols % type->weights) throw std::invalid_argument("blocks of type " + kind + " do not fill a row");
     if (stride < size_t(view_.cols / type->weights) * type->bytes)
         throw std::invalid_argument("a source row is too short for its blocks");
-    const bool rounds = format == Format::kI8 || (format == Format::kQ8 && !type->one_half);
+    const bool rounds = format == Format::kI8 || (format == Format::kQ8 && (view_.spread || !type->one_half));
     const int many = type->weights / kBlock;
-    std::vector<float> whole(rounds ? size_t(view_.cols) : 0);
+    std::vector<float> whole(rounds ? size_t(view_.cols) * kLanes : 0);
     Codes codes[kSuper];
     for (int row = first; row < first + count; row++, source += stride) {
         if (format == Format::kQ4) take_q4(source, kind == "Q4_1", row);
@@ -94,11 +107,10 @@ void Matrix::take_blocks(const uint8_t* source, size_t stride, const char* name,
             for (int b = 0; b < view_.blocks(); b += many, in += type->bytes) {
                 type->read(in, codes);
                 for (int i = 0; i < many; i++)
-                    if (rounds) codes[i].floats(whole.data() + (b + i) * kBlock);
+                    if (rounds) codes[i].floats(whole.data() + size_t(row % kLanes) * size_t(view_.cols) + (b + i) * kBlock);
                     else take_codes(codes[i], b + i, row);
             }
-            if (format == Format::kI8) take_row_whole(whole.data(), row);
-            else if (rounds) take_row_in_blocks(whole.data(), row);
+            if (rounds && row % kLanes == kLanes - 1) take_group(whole.data(), row / kLanes, passing);
         }
     }
 }
@@ -154,32 +166,38 @@ void Matrix::take_codes(const Codes& codes, int b, int row) {
     }
 }
 
-void Matrix::take_floats(const float* source, int first, int count) {
+void Matrix::take_floats(const float* source, int first, int count, const float* passing) {
     if (view_.format != Format::kI8 && view_.format != Format::kQ8)
         throw std::invalid_argument("floats are packed into matrices of the forms i8 and q8 only");
     check_rows(first, count);
-    for (int r = 0; r < count; r++) {
-        const float* in = source + size_t(r) * size_t(view_.cols);
-        if (view_.format == Format::kI8) take_row_whole(in, first + r);
-        else take_row_in_blocks(in, first + r);
-    }
+    for (int r = 0; r < count; r += kLanes)
+        take_group(source + size_t(r) * size_t(view_.cols), (first + r) / kLanes, passing);
 }
 
-void Matrix::take_row_in_blocks(const float* in, int row) {
-    const int group = row / kLanes, lane = row % kLanes;
-    for (int b = 0; b < view_.blocks(); b++, in += kBlock) {
-        const uint16_t half = half_of_float(largest(in, kBlock) / 127.0f);
+void Matrix::take_group(const float* source, int group, const float* passing) {
+    std::vector<float> all(size_t(view_.cols) * kLanes);
+    float* x = all.data();
+    interleave(source, view_.cols, x);
+    float scale[kLanes];
+    const Kernels* kernels = best_kernels();
+    const auto block_of = [&](int b) { return x + size_t(b) * kBlock * kLanes; };
+    for (int b = 0; b < view_.blocks() && view_.spread; b++) spread_block<kLanes>(block_of(b), 1.0f / kBlock);
+    if (view_.format == Format::kI8) {
+        largest(x, view_.cols, scale);
+        for (int r = 0; r < kLanes; r++) *row_scale(group * kLanes + r) = scale[r] /= 127.0f;
+    }
+    for (int b = 0; b < view_.blocks(); b++) {
         uint8_t* out = block(group, b);
-        round_block(in, inverse(float_of_half(half)), out + 4 * lane);
-        std::memcpy(out + 256 + 2 * lane, &half, 2);
+        if (view_.format == Format::kQ8) {
+            largest(block_of(b), kBlock, scale);
+            for (int r = 0; r < kLanes; r++) {
+                const uint16_t half = half_of_float(scale[r] / 127.0f);
+                std::memcpy(out + 256 + 2 * r, &half, 2);
+                scale[r] = float_of_half(half);
+            }
+        }
+        kernels->round_block(block_of(b), scale, passing == nullptr ? nullptr : passing + size_t(b) * kBlock * kBlock, out);
     }
-}
-
-void Matrix::take_row_whole(const float* in, int row) {
-    const int group = row / kLanes, lane = row % kLanes;
-    const float scale = largest(in, view_.cols) / 127.0f, factor = inverse(scale);
-    for (int b = 0; b < view_.blocks(); b++) round_block(in + b * kBlock, factor, block(group, b) + 4 * lane);
-    *row_scale(row) = scale;
 }
 
 void Matrix::row(int index, float* out) const {
@@ -206,6 +224,7 @@ void Matrix::row(int index, float* out) const {
             const bool whole = view_.format == Format::kI8;
             const float scale = whole ? *row_scale(index) : float_of_half(half_at(in + 256 + 2 * lane));
             for (int k = 0; k < kBlock; k++) out[k] = float(int8_t(in[32 * (k / 4) + 4 * lane + k % 4])) * scale;
+            if (view_.spread) spread_block<1>(out, 1.0f);
         }
     }
 }

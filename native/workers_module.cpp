@@ -46,7 +46,8 @@ class Workers {
         pool_.run([&](int id) {
             int64_t begin, end;
             Team::share(rows, id, pool_.size(), &begin, &end);
-            for (int64_t r = begin; r < end; r++) kernels_->quantise(x.data() + r * cols, blocks, rounded, int(r), 0);
+            for (int64_t r = begin; r < end; r++)
+                kernels_->quantise(x.data() + r * cols, blocks, rounded, int(r), 0, matrix.view().spread);
             pool_.team().barrier();
             Team::share(matrix.view().groups(), id, pool_.size(), &begin, &end);
             kernels_->gemm(matrix.view(), rounded, rows, int(begin), int(end), out.data(), matrix.view().rows, false);

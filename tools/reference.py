@@ -56,7 +56,8 @@ FIELDS = {
 
 DRAFTER_OPTIONS = {
     "bits": "bits of the target's weights, 8 or 4; None: the nearest below its own",
-    "branches": "siblings at each depth, of which the first goes on; a list (models): children of every node by depth",
+    "branches": "siblings at each depth, of which the first goes on; a list (models, medusa, dflash): children of "
+                "every node by depth",
     "by": "the middle drafter, one that runs a model (draft, skip, exit, precision)",
     "cache_tokens": "tokens its own cache holds; None: as many as the target's",
     "chain": "the best path alone instead of a tree",

@@ -63,14 +63,17 @@ const char* type_for(Format format, int cols) {
 std::shared_ptr<Matrix> matrix(int rows, int cols) {
     Format format = Format(pick(0, 4));
     if (format == Format::kQ4K && cols % 256) format = Format::kQ8F;
-    auto out = std::make_shared<Matrix>(format, rows, cols);
+    const bool rounded = format == Format::kI8 || format == Format::kQ8;
+    auto out = std::make_shared<Matrix>(format, rows, cols, rounded && pick(0, 1));
+    const auto shares = floats(rounded && pick(0, 1) ? size_t(cols) * kBlock : 0, 0.3f);
+    const float* passing = shares.empty() ? nullptr : shares.data();
     if ((format == Format::kQ8 || format == Format::kI8) && pick(0, 1)) {
         const auto values = floats(size_t(rows) * size_t(cols), 0.1f);
-        out->take_floats(values.data(), 0, rows);
+        out->take_floats(values.data(), 0, rows, passing);
     } else {
         const BlockType& type = *block_type(type_for(format, cols));
         const auto raw = blocks_of(type, rows, cols);
-        out->take_blocks(raw.data(), raw.size() / size_t(rows), type.name, 0, rows);
+        out->take_blocks(raw.data(), raw.size() / size_t(rows), type.name, 0, rows, passing);
     }
     std::vector<float> row(static_cast<size_t>(cols));
     for (int r = 0; r < rows; r++) out->row(r, row.data());
@@ -119,8 +122,8 @@ void kernels(const Kernels& table) {
         const Quantised quantised{tiles.data(), blocks}, theirs{other.data(), blocks};
         const Kernels* portable = kernels_by_name("portable");
         for (int r = 0; r < rows; r++) {
-            table.quantise(x.data() + r * cols, blocks, quantised, r, 0);
-            portable->quantise(x.data() + r * cols, blocks, theirs, r, 0);
+            table.quantise(x.data() + r * cols, blocks, quantised, r, 0, weights->view().spread);
+            portable->quantise(x.data() + r * cols, blocks, theirs, r, 0, weights->view().spread);
         }
         require(tiles == other, "every table rounds alike");
         table.gemm(weights->view(), quantised, rows, 0, groups, y.data(), groups * kLanes, false);

@@ -172,7 +172,7 @@ def test_the_command_line_refuses_before_it_loads_anything(dataset: Path, capsys
 
 def test_the_command_line_hands_everything_over(dataset: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch,
                                                 tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(spec, "LLM", lambda model, kernels: llm)
+    monkeypatch.setattr(spec, "LLM", lambda model, kernels, heads: llm)
     monkeypatch.setattr("paceline.cli.bench._fetch", lambda model: None)
     target = tmp_path / "out.json"
     arguments = ["--dataset", str(dataset), "--methods", "auto", "--limit", "2", "--max-tokens", "4", "--check",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 
 from engine.tiny import tiny_engine
-from paceline.bench import cpu, cpu_peers
+from paceline.bench import cpu, cpu_peers, cpu_quality
 from paceline.bench.report import document, table
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.measure.agreement import Best
 from paceline.models.load.opening import open_checkpoint
 
 
@@ -99,6 +102,78 @@ def test_ratios_are_above_one_where_paceline_is_ahead_of_the_best_peer(no_rest):
     assert rows["step_2"]["ratio"] == 1.5
     assert rows["context_4096_share"]["paceline"] == 0.5
     assert "1.20x" in table(result) and "1.50x" in table(result)
+
+
+def test_a_peer_with_worse_answers_counts_in_the_first_ratio_only(no_rest):
+    """KL at most twice ours is as good; one whose logits cannot be had is not."""
+    cases = cpu.choose("decode")
+    contenders = [Stub("paceline", 120.0, 4.0), Stub("coarse", 200.0, 4.0), Stub("good", 100.0, 4.0),
+                  Stub("mute", 300.0, 4.0)]
+    for stub, flip in zip(contenders, (0.1, 2.0, 0.12, 0.0)):
+        stub.logits = lambda tokens, flip=flip: np.array([[1.0, flip, -5.0]] * len(tokens), dtype=np.float32)
+    contenders[3].logits = mute
+    best = Best.of(torch.tensor([[1.0, 0.0, -5.0]] * 9))
+    qualities = cpu_quality.compare(contenders, [0, 1, 2, 1, 0, 2, 1, 0, 1, 2], best)
+    assert qualities.top1 == {"paceline": 1.0, "coarse": 0.0, "good": 1.0}
+    assert qualities.equals("paceline") == {"good"} and qualities.missing == ["mute: it does not tell"]
+    result = document(cpu.rows_of(cases, cpu.measure(cases, contenders, 50000, 1), qualities))
+    rows = {row["case"]: row for row in json.loads(json.dumps(result))["rows"]}
+    assert rows["decode"]["ratio"] == pytest.approx(0.4) and rows["decode"]["equal_ratio"] == pytest.approx(1.2)
+    assert rows["top1"]["paceline"] == 100.0 and rows["top1"]["note"] == "mute: it does not tell"
+    assert rows["kl"]["peers"]["coarse"] > rows["kl"]["peers"]["good"] > rows["kl"]["paceline"] > 0
+    assert "equal quality" in table(result) and "1.20x" in table(result)
+
+
+def mute(tokens):
+    raise cpu_peers.PeerUnavailable("mute: it does not tell")
+
+
+def test_llama_cpp_and_onnxruntime_hand_out_logits_of_every_token():
+    """Against doubles of both packages: what is asked of them, and the shape of what comes back."""
+    wanted = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    class Api:
+        def llama_model_get_vocab(self, model):
+            return model
+
+        def llama_vocab_n_tokens(self, vocab):
+            return 4
+
+        def llama_get_logits(self, context):
+            return wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    peer = object.__new__(cpu_peers.LlamaCpp)
+    asked = []
+    peer._api, peer._model, peer._context = Api(), "model", "context"
+    peer._open = lambda tokens, sequences: asked.append((tokens, sequences))
+    peer._pass = lambda tokens, places, sequences, rows: asked.append((tokens, list(places), list(rows)))
+    assert np.array_equal(peer.logits([7, 8, 9]), wanted)
+    assert asked == [(3, 1), ([7, 8, 9], [0, 1, 2], [1, 1, 1])]
+
+    class Generator:
+        rows = wanted[None]
+
+        def append_tokens(self, tokens):
+            assert tokens.tolist() == [[7, 8, 9]]
+
+        def get_output(self, name):
+            return self.rows
+
+    other = object.__new__(cpu_peers.OnnxRuntime)
+    other._all, other._generator = "model", lambda model, length, sequences: Generator()
+    assert np.array_equal(other.logits([7, 8, 9]), wanted)
+    Generator.rows = wanted[None, -1:]
+    with pytest.raises(cpu_peers.PeerUnavailable, match="1 of 3"):
+        other.logits([7, 8, 9])
+
+
+def test_paceline_tells_the_logits_of_every_token():
+    engine = tiny_engine(enable_prefix_caching=False, max_batch_tokens=64)
+    ours = cpu.Paceline(LLM.from_engine(engine))
+    whole, some = ours.logits([1, 2, 3, 4, 5]), ours.logits([1, 2, 3])
+    assert whole.shape == (5, ours.vocab_size)
+    assert np.allclose(whole[:3], some, atol=1e-4)
+    assert engine.cache.usage().used == 0
 
 
 def test_paceline_is_measured_through_its_own_engine():

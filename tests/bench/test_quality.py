@@ -165,7 +165,9 @@ def test_losses_are_against_float32_on_the_same_tokens(tmp_path, monkeypatch):
     assert whole["paceline"] != some["paceline"]
     assert whole["loss_percent"] == some["loss_percent"] == 0.0
     assert rounded["loss_percent"] == pytest.approx(100 * (rounded["paceline"] / some["paceline"] - 1))
-    assert rounded["note"].endswith("% on 32 tokens")
+    assert rounded["note"].endswith("on 32 tokens")
+    assert (whole["top1_percent"], whole["kl"]) == (some["top1_percent"], some["kl"]) == (100.0, 0.0)
+    assert 0 < rounded["kl"] < 0.1 and f"KL {rounded['kl']:.4f}" in rounded["note"]
 
 
 def test_the_command_runs_torch_formats_on_the_device_that_was_asked_for(tmp_path, monkeypatch, capsys):

@@ -40,6 +40,8 @@ WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "auto with probes": {"method": "auto", "drafters": ["ngram", "lookahead"]},
     "auto with a model": {"method": "auto", "drafters": ["ngram", {"method": "draft", "model": "same"}]},
     **{kind: {"method": kind} for kind in HEADS},
+    "medusa, full tree": {"method": "medusa", "branches": [3, 2, 2]},
+    "dflash, full tree": {"method": "dflash", "branches": [2, 2, 1, 1]},
     "dspark, siblings": {"method": "dspark", "branches": 3},
     "merge of heads": {"method": "merge", "drafters": ["eagle3", {"method": "dspark", "branches": 2}, "ngram"]},
     "cascade of a head": {"method": "cascade", "drafter": "dspark", "by": {"method": "draft", "model": "same"}},

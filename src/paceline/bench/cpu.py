@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.bench.cpu_peers import MeasuredEngine, available, median_ms
+from paceline.bench.cpu_quality import Qualities, compare, reference
 from paceline.bench.latency import decode_rate, prefill_rate, prompt_of
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.schedule.sequence import Sequence as EngineSequence
@@ -84,6 +87,21 @@ class Paceline:
                 engine.runner.run_batch(engine.batches.build([chunk]))
             rows = [RowGroup(sequence, len(prefix), tokens)]
             return median_ms(lambda: None, lambda: _ignore(engine.runner.run_batch(engine.batches.build(rows))))
+        finally:
+            engine.cache.close(sequence.allocation)
+
+
+    def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        engine = self._llm.engine
+        sequence = EngineSequence(Request("logits", tokens, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
+        allocation = engine.cache.open(tokens)
+        assert allocation is not None  # nobody else has any of the cache
+        sequence.allocation = allocation
+        try:
+            engine.cache.reserve(sequence.allocation, 0, len(tokens))
+            parts = [RowGroup(sequence, begin, tokens[begin:begin + 512]) for begin in range(0, len(tokens), 512)]
+            found = [engine.runner.run_batch(engine.batches.build([part])).logits for part in parts]
+            return torch.cat(found).float().numpy()
         finally:
             engine.cache.close(sequence.allocation)
 
@@ -193,22 +211,26 @@ def measure(cases: Sequence[Case], contenders: Sequence[MeasuredEngine], vocab_s
     return best
 
 
-def rows_of(cases: Sequence[Case], best: dict[str, dict[str, float]]) -> list[Row]:
-    """A row a case; where decode was measured at both lengths, also what is left of the speed at the long one."""
+def rows_of(cases: Sequence[Case], best: dict[str, dict[str, float]], qualities: Qualities | None = None) -> list[Row]:
+    """A row a case; where decode was measured at both lengths, also what is left of the speed at the long one. With
+    qualities there are rows of those as well, and ratios against the peers that are as good."""
     rows = []
+    equals = None if qualities is None else qualities.equals(Paceline.name)
     for case in cases:
         figures = dict(best[case.name])
-        rows.append(Row(case.name, case.unit, figures.pop(Paceline.name), figures, case.higher_is_better, case.note))
+        rows.append(Row(case.name, case.unit, figures.pop(Paceline.name), figures, case.higher_is_better, case.note,
+                        equals))
         if case.name == "context_4096" and "decode" in best:
             kept = {who: figure / best["decode"][who] for who, figure in best[case.name].items()}
             rows.append(Row("context_4096_share", "of decode", kept.pop(Paceline.name), kept,
                             note=f"speed at {LONG} tokens of context over the speed at {SHORT}, each engine by itself"))
-    return rows
+    return rows if qualities is None else rows + qualities.rows(Paceline.name)
 
 
 def run(model: str | None = None, cases: str | None = None, peers: bool = False, repeats: int = 3,
-        threads: int | None = None, kv_dtype: str = "auto") -> dict[str, Any]:
-    """Every figure is the best of `repeats` turns; a step's is the median of its runs within a turn."""
+        threads: int | None = None, kv_dtype: str = "auto", text: str | None = None) -> dict[str, Any]:
+    """Every figure is the best of `repeats` turns; a step's is the median of its runs within a turn. `text`: also how
+    near everybody is to the file's weights in float32 on it."""
     chosen = choose(cases)
     threads = threads or torch.get_num_threads()
     llm = LLM(model, device="cpu", enable_prefix_caching=False, threads=threads, kv_dtype=kv_dtype)
@@ -216,13 +238,15 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
     others, missing = available(resolve(model), threads) if peers else ([], [])
     for line in missing:
         say(f"cpu: {line}")
+    qualities = None if text is None else compare([ours, *others], *reference(model, text, threads))
     neighbours = Neighbours()
     best = measure(chosen, [ours, *others], ours.vocab_size, repeats)
     busy = neighbours.share()
     if busy is not None and busy > Neighbours.LIMIT:
         say(f"cpu: other processes used {busy:.0%} of the machine meanwhile: measure again when it is idle")
-    return document(rows_of(chosen, best), model=model or "default", kernels=llm.engine.kernels.name, threads=threads,
-                    kv_dtype=kv_dtype, repeats=repeats, left_out=missing, used_by_others=busy)
+    return document(rows_of(chosen, best, qualities), model=model or "default",
+                    kernels=llm.engine.kernels.name, threads=threads, kv_dtype=kv_dtype, repeats=repeats,
+                    left_out=missing, used_by_others=busy)
 
 
 def main() -> None:
@@ -233,9 +257,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--text", default=None, help="UTF-8 text, plain or .gz, on which agreement is measured")
     json_argument(parser)
     given = parser.parse_args()
-    emit(run(given.model, given.cases, given.peers, given.repeats, given.threads, given.kv_dtype), given.json)
+    emit(run(given.model, given.cases, given.peers, given.repeats, given.threads, given.kv_dtype, given.text),
+         given.json)
 
 
 if __name__ == "__main__":

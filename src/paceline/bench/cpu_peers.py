@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.bench.report import say
 from paceline.models.load.default_model import cache_dir
@@ -53,6 +54,11 @@ class MeasuredEngine(Protocol):
 
     def step(self, prefix: list[int], tokens: list[int]) -> float:
         """Milliseconds of one forward over `tokens` after `prefix`, with the logits of every one of them."""
+        ...
+
+    def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        """[tokens, vocabulary]: what is predicted after each, with nothing before the first. PeerUnavailable says why
+        an engine does not tell."""
         ...
 
 
@@ -120,6 +126,14 @@ class LlamaCpp:
             self._api.llama_memory_seq_rm(self._memory(), 0, len(prefix), -1)
 
         return median_ms(rewind, lambda: self._pass(tokens, places, np.zeros(count), np.ones(count)))
+
+    def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        self._open(len(tokens), 1)
+        count = len(tokens)
+        self._pass(tokens, np.arange(count), np.zeros(count), np.ones(count))
+        width = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+        found = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (count, width))
+        return np.array(found, dtype=np.float32)
 
     def _memory(self) -> Any:
         return self._api.llama_get_memory(self._context)
@@ -206,6 +220,14 @@ class OnnxRuntime:
         if rows != len(tokens):
             raise RuntimeError(f"onnxruntime computed logits for {rows} of {len(tokens)} tokens")
         return took
+
+    def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        generator = self._generator(self._all, len(tokens) + 1, 1)
+        generator.append_tokens(np.array([tokens], dtype=np.int32))
+        found: npt.NDArray[np.float32] = np.asarray(generator.get_output("logits"), dtype=np.float32)
+        if found.shape[1] != len(tokens):
+            raise PeerUnavailable(f"{self.name}: logits of {found.shape[1]} of {len(tokens)} tokens only")
+        return found.reshape(found.shape[1:])
 
     def _load(self, folder: Path, threads: int) -> Any:
         config = self._api.Config(str(folder))

@@ -18,6 +18,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.llm import LLM
 from paceline.request import RequestOutput, SamplingParams
+from paceline.speculation.spec import heads_named
 
 AT_ONCE = (1, 8, 32)
 LEAST, BATCHES = 48, 3
@@ -43,8 +44,10 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,aut
     if len(prompts) < 2:
         raise ConfigError(f"{dataset} has no two prompts of up to {longest} characters: one warms up, one is asked.")
     random.Random(0).shuffle(prompts)
-    llm = llm or LLM(model, device=device, deterministic=deterministic, max_num_seqs=max(at_once), capture="start")
-    everyone = [Contender(PLAIN, None), *admit(llm, contenders(methods), everyone=False)[0]]
+    wanted = contenders(methods)
+    llm = llm or LLM(model, device=device, deterministic=deterministic, max_num_seqs=max(at_once), capture="start",
+                     heads=heads_named([one.wish for one in wanted]))
+    everyone = [Contender(PLAIN, None), *admit(llm, wanted, everyone=False)[0]]
     rows: list[Row] = []
     differences = 0
     for count in at_once:

@@ -1,4 +1,5 @@
-"""Perplexity of a text under each number format, and what it loses against the file's weights in float32."""
+"""What each number format loses against the file's weights in float32 on a text: perplexity, how often the best token
+is the same, and how far the probabilities of the reference's 20 best tokens are apart (KL)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError, PacelineError
 from paceline.kernels.cpu import load as native_library
-from paceline.measure.perplexity import BASELINE, Format, perplexity, read_text, scorer
+from paceline.measure.agreement import Judged, judge
+from paceline.measure.perplexity import BASELINE, Format, read_text, scorer
 from paceline.models.config import ModelConfig
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
@@ -49,7 +51,7 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
     against float32 on the same tokens. `device` runs what is in torch."""
     threads = threads or torch.get_num_threads()
     device = str(choose_device(device))
-    found: list[tuple[Row, float]] = []
+    found: list[tuple[Row, dict[str, float]]] = []
     with open_checkpoint(resolve(model)) as checkpoint:
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         if tokenizer is None:
@@ -65,19 +67,27 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
             say(f"quality: native formats are left out: {reason}")
         short = ids[:gate_windows * window]
         for formats, some in ((engines, ids), ((ENGINES[0], *GATE) if len(short) > 1 else (), short)):
-            baseline = 0.0
+            baseline: Judged | None = None
             for format in formats:
-                value = perplexity(scorer(format, checkpoint, min(window, len(some)), threads, device), some, window)
-                baseline = baseline or value
-                loss = 100 * (value / baseline - 1)
-                say(f"quality: {format.name}: {value:.4f} ({loss:+.2f} %) on {len(some)} tokens")
-                found.append((Row(format.name, "perplexity", value, higher_is_better=False,
-                                  note=f"{loss:+.2f} % on {len(some)} tokens"), loss))
+                found_here = judge(scorer(format, checkpoint, min(window, len(some)), threads, device), some, window,
+                                   None if baseline is None else baseline.best)
+                baseline = baseline or found_here
+                figures = _figures(found_here, baseline)
+                note = (f"{figures['loss_percent']:+.2f} %, best token {figures['top1_percent']:.1f} % the same, "
+                        f"KL {figures['kl']:.4f} on {len(some)} tokens")
+                say(f"quality: {format.name}: {found_here.perplexity:.4f} ({note})")
+                found.append((Row(format.name, "perplexity", found_here.perplexity, higher_is_better=False, note=note),
+                              figures))
     result = document([row for row, _ in found], model=model or "default", tokens=len(ids), window=window,
                       gate_windows=gate_windows, device=device)
-    for row, (_, loss) in zip(result["rows"], found):
-        row["loss_percent"] = loss
+    for row, (_, figures) in zip(result["rows"], found):
+        row.update(figures)
     return result
+
+
+def _figures(judged: Judged, baseline: Judged) -> dict[str, float]:
+    return {"loss_percent": 100 * (judged.perplexity / baseline.perplexity - 1), "top1_percent": 100 * judged.top1,
+            "kl": judged.kl}
 
 
 def main() -> None:
@@ -85,13 +95,14 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="UTF-8 text to score, plain or .gz")
     parser.add_argument("--model", default=None)
     parser.add_argument("--tokens", type=int, default=20000)
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens that are scored together")
     parser.add_argument("--gate-windows", type=int, default=6, help="windows for the formats tried in torch; 0: none")
     parser.add_argument("--device", default="cpu", help="of the formats that run in torch")
     json_argument(parser)
     arguments = parser.parse_args()
     try:
-        result = run(arguments.text, arguments.model, arguments.tokens, gate_windows=arguments.gate_windows,
-                     device=arguments.device)
+        result = run(arguments.text, arguments.model, arguments.tokens, arguments.window,
+                     arguments.gate_windows, device=arguments.device)
     except PacelineError as problem:
         raise SystemExit(f"error: {problem}") from None
     emit(result, arguments.json)

@@ -24,11 +24,21 @@ class Row:
     peers: dict[str, float] = field(default_factory=dict)
     higher_is_better: bool = True
     note: str = ""
+    equals: frozenset[str] | None = None
+    """Peers whose answers are as good as Paceline's; None: not measured."""
 
     @property
     def ratio(self) -> float | None:
         """Against the best peer of this row."""
-        values = [value for value in self.peers.values() if value > 0]
+        return self._against(list(self.peers.values()))
+
+    @property
+    def equal_ratio(self) -> float | None:
+        """Against the best peer of equal quality."""
+        return self._against([value for name, value in self.peers.items() if name in (self.equals or ())])
+
+    def _against(self, figures: list[float]) -> float | None:
+        values = [value for value in figures if value > 0]
         if not values or self.paceline <= 0:
             return None
         return self.paceline / max(values) if self.higher_is_better else min(values) / self.paceline
@@ -36,6 +46,8 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"case": self.case, "unit": self.unit, "paceline": self.paceline, "peers": self.peers,
                                "ratio": self.ratio}
+        if self.equals is not None:
+            out["equal_ratio"] = self.equal_ratio
         return out | ({"note": self.note} if self.note else {})
 
 
@@ -57,11 +69,14 @@ def document(rows: list[Row], **settings: Any) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Plain text, so that it works without any terminal library."""
     peers = sorted({name for row in result["rows"] for name in row["peers"]})
-    lines = [["case", "unit", "paceline", *peers, "ratio"]]
+    ratios = {"ratio": "ratio"} | ({"equal_ratio": "equal quality"}
+                                   if any("equal_ratio" in row for row in result["rows"]) else {})
+    lines = [["case", "unit", "paceline", *peers, *ratios.values()]]
     for row in result["rows"]:
-        ratio = row["ratio"]
+        found_here = [row.get(name) for name in ratios]
         lines.append([row["case"], row["unit"], _number(row["paceline"]),
-                      *(_number(row["peers"].get(name)) for name in peers), "-" if ratio is None else f"{ratio:.2f}x"])
+                      *(_number(row["peers"].get(name)) for name in peers),
+                      *("-" if ratio is None else f"{ratio:.2f}x" for ratio in found_here)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
                       for column, (cell, width) in enumerate(zip(line, widths))) for line in lines]

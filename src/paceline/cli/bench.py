@@ -103,13 +103,18 @@ def cpu(
     repeats: Repeats = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. Default: torch's.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Type of Paceline's cache.")] = "auto",
+    text: Annotated[str | None, typer.Option(help="UTF-8 text, plain or .gz: everybody's agreement with float32 on "
+                                                  "it, and ratios against those that are as good.")] = None,
 ) -> None:
     """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step."""
     from paceline.bench.cpu import choose, run
+    from paceline.measure.perplexity import read_text
 
     choose(cases)
+    if text is not None:
+        read_text(text)
     _fetch(model)
-    _emit(run(model, cases, peers, repeats, threads, kv_dtype), json_file)
+    _emit(run(model, cases, peers, repeats, threads, kv_dtype, text), json_file)
 
 
 @app.command("gpu")
@@ -181,12 +186,13 @@ def quality(
     json_file: options.JsonFile = None,
     model: options.Model = None,
     tokens: Annotated[int, typer.Option(min=2, help="How many of its first tokens.")] = 20000,
+    window: Annotated[int, typer.Option(min=2, help="Tokens that are scored together.")] = 1024,
     gate_windows: Annotated[
         int, typer.Option(min=0, help="Windows for the formats that are tried in torch; 0: none.")
     ] = 6,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the formats that are tried in torch.")] = "cpu",
 ) -> None:
-    """Perplexity of a text in each number format, and what it loses against float32."""
+    """What each number format loses against float32 on a text: perplexity, best tokens, probabilities (KL)."""
     from paceline.bench.quality import run
     from paceline.engine.build import choose_device
     from paceline.measure.perplexity import read_text
@@ -194,7 +200,7 @@ def quality(
     read_text(text)
     choose_device(device)
     _fetch(model)
-    _emit(run(text, model, tokens, gate_windows=gate_windows, device=device), json_file)
+    _emit(run(text, model, tokens, window, gate_windows, device=device), json_file)
 
 
 @app.command("spec")

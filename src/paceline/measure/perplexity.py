@@ -59,19 +59,24 @@ class Scorer:
         self._table = torch.arange(1, blocks + 1, device=self._device)[None]  # block 0 is never used
         self._storage = KVStorage(groups, [blocks + 1] * len(groups), BLOCK_SIZE, cache, self._device)
 
-    @torch.inference_mode()
     def surprise(self, tokens: list[int], chunk: int = CHUNK) -> float:
         """Sum of -log p(token | the tokens before it in this window) over all but the first, in nats."""
-        total = 0.0
+        return -sum(float(torch.log_softmax(logits, -1).gather(1, targets[:, None]).double().sum())
+                    for logits, targets in self.predictions(tokens, chunk))
+
+    def predictions(self, tokens: list[int], chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Some positions after others: logits [N, vocabulary] and the tokens [N] that came, over all but the first."""
         ids = torch.tensor(tokens, device=self._device)
         for begin in range(0, len(tokens), chunk):
             end = min(begin + chunk, len(tokens))
-            hidden = self._model.forward(ids[begin:end], self.context(begin, end))
             targets = ids[begin + 1:end + 1]
             if len(targets):
-                logits = self._model.logits(hidden[:len(targets)], self._kernels)
-                total -= float(torch.log_softmax(logits, -1).gather(1, targets[:, None]).double().sum())
-        return total
+                yield self._logits(ids[begin:end], begin)[:len(targets)], targets
+
+    @torch.inference_mode()
+    def _logits(self, ids: torch.Tensor, begin: int) -> torch.Tensor:
+        hidden = self._model.forward(ids, self.context(begin, begin + len(ids)))
+        return self._model.logits(hidden, self._kernels)
 
     def context(self, begin: int, end: int) -> Forward:
         """A pass over the tokens begin .. end - 1 of a window whose earlier ones are in the cache."""

@@ -34,6 +34,18 @@ def round_int4(x: torch.Tensor, size: int = BLOCK) -> torch.Tensor:
     return (levels * scale).reshape(x.shape[0], -1)[:, :width]
 
 
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """x [N, K], K a multiple of BLOCK: the Hadamard transform of each block, of unit length, as native code spreads the
+    blocks of activations and weights. Its own inverse."""
+    out = x.reshape(len(x), -1, BLOCK)
+    size = 1
+    while size < BLOCK:
+        pairs = out.reshape(len(x), -1, 2, size)
+        out = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2)
+        size *= 2
+    return out.reshape(x.shape).mul(BLOCK ** -0.5)
+
+
 def _grouped(x: torch.Tensor, size: int) -> torch.Tensor:
     """[N, K] -> [N, groups, size], the last group filled up with zeros: they change no group's largest value."""
     missing = -x.shape[1] % size

@@ -184,7 +184,7 @@ def shared_drafter(method: str, options: Options, context: DraftContext, model: 
     branching = Branching.read(options)
     confidence = options.number("min_confidence", 0.0, 0.0, 1.0)
     rule = RULES[options.verify]
-    if model.one_by_one and branching.everywhere and not branching.is_chain:
+    if not model.trees and branching.everywhere and not branching.is_chain:
         raise RequestError(f"speculation method {method!r} drafts a chain, and siblings beside it: write branches as "
                            "one number.", "speculation")
     if rule.chains_only and not branching.is_chain:

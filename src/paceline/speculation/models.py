@@ -62,8 +62,11 @@ class DraftModel(Protocol):
 
     @property
     def one_by_one(self) -> bool:
-        """It can be asked for what follows its own last token alone: no trees whose nodes all go on, and no guesses of
-        another drafter's."""
+        """It can be asked level by level alone, for what follows its own tokens: no guesses of another drafter's."""
+
+    @property
+    def trees(self) -> bool:
+        """It can be asked for what follows several nodes of a level."""
 
     @property
     def lookup(self) -> HeadDraft | None:

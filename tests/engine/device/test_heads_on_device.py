@@ -55,7 +55,7 @@ def nobody_on_the_host(*_: Any) -> Any:
 def test_the_device_drafts_what_the_host_would(kind: str, temperature: float, drafted: Drafted,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
-    params = [SamplingParams(max_tokens=18, ignore_eos=True, temperature=temperature, seed=number) for number in range(2)]
+    params = [SamplingParams(max_tokens=18, ignore_eos=True, temperature=temperature, seed=seed) for seed in range(2)]
     wish = {"method": kind, "k": 3, "adaptive": False}
     host, texts = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}, kernels="reference"), wish,
                             PROMPTS[:2], params)
@@ -94,7 +94,8 @@ def test_what_the_device_cannot_do_the_host_does() -> None:
     llm = on_device({"it": random_head("dspark", model)})
     greedy = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     sampled = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.9, seed=2)
-    for more, params in (({"branches": 2}, greedy), ({"min_confidence": 0.2}, greedy), ({"verify": "rejection"}, sampled),
+    for more, params in (({"branches": 2}, greedy), ({"min_confidence": 0.2}, greedy),
+                         ({"verify": "rejection"}, sampled),
                          ({}, SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0, no_repeat_ngram_size=2)),
                          ({}, SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0, logprobs=1))):
         wish = {"method": "dspark", "k": 3, "adaptive": False} | more

@@ -19,6 +19,7 @@ from paceline.engine.execute.graph_executor import GraphExecutor
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
 from paceline.request import RequestOutput
+from speculation.trained_heads import random_head
 
 PROMPTS = [[3, 14, 15, 92, 65], [2, 71, 82]]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -37,14 +38,16 @@ SUBJECTS = {"plain": ("llama", "auto"), "latents": ("deepseek_dense", "auto"), "
 """A model, and what its cache holds."""
 
 
-def made(device: torch.device, kernels: str, subject: str, capture: str = "lazy") -> LLM:
-    """One layer of one head, which is enough: what kernels compute is tested elsewhere."""
+def made(device: torch.device, kernels: str, subject: str, capture: str = "lazy", trained: str = "") -> LLM:
+    """One layer of one head, which is enough: what kernels compute is tested elsewhere. `trained`: the kind of a
+    trained head of the model."""
     small = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1}
     name, kv_dtype = SUBJECTS[subject]
     model = build(ModelConfig.from_dict(BASE | SHAPES[name] | small), OnDevice(device), 64)
     options = EngineOptions.of(deterministic=True, kv_blocks=16, block_size=8, max_num_seqs=2, kernels=kernels,
                                kv_dtype=kv_dtype, capture=capture)
-    llm = LLM.from_engine(engine_for(model, None, options, device=device, revision="tiny"))
+    heads = {trained: random_head(trained, model)} if trained else None
+    llm = LLM.from_engine(engine_for(model, None, options, device=device, revision="tiny", heads=heads))
     if kernels == "triton" and capture != "never":
         executor: Any = llm.engine.executor
         assert isinstance(executor, GraphExecutor)
@@ -73,6 +76,14 @@ def expected_of(device: torch.device, subject: str, wishes: list[dict[str, Any]]
     ("latents", [SEEDED, GREEDY]), ("fp8", [SEEDED, GREEDY])], ids=["plain", "penalties and scores", "latents", "fp8"])
 def test_prompts_and_repeated_steps(device: torch.device, subject: str, wishes: list[dict[str, Any]]) -> None:
     same(outs(made(device, "triton", subject), wishes), expected_of(device, subject, wishes), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_a_trained_head_drafts_there(device: torch.device, kind: str) -> None:
+    wishes = [SEEDED, GREEDY]
+    found = outs(made(device, "triton", "plain", trained=kind), wishes, {"method": kind, "k": 2, "adaptive": False})
+    assert all(out.speculation is not None and out.speculation.drafted for out in found)
+    same(found, expected_of(device, "plain", wishes), 1e-4)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

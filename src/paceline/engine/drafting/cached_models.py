@@ -87,6 +87,7 @@ class CachedModel(ABC):
     """speculation.models.DraftModel over a DraftRunner."""
 
     one_by_one = False
+    trees = True
     lookup = None
 
     def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int,
@@ -149,7 +150,7 @@ class CachedModel(ABC):
         parents = None
         if len(ask.tokens) > lead:
             parents = [*range(-1, len(chain) - begin - 1), *(offset + parent for parent in ask.parents[lead:])]
-        paths = _paths(ask)
+        paths = draft_paths(ask)
         return Reading(held, seq, chain, begin, tokens, parents, [offset + node for node in ask.at],
                        [Place(seq, [*path, *paths[node + 1]], count) for node, count in zip(ask.at, ask.counts)])
 
@@ -331,7 +332,7 @@ def _lead(parents: Seq[int]) -> int:
     return min([chain, *(parent + 1 for parent in parents[chain:])])
 
 
-def _paths(ask: Ask) -> list[list[int]]:
+def draft_paths(ask: Ask) -> list[list[int]]:
     """Draft tokens down to each node, the root first: paths[node + 1]."""
     paths: list[list[int]] = [[]]
     for token, parent in zip(ask.tokens, ask.parents):

@@ -9,7 +9,7 @@ import torch
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
-from paceline.engine.drafting.cached_models import ReadRows, base_of
+from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
 from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import dropped_without_memory
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
@@ -22,6 +22,9 @@ from paceline.kernels.layout import Layout
 from paceline.models.heads.interface import Head, Opened, Pass, Round
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
+
+SAME_FOR_ALL = ("medusa", "dflash")
+"""Kinds whose logits hang on how deep a token lies and not on those drafted above it: whole trees come of one round."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class HeadModel:
         self.name = name
         self.head: Head = heads.heads[name]
         self.lookup = HeadDraft(heads.number(name))
+        self.trees = self.head.config.kind in SAME_FOR_ALL
         self._heads = heads
         self._planes = heads.planes(name)
         self._storage = storage
@@ -121,7 +125,7 @@ class HeadModel:
             opened = self._place[company[0][1].sequence][0]
             samples = self._step(opened, [ask for _, ask in company])
             for (number, _), own in zip(company, samples):
-                found[number] = [own]
+                found[number] = own
         return [found[number] for number in range(len(asks))]
 
     def release(self, sequence: DraftedSequence) -> None:
@@ -181,39 +185,35 @@ class HeadModel:
         return layout
 
     @torch.inference_mode()
-    def _step(self, opened: OpenRound, asks: Seq[Ask]) -> list[Samples]:
-        """What follows the last token of each ask's draft."""
+    def _step(self, opened: OpenRound, asks: Seq[Ask]) -> list[list[Samples]]:
+        """What follows the nodes of each ask, which all lie one deeper than those of the last time."""
+        places: list[Place] = []
         rows: list[int] = []
-        steps = 0
         for ask in asks:
-            _, index = self._place[ask.sequence]
-            rows.append(index)
-            tokens = [*opened.members[index].path, *ask.tokens]
-            steps = max(steps, len(tokens) + 1)
-            if tokens and len(tokens) == opened.taken:
-                opened.previous[index] = tokens[-1]
-        found: list[Samples] = [NO_SAMPLES] * len(asks)
-        while opened.taken < steps and opened.left:
-            for index, member in enumerate(opened.members):
-                if 0 < opened.taken <= len(member.path):
-                    opened.previous[index] = member.path[opened.taken - 1]
+            index = self._place[ask.sequence][1]
+            member, paths = opened.members[index], draft_paths(ask)
+            own = [Place(member.seq, [*member.path, *paths[node + 1]], count)
+                   for node, count in zip(ask.at, ask.counts)]
+            if len(own) > 1 and not self.trees:
+                raise ValueError("this head goes on from one token at a time: it drafts chains with siblings")
+            places += own
+            rows += [index] * len(own)
+        depth = len(places[0].path)
+        if any(len(place.path) != depth for place in places) or depth < opened.taken:
+            raise ValueError("a head is asked level by level")
+        while opened.taken <= depth and opened.left:
+            if opened.taken:
+                # Those who are not asked about any more go on from whatever they had.
+                for index, place in zip(rows, places):
+                    opened.previous[index] = place.path[opened.taken - 1]
             previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
             logits, confidence = opened.round.logits(previous)
             opened.taken += 1
             opened.left -= 1
-            wanted = [number for number, (ask, row) in enumerate(zip(asks, rows))
-                      if len(opened.members[row].path) + len(ask.tokens) + 1 == opened.taken]
-            if wanted:
-                places = [self._at(opened.members[rows[number]], asks[number]) for number in wanted]
-                samples = self._sampled(logits, confidence, [rows[number] for number in wanted], places)
-                for number, own in zip(wanted, samples):
-                    found[number] = own
-        return found
-
-    def _at(self, member: Member, ask: Ask) -> Place:
-        if len(ask.at) != 1 or ask.at[0] != len(ask.tokens) - 1 or ask.parents != list(range(-1, len(ask.tokens) - 1)):
-            raise ValueError("a trained head drafts chains: it can be asked for what follows its last token alone")
-        return Place(member.seq, [*member.path, *ask.tokens], ask.counts[0])
+        if opened.taken != depth + 1:
+            return [[NO_SAMPLES] * len(ask.at) for ask in asks]
+        samples = iter(self._sampled(logits, confidence, rows, places))
+        return [[next(samples) for _ in ask.at] for ask in asks]
 
     def _sampled(self, logits: torch.Tensor, confidence: torch.Tensor | None, rows: list[int],
                  places: Seq[Place]) -> list[Samples]:

@@ -10,6 +10,7 @@ import torch
 
 from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint
+from paceline.models.load.compensation import compensation
 from paceline.models.load.quantised.codes import Outliers
 from paceline.models.spelling import spelled
 
@@ -57,6 +58,10 @@ class Weights:
     def outliers(self, name: str) -> Outliers | None:
         """Columns of a matrix that the file keeps in floats."""
         return self.checkpoint.outliers(name)
+
+    def compensation(self, name: str) -> npt.NDArray[np.float32] | None:
+        """How columns of a matrix make up for each other's rounding errors, where that was measured."""
+        return compensation(self.checkpoint.revision, name)
 
     def let_go(self) -> None:
         """Whoever took tensors has copied them: the file's pages need not stay in memory."""

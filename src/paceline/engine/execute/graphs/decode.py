@@ -159,12 +159,13 @@ class DecodeGraphs:
 
     def captures(self) -> list[Callable[[], object]]:
         """What captures a step for each number of rows, plain and with truncated sampling, the largest first: the
-        others find its memory. With adapters too where there are some."""
+        others find its memory. With adapters, and with drafts of each trained head, too where there are some."""
         most, adapters = self.most_rows, (False, True) if self._adapters.layout else (False,)
         plain = [self._room(min(groups, most), 0, own) for groups in BUCKETS if groups <= power(most)
                  for own in adapters]
-        drafted = [self._room(min(groups, most), rows, own) for groups in GROUPS if groups <= power(most)
-                   for rows in choices(groups) for own in adapters]
+        heads: list[tuple[str, ...]] = [(), *((name,) for name in self._head_drafters)]
+        drafted = [self._room(min(groups, most), rows, own, by) for groups in GROUPS if groups <= power(most)
+                   for rows in choices(groups) for own in adapters for by in heads]
         return [partial(self._for, shape, Controls(truncation=truncation))
                 for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
                 for truncation in (False, True)]
