@@ -33,7 +33,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 def test_a_head_learns_its_target(options: Any) -> None:
     """Much of what follows is foreseen: far more than any token that comes often."""
-    chosen = options(steps=90, answers=60, batch_tokens=512, anchors=16, held_out=10)
+    chosen = options(steps=50, answers=60, batch_tokens=512, anchors=16, held_out=10)
     heard: list[News] = []
     report = train(chosen, heard.append)
     assert report["tokens_per_cycle"]["3"] > 1.6, report["by_position"]
@@ -239,11 +239,25 @@ def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: 
 
 
 def test_first_answers_leave_time_to_learn(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a turn with answers and a step move on."""
     import paceline.training.run as module
 
+    now, answer, step = [0.0], Run._answer, trainer.Trainer.train_step
+
+    def answers(self: Run, pool: Any) -> None:
+        answer(self, pool)
+        now[0] += 20.0 if self.held.finished and pool.texts else 0.0
+
+    def steps(self: Any, progress: float) -> Any:
+        now[0] += 10.0
+        return step(self, progress)
+
     monkeypatch.setattr(module, "TURN", 0.1)
-    report = train(options(steps=None, minutes=0.05, answers=5000, samples=100, first_answers=5000), quiet)
-    assert report["steps"] > 0 and report["texts"] < 5000
+    monkeypatch.setattr(Run, "elapsed", property(lambda self: now[0]))
+    monkeypatch.setattr(Run, "_answer", answers)
+    monkeypatch.setattr(trainer.Trainer, "train_step", steps)
+    report = train(options(steps=None, minutes=2.0, answers=5000, first_answers=5000, generate_share=0.0), quiet)
+    assert report["steps"] == 8 and 0 < report["texts"] < 5000  # 30 % of 120 s are over after two turns
 
 
 def test_too_little_time_is_said_and_no_head_is_written(options: Any) -> None:
