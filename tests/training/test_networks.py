@@ -13,8 +13,9 @@ import torch
 from paceline.llm import LLM
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.tensors import check
-from paceline.training.loss import Judge, Weights
+from paceline.training.loss import Judge, Weights, compare
 from paceline.training.networks.build import build_network
+from paceline.training.networks.parts import TapProjection
 from paceline.training.networks.slots import SlotHead, draw_anchors
 from paceline.training.shards import Text
 from paceline.training.target import Batch, Target
@@ -105,6 +106,49 @@ def test_gradients_reach_every_parameter(network: SlotHead) -> None:
     network.zero_grad()
 
 
+def test_only_what_is_in_the_text_goes_into_the_loss(network: SlotHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = network._judge.target
+    batch = some_batch(target)
+    seen: list[tuple[int, torch.Tensor]] = []
+    loss = Judge.loss
+
+    def heard(self: Judge, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = loss(self, *given)
+        seen.append((len(given[0]), out[1]))
+        return out
+
+    monkeypatch.setattr(Judge, "loss", heard)
+    told = network.learn(batch, target.states(batch), torch.Generator().manual_seed(0), 64)  # every place of answers
+    network.zero_grad()
+    (rows, accepted), = seen
+    slots = [sum(max(0, answer - 1 - slot) for answer in (23, 14)) for slot in range(DEPTH)]
+    assert rows == sum(slots)
+    assert (told["accepted"] * torch.tensor(slots)).sum().item() == pytest.approx(accepted.sum().item(), rel=1e-5)
+
+
+def test_nothing_is_likely_outside_answers(network: SlotHead) -> None:
+    batch = some_batch(network._judge.target)
+    states = network._judge.target.states(batch)
+    places = torch.arange(batch.tokens.shape[1]).expand(2, 1, -1)
+    _, normaliser = network._teacher(batch, states, places, torch.arange(places.numel()))
+    outside = ~batch.answers.flatten()
+    assert outside.any() and normaliser[outside].eq(torch.inf).all() and normaliser[~outside].isfinite().all()
+    _, accepted, slope = compare(torch.zeros(1, 5), torch.ones(1, 5), normaliser[outside][:1], torch.ones(1), 0.1, 0.9,
+                                 torch.float32)
+    assert accepted.item() == 0.0 and slope.isfinite().all()
+
+
+def test_features_are_scaled_by_powers_of_two() -> None:
+    fc = TapProjection(6, 2)
+    rows = torch.randn(100, 6) * torch.tensor([0.003, 0.3, 1.0, 7.0, 130.0, 25000.0])
+    fc.calibrate(rows)
+    assert torch.equal(fc.scale.frexp().mantissa, torch.full((6,), 0.5))
+    size = (rows * fc.scale).square().mean(0).sqrt()
+    assert size.min() > 0.70 and size.max() < 1.42
+    narrow = rows.bfloat16()
+    assert torch.equal((narrow * fc.scale.bfloat16()).float(), narrow.float() * fc.scale)
+
+
 def test_runs_are_what_a_round_would_draft(network: SlotHead) -> None:
     """Token by token, fed with the head's own drafts, on texts that hold some of them."""
     target = network._judge.target
@@ -153,4 +197,5 @@ def test_anchors_are_of_answers_and_differ(llm: LLM) -> None:
 def test_padding_ends_where_the_target_does(target_folder: Path) -> None:
     short = Target(LLM(str(target_folder), device="cpu", kernels="eager", max_model_len=40), (1,), 64, compiles=False)
     batch = short.batch([Text(0, np.arange(39, dtype=np.int32), 5)])
+    assert short.padded(39) == 40 and short.padded(1) == 32
     assert batch.tokens.shape == (1, 40) and short.states(batch).final.isfinite().all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 def test_a_head_learns_its_target(options: Any) -> None:
     """Much of what follows is foreseen: far more than any token that comes often."""
-    chosen = options(steps=90, answers=60, batch_tokens=512, anchors=16, held_out=10)
+    chosen = options(steps=50, answers=60, batch_tokens=512, anchors=16, held_out=10)
     heard: list[News] = []
     report = train(chosen, heard.append)
     assert report["tokens_per_cycle"]["3"] > 1.6, report["by_position"]
@@ -63,6 +65,7 @@ def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.Mon
         with pytest.raises(Interrupted, match="at step 10"):
             train(parts, quiet)
     assert (parts.out / "head").exists() and state_of(parts.out)["step"] == 10
+    assert json.loads((parts.out / "report.json").read_text())["steps"] == 10
     train(parts, quiet)
     one, other = state_of(whole.out), state_of(parts.out)
     assert one["step"] == other["step"] == 20 and one["tokens"] == other["tokens"] and one["pool"] == other["pool"]
@@ -146,10 +149,31 @@ def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
     one, other = (load_file(folder / "head" / "model.safetensors") for folder in (first.out, begun.out))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name])
+    heard: list[News] = []
     with pytest.raises(ConfigError, match="--init: layers"):
-        train(options(steps=1, out=tmp_path / "wider", init=first.out, intermediate=40), quiet)
+        train(options(steps=1, out=tmp_path / "wider", init=first.out, intermediate=40), heard.append)
     with pytest.raises(PacelineError, match="has no config"):
-        train(options(steps=1, out=tmp_path / "none", init=tmp_path), quiet)
+        train(options(steps=1, out=tmp_path / "none", init=tmp_path), heard.append)
+    assert not heard  # before anything else was done
+
+
+def test_texts_of_other_prompts_are_refused(options: Any, prompts: Path, tmp_path: Path) -> None:
+    train(options(steps=1, answers=12), quiet)
+    lines = prompts.read_text().splitlines()
+    other = tmp_path / "other.jsonl"  # as many, but one of them another
+    other.write_text("\n".join([*lines[:-1], json.dumps({"prompt": "bee hill hill hill"})]) + "\n")
+    with pytest.raises(ConfigError, match="other settings \\(prompts\\)"):
+        train(options(steps=1, answers=12, data=(other,)), quiet)
+
+
+def test_a_checkpoint_without_its_texts_is_refused(options: Any) -> None:
+    chosen = options(steps=1, answers=12)
+    train(chosen, quiet)
+    shutil.rmtree(chosen.out / "data")
+    heard: list[News] = []
+    with pytest.raises(ConfigError, match=r"learned from 12 texts.*bring the folder back"):
+        train(options(steps=2, answers=12), heard.append)
+    assert not heard
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3", "mtp", "medusa", "hydra"])
@@ -190,10 +214,15 @@ def test_a_draft_model_is_distilled(options: Any) -> None:
 def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = options()
     heard: list[News] = []
-    monkeypatch.setattr(Run, "_order", lambda self: self.rehearse())
-    with pytest.raises(AttributeError):  # nothing was ordered
+    def rehearse(self: Run, pool: Any) -> None:
+        self.rehearse()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Run, "_first_answers", rehearse)
+    with pytest.raises(ZeroDivisionError):
         train(chosen, heard.append)
-    assert [news.stage for news in heard] == ["rehearsal"] and "works" in heard[0].text
+    assert [news.stage for news in heard] == ["rehearsal"] * 2 and all("works: " in news.text for news in heard)
+    assert "4 texts of 96 tokens" in heard[0].text and "12 texts of 32 tokens" in heard[1].text
 
 
 def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +236,35 @@ def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: 
     first = stages.index("training")
     assert "answers" in stages[:first] and "answers" in stages[first:] and "measured" in stages
     assert report["texts"] > 10 and report["steps"] > 1
+
+
+def test_first_answers_leave_time_to_learn(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a turn with answers and a step move on."""
+    import paceline.training.run as module
+
+    now, answer, step = [0.0], Run._answer, trainer.Trainer.train_step
+
+    def answers(self: Run, pool: Any) -> None:
+        answer(self, pool)
+        now[0] += 20.0 if self.held.finished and pool.texts else 0.0
+
+    def steps(self: Any, progress: float) -> Any:
+        now[0] += 10.0
+        return step(self, progress)
+
+    monkeypatch.setattr(module, "TURN", 0.1)
+    monkeypatch.setattr(Run, "elapsed", property(lambda self: now[0]))
+    monkeypatch.setattr(Run, "_answer", answers)
+    monkeypatch.setattr(trainer.Trainer, "train_step", steps)
+    report = train(options(steps=None, minutes=2.0, answers=5000, first_answers=5000, generate_share=0.0), quiet)
+    assert report["steps"] == 8 and 0 < report["texts"] < 5000  # 30 % of 120 s are over after two turns
+
+
+def test_too_little_time_is_said_and_no_head_is_written(options: Any) -> None:
+    chosen = options(steps=None, minutes=1e-4)
+    with pytest.raises(ConfigError, match=r"before the first step.*more --minutes, or fewer --first-answers"):
+        train(chosen, quiet)
+    assert not (chosen.out / "head").exists() and not (chosen.out / checkpoints.NAME).exists()
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -241,22 +299,44 @@ def test_the_command_without_terminal_libraries(options: Any, capsys: pytest.Cap
 
 
 def test_gradients_that_are_no_numbers_change_nothing(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step may fail; what was learned is not lost."""
+    """A step may fail; what was learned is not lost, and means are those of the others."""
     learn = SlotHead.learn
+    steps = iter(range(100))
 
     def broken(self: Any, *given: Any) -> Any:
         told = learn(self, *given)
-        self.norm.weight.grad[0] = torch.nan
+        if next(steps) % 3 == 0:
+            self.norm.weight.grad[0] = torch.nan
+            told["loss"] = torch.tensor(torch.nan)
         return told
 
     monkeypatch.setattr(SlotHead, "learn", broken)
-    chosen = options(steps=3, answers=12)
-    train(chosen, quiet)
+    chosen = options(steps=6, answers=12, log_steps=3)
+    heard: list[News] = []
+    report = train(chosen, heard.append)
     assert all(tensor.isfinite().all() for tensor in state_of(chosen.out)["network"].values())
+    assert report["lost_steps"] == 2 and [entry["lost_steps"] for entry in report["curve"]] == [1, 1]
+    assert all(math.isfinite(entry["loss"]) and math.isfinite(entry["norm"]) for entry in report["curve"])
+    assert "1 of 3 steps gave no numbers" in next(news.text for news in heard if news.stage == "training")
 
 
 def test_a_loss_that_is_lost_for_good_ends_the_run(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     learn = SlotHead.learn
-    monkeypatch.setattr(SlotHead, "learn", lambda self, *given: learn(self, *given) | {"loss": torch.tensor(torch.nan)})
-    with pytest.raises(ConfigError, match="no number any more at step 4"):
-        train(options(steps=9, answers=12, log_steps=1), quiet)
+    steps = iter(range(100))
+
+    def broken(self: Any, *given: Any) -> Any:
+        told = learn(self, *given)
+        return told if next(steps) < good else told | {"loss": torch.tensor(torch.nan)}
+
+    monkeypatch.setattr(SlotHead, "learn", broken)
+    good = 4
+    chosen = options(steps=12, answers=12, log_steps=3)
+    with pytest.raises(ConfigError, match="no numbers any more at step 9"):
+        train(chosen, quiet)
+    assert state_of(chosen.out)["step"] == 9 and (chosen.out / "head").exists()
+    assert json.loads((chosen.out / "report.json").read_text())["lost_steps"] == 5
+    good = 0
+    nothing = options(steps=2, answers=12, out=chosen.out / "nothing")
+    with pytest.raises(ConfigError, match="no numbers any more at step 2"):
+        train(nothing, quiet)
+    assert not (nothing.out / "head").exists()

@@ -68,6 +68,21 @@ def test_a_job_follows_from_its_number() -> None:
     assert job_seed(3, 4) != job_seed(34, 0)
 
 
+@pytest.mark.parametrize("temperatures", [(0.0, 0.7, 1.0), (1.0, 0.0)])
+def test_a_greedy_answer_comes_once_a_prompt(temperatures: tuple[float, ...]) -> None:
+    jobs = Jobs(["a", "b", "c"], lambda text: list(text.encode()), 3, temperatures, 6)
+    by_prompt: dict[int, list[float]] = {}
+    for index in range(24):
+        job = jobs.job(index)
+        assert job is not None
+        by_prompt.setdefault(job.prompt[0], []).append(job.temperature)
+    for found in by_prompt.values():
+        assert len(found) == 8 and found.count(0.0) == 1
+        assert sorted(found[:len(temperatures)]) == sorted(temperatures) and set(found) == set(temperatures)
+    greedy = Jobs(["a"], lambda text: [1], 3, (0.0,), 6)
+    assert [greedy._temperature(sample, 0) for sample in range(3)] == [0.0] * 3
+
+
 def texts(count: int, first: int = 0) -> list[Text]:
     return [Text(index, np.arange(index, index + 9, dtype=np.int32), 4) for index in range(first, first + count)]
 

@@ -49,8 +49,13 @@ class Jobs:
         ids = self._encoded[prompt]
         if ids is None:
             return None
-        temperature = self.temperatures[(sample + prompt) % len(self.temperatures)]
-        return Job(index, ids, temperature, job_seed(self.seed, index))
+        return Job(index, ids, self._temperature(sample, prompt), job_seed(self.seed, index))
+
+    def _temperature(self, sample: int, prompt: int) -> float:
+        """Each in turn, and once all had their turn only those that draw: a second greedy answer would be the first."""
+        warm = tuple(value for value in self.temperatures if value > 0)
+        turn = self.temperatures if sample < len(self.temperatures) or not warm else warm
+        return turn[(sample + prompt) % len(turn)]
 
     def _encode(self, prompt: str) -> list[int] | None:
         try:

@@ -43,9 +43,9 @@ class Judge:
     def loss(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None, final: torch.Tensor,
              normaliser: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Drafts from hidden [N, h] (and markov [N, r] through up [D, r]) against the target's final [N, h] with its
-        normaliser [N]; weight [N], 0 where a row does not count. -> (sum of weighted losses, share accepted [N])."""
+        normaliser [N]; weight [N]. -> (sum of weighted losses, share accepted [N])."""
         if markov is None or up is None:
-            markov, up = hidden.new_zeros((len(hidden), 1)), hidden.new_zeros((len(self.rows), 1))
+            markov, up = hidden.new_zeros((len(hidden), 0)), hidden.new_zeros((len(self.rows), 0))
         total, accepted = _Loss.apply(hidden, markov, up, final, normaliser, weight, self)  # type: ignore[no-untyped-call]
         return total, accepted
 
@@ -64,20 +64,21 @@ class Judge:
 
     def pieces(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
                                                           torch.Tensor]:
-        """Loss, share accepted, and the gradients of the loss by hidden, markov and up."""
+        """Loss, share accepted, and the gradients of the loss by hidden, markov and up. Hidden and markov lie side by
+        side, and so do the matrices they go through: one product, not two and their sum."""
         hidden, markov, up, final, normaliser, weight = inputs
-        dtype = self.rows.dtype
-        narrow_up = up.to(dtype)
-        total = torch.zeros((), device=hidden.device)
-        accepted = torch.empty(len(hidden), device=hidden.device)
-        by_hidden, by_markov = torch.empty_like(hidden), torch.empty_like(markov)
-        by_up = torch.zeros_like(up, dtype=torch.float32)
+        dtype, width = self.rows.dtype, hidden.shape[1]
+        both = torch.cat([hidden.to(dtype), markov.to(dtype)], 1)
+        matrix = torch.cat([self.rows, up.to(dtype)], 1)
+        total = normaliser.new_zeros(())
+        accepted = torch.empty_like(normaliser)
+        by_both = torch.empty_like(both)
+        by_up = torch.zeros_like(up, dtype=torch.promote_types(dtype, torch.float32))
         for begin in range(0, len(hidden), self.piece):
             part = slice(begin, begin + self.piece)
-            own, mark = hidden[part].to(dtype), markov[part].to(dtype)
+            own = both[part]
             count = len(own)
-            logits = wide_product(own, self.rows)
-            logits += wide_product(mark, narrow_up)
+            logits = wide_product(own, matrix)
             teacher = self.target.capped(wide_product(final[part].to(dtype), self.rows))
             size, share = normaliser[part], weight[part]
             if count < self.piece and self._compare.compiles:  # one shape, compiled once
@@ -89,10 +90,9 @@ class Judge:
             slope = slope[:count]
             total += losses[:count].sum()
             accepted[part] = shares[:count]
-            by_hidden[part] = slope @ self.rows
-            by_markov[part] = slope @ narrow_up
-            by_up += slope.t() @ mark
-        return total, accepted, by_hidden, by_markov, by_up
+            torch.mm(slope, matrix, out=by_both[part])
+            by_up += slope.t() @ own[:, width:]
+        return total, accepted, by_both[:, :width].to(hidden.dtype), by_both[:, width:].to(markov.dtype), by_up
 
 
 def compare(logits: torch.Tensor, teacher: torch.Tensor, normaliser: torch.Tensor, weight: torch.Tensor,

@@ -16,8 +16,6 @@ COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a
 def write(folder: Path, report: dict[str, Any]) -> None:
     text = json.dumps(report, indent=1) + "\n"
     replace_file(folder / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
-    if not draw(folder / "curves.png", report):
-        log.warning("curves.png was not drawn: it needs matplotlib (pip install 'paceline[bench]')")
 
 
 def draw(path: Path, report: dict[str, Any]) -> bool:
@@ -25,6 +23,7 @@ def draw(path: Path, report: dict[str, Any]) -> bool:
     try:
         import matplotlib
     except ImportError:
+        log.warning("curves.png was not drawn: it needs matplotlib (pip install 'paceline[bench]')")
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -30,16 +31,18 @@ from paceline.training.networks.draft import DraftModel, begin_like
 from paceline.training.networks.parts import HeadModule
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
+from paceline.training.progress import Log, line
 from paceline.training.prompts import read_prompts
 from paceline.training.shape import choose_taps, draft_shape, head_config
 from paceline.training.shards import Shards, Text, make_folder, replace_file
 from paceline.training.target import Batch, Target
 from paceline.training.trainer import Trainer
 
-PATIENCE = 4
-"""Lines of progress in a row whose loss is no number: then there is nothing left to hope for."""
+SELF_MADE = "self-made.jsonl"
 TURN = 5.0
 """Seconds of making answers, then of training, in turn."""
+FIRST_SHARE = 0.3
+"""Of the time: then training begins with what answers there are."""
 
 
 @dataclass(frozen=True)
@@ -99,44 +102,58 @@ class Run:
             options.model, device=str(device), dtype=options.dtype, speculation=None, enable_prefix_caching=False,
             kernels="auto" if device.type == "cuda" else "eager",
             max_model_len=min(options.prompt_tokens + options.new_tokens, context),
-            max_num_seqs=options.concurrent or (512 if device.type == "cuda" else 16))
+            max_num_seqs=options.concurrent or (512 if device.type == "cuda" else 16),
+            gpu_memory_utilization=0.5)  # the other half is for training
         shape = self.llm.engine.model.config
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         self.target = Target(self.llm, choose_taps(options, shape), rows, self.compiles)
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
+        begun = self._begun() if saved is None else None
+        if not options.self_made or (options.out / "data" / SELF_MADE).exists():
+            self._order()
         if device.type == "cuda":
             self.rehearse()
-        self._order()
-        pool = Pool(options.seed, options.batch_tokens)
+        if self.maker is None:
+            self._order()  # the target has prompts to make first
+        pool = Pool(options.seed, options.batch_tokens, self.target.padded)
         pool.add(list(self.learned.shards.read()))
+        if saved is not None:
+            pool.check(saved["pool"])
         self._first_answers(pool)
-        trainer = self._trainer(pool, saved)
+        trainer = self._trainer(pool, saved, begun)
         self._loop(trainer)
         if self.stop.raised:
-            self._save(trainer)
-            self._write(trainer)
+            self._keep(trainer)
             raise Interrupted(f"Interrupted at step {trainer.step}; {options.out / checkpoints.NAME} is written: the "
                               "same command goes on from there.")
         return self._finish(trainer)
 
     def rehearse(self) -> None:
-        """One step on invented texts, as large as any will be: what cannot work fails now, not when all the answers
-        have been made, and what is compiled is compiled."""
-        options, shape = self.options, self.llm.engine.model.config
-        length = min(options.prompt_tokens + options.new_tokens, shape.context)
+        """A step on invented texts as long as any will be, and one on as many short ones as a batch can have: what
+        cannot work fails now, not when all the answers have been made, and what is compiled is compiled."""
+        options, shape, target = self.options, self.llm.engine.model.config, self.target
+        longest = min(options.prompt_tokens + options.new_tokens, shape.context)
         drawn = np.random.default_rng(0)
-        texts = [Text(place, drawn.integers(0, shape.vocab_size, length).astype(np.int32), length // 3)
-                 for place in range(max(1, options.batch_tokens // length))]
-        pool = Pool(options.seed, options.batch_tokens)
-        pool.add(texts)
         count = shape.vocab_size if options.kind == "draft" else min(options.draft_vocab, shape.vocab_size)
-        trainer = Trainer(options, self.target, self._network(np.arange(count), 0), pool)
-        trainer.calibrate()
-        told = trainer.train_step(0.0)
-        trainer.measure(self._batches(texts[:4]))
-        if not torch.isfinite(told["loss"]):
-            raise ConfigError("The loss of a first trial step is no number: the target's states are not finite.")
-        self.show(News("rehearsal", 0.0, f"one step on {len(texts)} texts of {length} tokens works"))
+        trainer: Trainer | None = None
+        for length in (longest, min(longest, target.padded(1))):
+            begin = time.monotonic()
+            prompt = max(1, length - options.new_tokens)
+            texts = [Text(place, drawn.integers(0, shape.vocab_size, length).astype(np.int32), prompt)
+                     for place in range(max(1, options.batch_tokens // target.padded(length)))]
+            pool = Pool(options.seed, options.batch_tokens, target.padded)
+            pool.add(texts)
+            if trainer is None:
+                trainer = Trainer(options, target, self._network(np.arange(count), 0), pool)
+                trainer.calibrate()
+                trainer.measure(self._batches(texts[:4]))
+            trainer.pool = pool
+            if not torch.isfinite(trainer.train_step(0.0)["loss"]):  # which also waits for the device
+                raise ConfigError("The loss of a first trial step is no number: the target's states are not finite.")
+            memory = f", {torch.cuda.max_memory_allocated() / 2 ** 30:.1f} GiB of memory at most" \
+                if target.device.type == "cuda" else ""
+            self.show(News("rehearsal", 0.0, f"a step on {len(texts)} texts of {length} tokens works: "
+                                             f"{time.monotonic() - begin:.1f} s{memory}"))
 
     def close(self) -> None:
         if self.maker is not None:
@@ -158,7 +175,8 @@ class Run:
             raise ConfigError(f"{len(self.prompts)} prompts are too few to learn from: give at least 4.")
         order = np.random.default_rng([options.seed, 3]).permutation(len(self.prompts))
         encode, vocab = encoder(self.llm), self.llm.engine.model.config.vocab_size
-        settings = options.data_settings() | {"prompts": len(self.prompts), "revision": self.llm.engine.revision}
+        digest = hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
+        settings = options.data_settings() | {"prompts": digest, "revision": self.llm.engine.revision}
 
         def jobs(places: np.ndarray) -> Jobs:
             return Jobs([self.prompts[place] for place in places], encode, options.seed, options.temperatures,
@@ -170,7 +188,7 @@ class Run:
         self.maker = AnswerMaker(self.llm, [self.held, self.learned], options.new_tokens)
 
     def _self_made(self, folder: Path) -> list[str]:
-        path = folder / "self-made.jsonl"
+        path = folder / SELF_MADE
         if path.exists():
             return read_prompts([path])
         self.show(News("answers", 0.0, f"{self.options.self_made} prompts by the target itself"))
@@ -186,9 +204,15 @@ class Run:
         return [self.target.batch(ordered[begin:begin + size]) for begin in range(0, len(ordered), size)]
 
     def _first_answers(self, pool: Pool) -> None:
-        """So many that the draft vocabulary can be chosen; all of them, where nobody counts minutes."""
-        wanted = math.inf if self.options.minutes is None else self.options.first_answers
+        """So many that the draft vocabulary can be chosen, or what there are when time presses; all of them, where
+        nobody counts minutes."""
+        timed = self.options.minutes is not None
+        wanted = self.options.first_answers if timed else math.inf
         while not self.maker.finished and (len(pool.texts) < wanted or not self.held.finished):
+            if timed and self._share(0) >= FIRST_SHARE and pool.texts and self.held.finished:
+                break
+            if timed and self._share(0) >= 1.0:
+                raise self._too_short(len(pool.texts))
             self._answer(pool)
             if self.stop.raised:
                 raise Interrupted(f"Interrupted; the answers so far are in {self.options.out / 'data'}: the same "
@@ -198,6 +222,11 @@ class Run:
             raise ConfigError("The prompts got no answers to learn from: raise --prompt-tokens and --new-tokens, or "
                               "give other prompts.")
         self.held_out = self._batches(held_out)
+
+    def _too_short(self, texts: int) -> ConfigError:
+        return ConfigError(f"{self.options.minutes:g} minutes were over before the first step ({texts:,} answers were "
+                           f"made, and are kept in {self.options.out / 'data'}), so no head is written: give more "
+                           "--minutes, or fewer --first-answers and --held-out.")
 
     def _answer(self, pool: Pool) -> None:
         """One turn."""
@@ -212,13 +241,18 @@ class Run:
 
     # ---------------------------------------------------------------- learning
 
-    def _trainer(self, pool: Pool, saved: dict[str, Any] | None) -> Trainer:
+    def _begun(self) -> written.Begun | None:
+        """The head of --init, which must be of the shape that is trained."""
+        if self.options.init is None:
+            return None
+        begun = written.read(self.options.init, self.options.kind, self.llm.engine.model.config)
+        self._network(begun.ids, begun.mask).take(begun.tensors)
+        return begun
+
+    def _trainer(self, pool: Pool, saved: dict[str, Any] | None, begun: written.Begun | None) -> Trainer:
         options, engine = self.options, self.llm.engine
         vocab, tokenizer = engine.model.config.vocab_size, engine.tokenizer
         assert tokenizer is not None
-        begun = None
-        if options.init is not None:
-            begun = written.read(options.init, options.kind, engine.model.config)
         if saved is not None:
             ids, mask = np.array(saved["ids"], np.int64), saved["mask"]
         elif begun is not None:
@@ -262,7 +296,7 @@ class Run:
         options = self.options
         next_measure, next_save = self.elapsed + options.evaluate_seconds / 4, self.elapsed + options.save_seconds
         turn = time.monotonic() + TURN
-        log, lost = _Log(trainer), 0
+        log = self.log = Log(trainer)
         while self._share(trainer.step) < 1.0 and not self.stop.raised:
             if time.monotonic() > turn and self._wants_answers(trainer.step):
                 pause = time.monotonic()
@@ -272,12 +306,11 @@ class Run:
             log.add(trainer.train_step(self._share(trainer.step)))
             if trainer.step % options.log_steps == 0:
                 entry = log.entry(self.elapsed)
+                if entry["lost_steps"] == entry["steps"]:
+                    self._keep(trainer)
+                    raise self._lost(trainer)
                 self.curve.append(entry)
-                self.show(News("training", self._share(trainer.step), _line(entry)))
-                lost = 0 if np.isfinite(entry["loss"]) else lost + 1
-                if lost == PATIENCE:
-                    raise ConfigError(f"The loss is no number any more at step {trainer.step}: lower --lr and begin "
-                                      "again; the last checkpoint is from before.")
+                self.show(News("training", self._share(trainer.step), line(entry)))
             if self.elapsed > next_measure:
                 pause = time.monotonic()
                 self._measure(trainer)
@@ -285,11 +318,11 @@ class Run:
                 log.pause(time.monotonic() - pause)
             if self.elapsed > next_save:
                 pause = time.monotonic()
-                self._save(trainer)
-                self._write(trainer)
+                self._keep(trainer)
                 next_save = self.elapsed + options.save_seconds
                 log.pause(time.monotonic() - pause)
-        self.trained_rate = log.rate
+        if trainer.step == 0 and not self.stop.raised:
+            raise self._too_short(len(trainer.pool.texts))
 
     def _wants_answers(self, step: int) -> bool:
         return self.options.minutes is not None and not self.maker.finished \
@@ -305,6 +338,15 @@ class Run:
                                                               f"{shares}"))
         return entry
 
+    def _keep(self, trainer: Trainer) -> dict[str, Any]:
+        """Checkpoint, head and report as they are now; no head where nothing was learned yet."""
+        self._save(trainer)
+        if trainer.step > self.log.lost:
+            self._write(trainer)
+        found = self._report(trainer)
+        report.write(self.options.out, found)
+        return found
+
     def _save(self, trainer: Trainer) -> None:
         checkpoints.save(self.options.out, trainer.state() | {
             "settings": self.options.network_settings(), "ids": self.ids.tolist(), "mask": self.mask,
@@ -317,65 +359,31 @@ class Run:
         else:
             written.write(self.options.out, config, trainer.weights(), self.ids)
 
+    def _lost(self, trainer: Trainer) -> ConfigError:
+        return ConfigError(f"Loss or gradients are no numbers any more at step {trainer.step}: begin again with a "
+                           f"lower --lr and another --out. What was learned until then is in {self.options.out}.")
+
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
+        self._measure(trainer)
+        found = self._keep(trainer)
+        if trainer.step <= self.log.lost:
+            raise self._lost(trainer)
+        report.draw(self.options.out / "curves.png", found)
+        return found
+
+    def _report(self, trainer: Trainer) -> dict[str, Any]:
         options = self.options
-        last = self._measure(trainer)
-        self._save(trainer)
-        self._write(trainer)
+        last = self.measured[-1] if self.measured else {"tokens_per_cycle": {}, "by_position": []}
         name = written.MODEL if options.kind == "draft" else written.NAME
-        result = {
+        return {
             "kind": options.kind, "target": options.model or "default", "head": str(options.out / name),
             "parameters": sum(one.numel() for one in trainer.network.parameters()), "steps": trainer.step,
+            "lost_steps": self.log.lost,
             "seconds": round(self.elapsed, 1), "texts": len(trainer.pool.texts),
             "answer_tokens": trainer.pool.answer_tokens, "tokens_learned_from": trainer.tokens,
             "generated_tokens_per_second": round(self.generated_rate, 1),
-            "trained_tokens_per_second": round(self.trained_rate, 1),
+            "trained_tokens_per_second": round(self.log.rate, 1),
             "draft_vocabulary": len(self.ids), "coverage": round(self.coverage, 5),
             "tokens_per_cycle": last["tokens_per_cycle"], "by_position": last["by_position"],
             "settings": {name: str(value) for name, value in vars(options).items()},
             "curve": self.curve, "measured": self.measured}
-        report.write(options.out, result)
-        return result
-
-
-class _Log:
-    """Sums what steps tell, on the device, and reads it now and then."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._sums: dict[str, torch.Tensor] = {}
-        self._count = 0
-        self._since, self._tokens = time.monotonic(), trainer.tokens
-        self._seconds, self._all = 0.0, 0
-
-    def add(self, told: dict[str, torch.Tensor]) -> None:
-        self._count += 1
-        for name, value in told.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
-
-    def pause(self, seconds: float) -> None:
-        """So much of the time was not spent on training."""
-        self._since += seconds
-
-    def entry(self, elapsed: float) -> dict[str, Any]:
-        told = {name: (value / self._count).tolist() for name, value in self._sums.items()}
-        seconds, tokens = time.monotonic() - self._since, self._trainer.tokens - self._tokens
-        self._seconds, self._all = self._seconds + seconds, self._all + tokens
-        self._sums, self._count = {}, 0
-        self._since, self._tokens = time.monotonic(), self._trainer.tokens
-        rate = self._trainer.optimizer.param_groups[0]["lr"]
-        return {"step": self._trainer.step, "tokens": self._trainer.tokens, "seconds": round(elapsed, 2), "lr": rate,
-                "tokens_per_second": round(tokens / max(seconds, 1e-6), 1), **told}
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second, of all that was read."""
-        return self._all / max(self._seconds, 1e-6)
-
-
-def _line(entry: dict[str, Any]) -> str:
-    shares = " ".join(f"{share:.2f}" for share in entry["accepted"])
-    return (f"step {entry['step']}, {entry['tokens'] / 1e6:.2f} M tokens, {entry['tokens_per_second']:,.0f} tokens/s, "
-            f"loss {entry['loss']:.4f}, accepted {shares}")
-
-

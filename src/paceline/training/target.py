@@ -88,9 +88,13 @@ class Target:
         with torch.no_grad():
             return self.model.embed(tokens.reshape(-1)).view(*tokens.shape, -1).clone()
 
+    def padded(self, length: int) -> int:
+        """The length of a batch whose longest text has `length` tokens."""
+        longest = max(SHORTEST if self.device.type == "cuda" else 1, length)
+        return min(-(-longest // MULTIPLE) * MULTIPLE, self._positions)
+
     def batch(self, texts: list[Text]) -> Batch:
-        longest = max(SHORTEST if self.device.type == "cuda" else 1, *(len(text.tokens) for text in texts))
-        longest = min(-(-longest // MULTIPLE) * MULTIPLE, self._positions)
+        longest = self.padded(max(len(text.tokens) for text in texts))
         tokens = np.zeros((len(texts), longest), np.int64)
         for row, text in zip(tokens, texts):
             row[:len(text.tokens)] = text.tokens
@@ -149,7 +153,8 @@ def _logsumexp(logits: torch.Tensor) -> torch.Tensor:
 
 
 def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x weight^T in float32, as it was summed. Not to be differentiated."""
-    if x.is_cuda and x.dtype != torch.float32:
+    """x weight^T in float32 or more, as it was summed. Not to be differentiated."""
+    if x.is_cuda and x.dtype.itemsize < 4:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return torch.mm(x, weight.t()).float()
+    product = torch.mm(x, weight.t())
+    return product if product.dtype == torch.float64 else product.float()

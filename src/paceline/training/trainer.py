@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.models.heads.config import HeadConfig
 from paceline.training.acceptance import DEPTHS, Acceptance
 from paceline.training.options import TrainOptions
-from paceline.training.pool import Pool
+from paceline.training.pool import Pool, anchor_count
 from paceline.training.target import Batch, States, Target
 
 LOWEST = 0.03
@@ -59,16 +59,17 @@ class Trainer:
         """`progress`: share of the way to the end, for the learning rate."""
         texts = self.pool.next()
         batch = self.target.batch(texts)
-        states = self.target.states(batch)
+        count = anchor_count(texts, self.options.anchors)
         self._drawn.manual_seed((self.options.seed << 32) + self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(progress)
         try:
+            states = self.target.states(batch)
             with self._narrow():
-                told: dict[str, torch.Tensor] = self.network.learn(batch, states, self._drawn, self.options.anchors)
+                told: dict[str, torch.Tensor] = self.network.learn(batch, states, self._drawn, count)
         except torch.OutOfMemoryError:
-            raise ConfigError("A step does not fit into the device's memory: lower --batch-tokens or --anchors."
-                              ) from None
+            raise ConfigError("A step does not fit into the device's memory: lower --batch-tokens, --anchors or "
+                              "--target-rows.") from None
         told["norm"] = nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for one in self.network.parameters():
             if one.grad is not None:  # a step whose gradients are no numbers counts for nothing

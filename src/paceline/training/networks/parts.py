@@ -100,7 +100,8 @@ class Rotation:
 
 class TapProjection(nn.Module):
     """fc over tapped streams. Their features differ in size by factors of hundreds, so that steps of one size would be
-    too large for some and too small for others: each is brought to size 1 first, and what is written is the product."""
+    too large for some and too small for others: each is brought to about size 1 first, and what is written is the
+    product. The factors are powers of two, which round nothing in any type: what is written is what was trained."""
 
     scale: torch.Tensor
 
@@ -115,7 +116,7 @@ class TapProjection(nn.Module):
     @torch.no_grad()
     def calibrate(self, rows: torch.Tensor) -> None:
         """rows [N, inputs]: a sample of what comes."""
-        self.scale.copy_(rows.float().square().mean(0).sqrt().clamp(min=1e-4).reciprocal())
+        self.scale.copy_(rows.float().square().mean(0).sqrt().clamp(min=1e-4).log2().round().neg().exp2())
 
 
 class HeadModule(nn.Module):

@@ -45,11 +45,12 @@ class SlotHead(HeadModule):
         places, tokens_before, valid = self._slots(batch, anchors)
         valid &= there[..., None]
         with torch.no_grad():
-            final, normaliser = self._teacher(batch, states, places)
-            weight = (valid * self.decay ** torch.arange(self.slots, device=batch.tokens.device)).flatten()
+            index = valid.flatten().nonzero()[:, 0]  # the rest would cost as much and count for nothing
+            final, normaliser = self._teacher(batch, states, places, index)
+            weight = self.decay ** (index % self.slots)
             weight = weight / weight.sum().clamp(min=1e-6)
-        hidden = self.hidden(batch, states, anchors).flatten(0, 2)
-        markov, up = self.markov(tokens_before.flatten())
+        hidden = self.hidden(batch, states, anchors).flatten(0, 2).index_select(0, index)
+        markov, up = self.markov(tokens_before.flatten()[index])
         markov = None if markov is None else markov.to(hidden.dtype)
         loss, accepted = self._judge.loss(hidden, markov, up, final, normaliser, weight)
         confidence = hidden.new_zeros((), dtype=torch.float32)
@@ -59,7 +60,8 @@ class SlotHead(HeadModule):
             confidence = (lost * weight).sum()
         (loss + self._judge.weights.confidence * confidence).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            share = (accepted.view(valid.shape) * valid).sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)
+            every = accepted.new_zeros(valid.numel()).index_copy_(0, index, accepted).view(valid.shape)
+            share = every.sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)
         return {"loss": loss.detach(), "confidence": confidence.detach(), "accepted": share}
 
     def _slots(self, batch: Batch, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -71,14 +73,16 @@ class SlotHead(HeadModule):
         tokens = batch.tokens.gather(1, places.flatten(1)).view(places.shape)
         return places, tokens, valid
 
-    def _teacher(self, batch: Batch, states: States, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target's states at these places [N, h], and their normalisers [N], each place's computed once."""
+    def _teacher(self, batch: Batch, states: States, places: torch.Tensor,
+                 index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target's states at those of the places that `index` [N] names [N, h], and their normalisers [N], each
+        place's computed once. Outside answers they are infinite: nothing is likely there."""
         size, length = batch.tokens.shape
         width = states.final.shape[-1]
         answers = batch.answers.flatten()
-        normaliser = torch.zeros(size * length, device=places.device)
+        normaliser = torch.full((size * length,), torch.inf, device=places.device)
         normaliser[answers] = self._judge.target.normalisers(states.final.reshape(-1, width)[answers])
-        flat = (places + length * torch.arange(size, device=places.device)[:, None, None]).flatten()
+        flat = (places + length * torch.arange(size, device=places.device)[:, None, None]).flatten()[index]
         return states.final.reshape(-1, width)[flat], normaliser[flat]
 
     @torch.no_grad()
