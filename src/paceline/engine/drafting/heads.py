@@ -11,7 +11,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
 from paceline.engine.drafting.sampler import DraftSampler, Place
-from paceline.engine.execute.executor import dropped_without_memory
+from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.sample_rows import masked_by_host
@@ -89,16 +89,14 @@ class HeadModel:
         group = storage.groups[GROUP]
         self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
         self._sampler = DraftSampler(vocab_size)
-        self._rounds: list[OpenRound] = []
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
 
     @torch.inference_mode()
     def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
-        with dropped_without_memory(None):
-            self._storage.apply(*self._scheduler.take_transfers())
-        self._rounds, self._place = [], {}
+        bring_into_place(self._storage, *self._scheduler.take_transfers())
+        self._place = {}
         found: list[int] = []
         together: dict[tuple[int, int], list[tuple[DraftedSequence, Member]]] = {}
         for sequence, wanted in zip(sequences, depths):
@@ -110,7 +108,6 @@ class HeadModel:
                 together.setdefault((member.rows, len(path)), []).append((sequence, member))
         for company in together.values():
             opened = self._open([member for _, member in company])
-            self._rounds.append(opened)
             for index, (sequence, _) in enumerate(company):
                 self._place[sequence] = opened, index
         return found
@@ -148,8 +145,7 @@ class HeadModel:
         copies = self._cache.reserve(member.seq.allocation, member.anchor, member.end)
         if copies is None:
             return False
-        with dropped_without_memory(None):
-            self._storage.apply((), copies)
+        bring_into_place(self._storage, (), copies)
         return True
 
     def _open(self, members: list[Member]) -> OpenRound:
