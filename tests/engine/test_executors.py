@@ -92,27 +92,25 @@ def test_a_step_whose_requests_have_all_ended_measures_nothing(monkeypatch: pyte
     assert told == [] and engine.cache.usage().used == 0
 
 
-@pytest.mark.parametrize("problem", [torch.OutOfMemoryError, RuntimeError])
 def test_without_memory_to_prepare_the_cache_for_a_draft_everybody_is_computed_again(
-        problem: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the copies may have been made: the drafter's guard must not go on as if all were."""
     crowd, model = Crowd(5), tiny_model("llama")
     expected = crowd.texts(tiny_engine(model, max_model_len=88))
     engine = tiny_engine(model, max_model_len=88, watermark=0.0, preemption="swap", **crowd.options)
-    calls = scarce_for_drafts(engine, monkeypatch, problem, (3, 9))
+    calls = scarce_for_drafts(engine, monkeypatch, (3, 9))
     assert crowd.texts(engine) == expected
     assert calls[0] > 9, "both were refused"
 
 
-def scarce_for_drafts(engine: Any, monkeypatch: pytest.MonkeyPatch, problem: type[Exception],
-                      refused: Container[int]) -> list[int]:
+def scarce_for_drafts(engine: Any, monkeypatch: pytest.MonkeyPatch, refused: Container[int]) -> list[int]:
     """What the cache needs cannot be carried out in these calls, of those that drafters make; how many there were."""
     apply, propose, calls, drafting = engine.storage.apply, engine._drafting.propose, [0], [False]
 
     def scarce(moves: Any, copies: Any) -> None:
         calls[0] += bool(drafting[0] and (moves or copies))
         if calls[0] in refused and drafting[0] and (moves or copies):
-            raise problem("no memory")
+            raise RuntimeError("no memory, as torch says it on a CPU")
         apply(moves, copies)
 
     def proposed(running: Any) -> None:
@@ -127,18 +125,17 @@ def scarce_for_drafts(engine: Any, monkeypatch: pytest.MonkeyPatch, problem: typ
     return calls
 
 
-@pytest.mark.parametrize("problem", [torch.OutOfMemoryError, RuntimeError])
 def test_without_memory_to_prepare_the_cache_for_a_head_everybody_is_computed_again(
-        problem: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted paths of a tree wait to be moved when the head is about to read them."""
     model = tiny_model("llama")
-    prompts = [[(i * step + 7) % VOCAB for i in range(length)] for step, length in ((31, 45), (17, 5), (5, 90))]
-    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
+    prompts = [[(i * step + 7) % VOCAB for i in range(length)] for step, length in ((31, 25), (17, 5), (5, 9))]
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
     plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(prompts, params, speculation=None)]
     llm = tiny_llm(model, trained={"it": random_head("medusa", model)})
-    calls = scarce_for_drafts(llm.engine, monkeypatch, problem, (1, 3))
+    calls = scarce_for_drafts(llm.engine, monkeypatch, (1, 2))
     outs = llm.generate(prompts, params, speculation={"method": "medusa", "branches": [8, 8], "k": 2,
                                                       "adaptive": False})
     assert [out.outputs[0].token_ids for out in outs] == plain
     assert all(out.speculation is not None and out.speculation.failure is None for out in outs)
-    assert calls[0] >= 3, "both were refused"
+    assert calls[0] >= 2, "both were refused"

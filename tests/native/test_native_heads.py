@@ -55,6 +55,18 @@ def test_several_threads_of_a_program_share_the_pool():
     assert len(found) == 3 and all(torch.equal(one, expected) for one in found)
 
 
+def test_layers_follow_other_planes_wherever_these_lie():
+    """The keys are where the others' were."""
+    from paceline.kernels.cpu.backend import NativeKernels
+    head: Any = made("dspark", packed=True)
+    kernels, config = NativeKernels(1), CONFIGS["dspark"]
+    first = {plane.name: torch.zeros(8, *plane.shape) for plane in head.planes(torch.float32, torch.float32)}
+    second = {name: plane if name.endswith("keys") else torch.zeros_like(plane) for name, plane in first.items()}
+    for planes in (first, second):
+        head.native.keep(torch.ones(1, config.hidden_size), torch.tensor([3]), torch.tensor([5]), planes, kernels)
+    assert all(plane[5].any() for plane in second.values())
+
+
 @pytest.fixture
 def keeping() -> tuple[Any, dict[str, Any]]:
     """A model of one layer with a cache of 8 slots, and the arguments of a right call of Model.keep."""

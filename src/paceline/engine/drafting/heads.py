@@ -20,6 +20,7 @@ from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
 from paceline.models.heads.interface import Head, Opened, Pass, Round
+from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
 
@@ -52,7 +53,8 @@ class OpenRound:
     """Sequences that are drafted together. All of them take every step of the round, whoever still asks."""
 
     members: list[Member]
-    round: Round
+    round: Round | None
+    """None: all its steps are taken."""
     left: int
     """Steps that can still be taken."""
     previous: list[int] = field(default_factory=list)
@@ -93,6 +95,9 @@ class HeadModel:
 
     @torch.inference_mode()
     def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
+        lost = self._heads.lost.get(self.name)
+        if lost is not None:
+            raise RuntimeError(f"the trained head {self.name} has failed before: {reason(lost)}")
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
         bring_into_place(self._storage, *self._scheduler.take_transfers())
@@ -197,7 +202,7 @@ class HeadModel:
         depth = len(places[0].path)
         if any(len(place.path) != depth for place in places) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
-        while opened.taken <= depth and opened.left:
+        while opened.taken <= depth and opened.round is not None:
             if opened.taken:
                 # Those who are not asked about any more go on from whatever they had.
                 for index, place in zip(rows, places):
@@ -206,6 +211,8 @@ class HeadModel:
             logits, confidence = opened.round.logits(previous)
             opened.taken += 1
             opened.left -= 1
+            if not opened.left:
+                opened.round = None
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         samples = iter(self._sampled(logits, confidence, rows, places))
@@ -222,13 +229,15 @@ class HeadModel:
         ids = self.head.target_ids
         if ids is not None:
             logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, logits)
-        return self._sampler.sample(logits, places, None if confidence is None else confidence.tolist())
+        return self._sampler.sample(logits, places, None if confidence is None else confidence.clamp(max=1.0).tolist())
 
     def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> list[Samples]:
         """What greedy requests without controls get, found among the draft's own ids."""
-        best = logits.argmax(-1)
+        # numpy finds it many times sooner than torch does in so few rows.
+        best = torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
         if confidence is None:
             confidence = torch.exp(logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1))
+        confidence = confidence.clamp(max=1.0)
         ids = self.head.target_ids
         tokens = best if ids is None else ids.index_select(0, best)
         return [Samples([token], confidences=[chance])
