@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_layers_follow_other_planes_wherever_these_lie():
 
 
 @pytest.fixture
-def keeping() -> tuple[Any, dict[str, Any]]:
+def keeping() -> Iterator[tuple[Any, dict[str, Any]]]:
     """A model of one layer with a cache of 8 slots, and the arguments of a right call of Model.keep."""
     assert native is not None
     ones, half = np.ones(64, dtype=np.float32), np.zeros((16, 8), dtype=np.float32)
@@ -77,9 +78,11 @@ def keeping() -> tuple[Any, dict[str, Any]]:
     matrices = [native.Matrix("q8", rows, 64) for rows in (128, 64, 128, 64)]
     nothing = np.zeros(0, dtype=np.float32)
     model.add_layer(ones, ones, *matrices, 0, nothing, nothing, nothing)
-    model.bind_cache([torch.zeros(8, 2, 16)], [torch.zeros(8, 2, 16)], [], [])
-    return model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
-                   "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+    keys, values = torch.zeros(8, 2, 16), torch.zeros(8, 2, 16)  # the model holds none of them
+    model.bind_cache([keys], [values], [], [])
+    yield model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
+                  "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+    del keys, values
 
 
 @pytest.mark.parametrize(("name", "value"), [
