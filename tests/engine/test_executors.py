@@ -4,6 +4,7 @@ costs nobody else anything, and what nobody waited for is no measurement."""
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from engine.tiny import VOCAB, tiny_engine, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.engine.core import Engine
 from paceline.engine.schedule.sequence import Placement
+from speculation.trained_heads import random_head
 
 EXIT = {"method": "exit", "layers": 1, "adaptive": False, "branches": [2, 1, 2]}
 SKIP = {"method": "skip", "adaptive": False, "k": 4}
@@ -96,15 +98,44 @@ def test_without_memory_to_prepare_the_cache_for_a_draft_everybody_is_computed_a
     crowd, model = Crowd(5), tiny_model("llama")
     expected = crowd.texts(tiny_engine(model, max_model_len=88))
     engine = tiny_engine(model, max_model_len=88, watermark=0.0, preemption="swap", **crowd.options)
-    apply, calls = engine.storage.apply, [0]
-
-    def scarce(moves: Any, copies: Any) -> None:
-        calls[0] += bool(moves or copies)
-        if calls[0] in (3, 9) and (moves or copies):
-            calls[0] += 1
-            raise torch.OutOfMemoryError("no memory")
-        apply(moves, copies)
-
-    monkeypatch.setattr(engine.storage, "apply", scarce)
+    calls = scarce_for_drafts(engine, monkeypatch, (3, 9))
     assert crowd.texts(engine) == expected
     assert calls[0] > 9, "both were refused"
+
+
+def scarce_for_drafts(engine: Any, monkeypatch: pytest.MonkeyPatch, refused: Container[int]) -> list[int]:
+    """What the cache needs cannot be carried out in these calls, of those that drafters make; how many there were."""
+    apply, propose, calls, drafting = engine.storage.apply, engine._drafting.propose, [0], [False]
+
+    def scarce(moves: Any, copies: Any) -> None:
+        calls[0] += bool(drafting[0] and (moves or copies))
+        if calls[0] in refused and drafting[0] and (moves or copies):
+            raise RuntimeError("no memory, as torch says it on a CPU")
+        apply(moves, copies)
+
+    def proposed(running: Any) -> None:
+        drafting[0] = True
+        try:
+            propose(running)
+        finally:
+            drafting[0] = False
+
+    monkeypatch.setattr(engine.storage, "apply", scarce)
+    monkeypatch.setattr(engine._drafting, "propose", proposed)
+    return calls
+
+
+def test_without_memory_to_prepare_the_cache_for_a_head_everybody_is_computed_again(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted paths of a tree wait to be moved when the head is about to read them."""
+    model = tiny_model("llama")
+    prompts = [[(i * step + 7) % VOCAB for i in range(length)] for step, length in ((31, 25), (17, 5), (5, 9))]
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+    plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(prompts, params, speculation=None)]
+    llm = tiny_llm(model, trained={"it": random_head("medusa", model)})
+    calls = scarce_for_drafts(llm.engine, monkeypatch, (1, 2))
+    outs = llm.generate(prompts, params, speculation={"method": "medusa", "branches": [8, 8], "k": 2,
+                                                      "adaptive": False})
+    assert [out.outputs[0].token_ids for out in outs] == plain
+    assert all(out.speculation is not None and out.speculation.failure is None for out in outs)
+    assert calls[0] >= 2, "both were refused"

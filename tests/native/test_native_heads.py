@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,20 @@ def test_several_threads_of_a_program_share_the_pool():
     assert len(found) == 3 and all(torch.equal(one, expected) for one in found)
 
 
+def test_layers_follow_other_planes_wherever_these_lie():
+    """The keys are where the others' were."""
+    from paceline.kernels.cpu.backend import NativeKernels
+    head: Any = made("dspark", packed=True)
+    kernels, config = NativeKernels(1), CONFIGS["dspark"]
+    first = {plane.name: torch.zeros(8, *plane.shape) for plane in head.planes(torch.float32, torch.float32)}
+    second = {name: plane if name.endswith("keys") else torch.zeros_like(plane) for name, plane in first.items()}
+    for planes in (first, second):
+        head.native.keep(torch.ones(1, config.hidden_size), torch.tensor([3]), torch.tensor([5]), planes, kernels)
+    assert all(plane[5].any() for plane in second.values())
+
+
 @pytest.fixture
-def keeping() -> tuple[Any, dict[str, Any]]:
+def keeping() -> Iterator[tuple[Any, dict[str, Any]]]:
     """A model of one layer with a cache of 8 slots, and the arguments of a right call of Model.keep."""
     assert native is not None
     ones, half = np.ones(64, dtype=np.float32), np.zeros((16, 8), dtype=np.float32)
@@ -65,9 +78,11 @@ def keeping() -> tuple[Any, dict[str, Any]]:
     matrices = [native.Matrix("q8", rows, 64) for rows in (128, 64, 128, 64)]
     nothing = np.zeros(0, dtype=np.float32)
     model.add_layer(ones, ones, *matrices, 0, nothing, nothing, nothing)
-    model.bind_cache([torch.zeros(8, 2, 16)], [torch.zeros(8, 2, 16)], [], [])
-    return model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
-                   "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+    keys, values = torch.zeros(8, 2, 16), torch.zeros(8, 2, 16)  # the model holds none of them
+    model.bind_cache([keys], [values], [], [])
+    yield model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
+                  "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+    del keys, values
 
 
 @pytest.mark.parametrize(("name", "value"), [

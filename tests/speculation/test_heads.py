@@ -61,7 +61,7 @@ def test_requests_with_adapters_are_drafted_for_too(kind: str, kernels: str) -> 
 
 
 class Breaking:
-    """A head that breaks in one of its rounds."""
+    """A head that breaks in one of its rounds, the one that it is tried out in included."""
 
     def __init__(self, head: Any, at: int) -> None:
         self._head, self._left = head, at
@@ -80,7 +80,7 @@ def test_a_head_that_breaks_loses_its_drafts_and_nothing_else() -> None:
     model = target(FAST)
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)
     plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(PROMPTS, params, speculation=None)]
-    broken_head: Any = Breaking(random_head("dspark", model), 3)
+    broken_head: Any = Breaking(random_head("dspark", model), 4)
     llm = tiny_llm(model, trained={"broken": broken_head, "fine": random_head("eagle3", model)})
     wishes = [{"method": "dspark", "adaptive": False}, {"method": "eagle3", "adaptive": False}, None, "ngram"]
     outs = llm.generate(PROMPTS, params, speculation=wishes)

@@ -101,6 +101,7 @@ class Engine:
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
                                                  for seq in self.scheduler.sequences(request_id)])
         self.heads = TargetHeads(heads or {}, storage, head_kernels or kernels)
+        self.heads.try_out(config.max_model_len, activations(model, device))
         self.runner = ModelRunner(model, kernels, storage, device, self.adapters.slots, self.heads)
         self.batches = BatchBuilder(self.cache.tables, model.cache_groups, config.block_size)
         self.decider = Decider(Pipeline(model.config.vocab_size, native_sampler()))
@@ -115,7 +116,7 @@ class Engine:
             self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
-        self._drafting = Drafting(self._vocab, AdaptiveController(), clock)
+        self._drafting = Drafting(self._vocab, AdaptiveController(), clock, self.heads)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
                                               self.scheduler, config, device, source, self.adapters.slots, graphs,
                                               self.heads)

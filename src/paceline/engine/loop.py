@@ -63,6 +63,7 @@ class Loop:
         seconds = 0.0
         while self.executor.has_room(self._scheduler):
             self._suspect, started = None, self._clock()
+            self._drafting.lose_heads(self._scheduler.running)
             planned = self.executor.plan(self._scheduler, since_arrival)
             if planned is not None and planned.repeat is None:
                 self._drafting.propose([seq for seq in self._scheduler.running

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.device.on_device import PROMPTS, executor_of, made
+from engine.tiny import tiny_model
 from paceline import SamplingParams
+from speculation.trained_heads import random_head
 
 TEXTS = [*PROMPTS, PROMPTS[2]]
 
@@ -64,8 +67,18 @@ class Captured:
         self.launch = None
 
 
-def test_steps_keep_the_memory_they_were_captured_with() -> None:
-    llm = made(max_num_seqs=4, max_batch_tokens=16)
+WISHES: list[Any] = [{"method": "ngram", "adaptive": False, "k": 3}, "suffix",
+                     {"method": "suffix", "tree": True, "factor": 3.0}, {"method": "exit", "branches": [2, 2]}]
+
+
+@pytest.mark.parametrize("kind", [None, "eagle3", "dspark"])
+def test_steps_keep_the_memory_they_were_captured_with(kind: str | None) -> None:
+    """`kind`: of a trained head that drafts in them."""
+    trained, wishes = None, WISHES
+    if kind is not None:
+        trained = {"it": random_head(kind, tiny_model())}
+        wishes = [{"method": kind, "adaptive": False, "k": 3}, None, {"method": kind}, "ngram"]
+    llm = made(max_num_seqs=4, max_batch_tokens=16, trained=trained)
     known: list[ref[Captured]] = []
 
     def capture(launch: Callable[[], None]) -> Captured:
@@ -74,17 +87,18 @@ def test_steps_keep_the_memory_they_were_captured_with() -> None:
         return one
 
     executor_of(llm).graphs.decode._graphs.capture = capture  # shared with the prompts' and drafts' graphs
-    llm.engine.capture()
+    if kind is None:
+        llm.engine.capture()
     params = [SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.0),
               SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, seed=1, repetition_penalty=1.3, top_k=9)]
-    wishes: list[Any] = [{"method": "ngram", "adaptive": False, "k": 3}, "suffix",
-                         {"method": "suffix", "tree": True, "factor": 3.0}, {"method": "exit", "branches": [2, 2]}]
     for one in params:
         llm.generate(TEXTS, one, speculation=wishes)
         llm.generate(TEXTS, one)
     gc.collect()
     captured = [one for weak in known if (one := weak()) is not None]  # those of draft models have gone with them
-    assert len(captured) > 20 and all(one.memory for one in captured)
+    assert len(captured) > (20 if kind is None else 5) and all(one.memory for one in captured)
+    drafting = [shape for (shape, _), *_ in executor_of(llm).graphs.decode._captured if shape.heads]
+    assert bool(drafting) == (kind is not None)
     for one in captured:
         one.let_go()
     gc.collect()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -13,10 +15,13 @@ from engine.tiny import tiny_llm, tiny_model
 from engine.toy_heads import KnowingHead, shape_of
 from paceline import LLM, SamplingParams
 from paceline.engine.execute.graphs.head_drafter import HeadDrafter
-from paceline.kernels.device.lookup import HeadDraft, head_number
+from paceline.errors import ConfigError
+from paceline.kernels.device.lookup import HIGHEST, HeadDraft, head_number
+from paceline.models.heads.build import build_head
+from paceline.models.heads.interface import Opened
 from paceline.speculation.model_drafter import ModelDrafter
 from paceline.speculation.spec import HEADS
-from speculation.trained_heads import random_head
+from speculation.trained_heads import MOST_TOKENS, head_config, random_head, random_tensors
 
 Drafted = dict[tuple[int, ...], list[int]]
 
@@ -34,8 +39,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
     found: Drafted = {}
     propose = HeadDrafter.propose
 
-    def watched(drafter: HeadDrafter, inputs: Any, tables: Any, drafts: Any, controls: Any) -> None:
-        propose(drafter, inputs, tables, drafts, controls)
+    def watched(drafter: HeadDrafter, inputs: Any, tables: Any, drafts: Any, *more: Any) -> None:
+        propose(drafter, inputs, tables, drafts, *more)
         for group, (seat, end) in enumerate(zip(inputs.seats.tolist(), inputs.ends.tolist())):
             length = int(tables.lengths[max(seat, 0)])
             if seat >= 0 and length + 8 <= end and drafts.matched[group] == -1:
@@ -104,6 +109,152 @@ def test_what_the_device_cannot_do_the_host_does() -> None:
         if "verify" not in more:
             plain = tiny_llm(model).generate([PROMPTS[0]], params, speculation=None)[0]
             assert out.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+class Failing:
+    """A head that raises from some call of one of its methods on, that in which it is tried out included."""
+
+    def __init__(self, head: Any, method: str, after: int) -> None:
+        self._head, self._method, self._left = head, method, after
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method:
+            return getattr(self._head, name)
+        return self._called
+
+    def _called(self, *given: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("the head is broken")
+        return getattr(self._head, self._method)(*given)
+
+
+@pytest.mark.parametrize("kernels", ["stepped", "reference"])
+@pytest.mark.parametrize("method,after", [("open", 1), ("open", 3), ("store", 1), ("store", 4)])
+def test_a_head_that_fails_in_a_step_is_lost_and_nothing_else(method: str, after: int, kernels: str,
+                                                              caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model()
+    plain = [out.outputs[0].token_ids for out in tiny_llm(model).generate(PROMPTS, PARAMS, speculation=None)]
+    trained = {"bad": Failing(random_head("eagle3", model), method, after), "good": random_head("medusa", model)}
+    llm = on_device(trained) if kernels == "stepped" else tiny_llm(model, trained=trained, kernels=kernels)
+    bad, good = ({"method": kind, "k": 3, "adaptive": False} for kind in ("eagle3", "medusa"))
+    for _ in range(2):
+        outs = llm.generate(PROMPTS, PARAMS, speculation=[bad, good, None, "ngram"])
+        assert [out.outputs[0].token_ids for out in outs] == plain
+        told = [out.speculation for out in outs]
+        assert told[0] is not None and "the head is broken" in str(told[0].failure)
+        assert told[1] is not None and told[1].failure is None and told[1].drafted > 10
+    assert llm.engine.cache.usage().used == 0 and llm.engine.report()["drafter_failures"] == 2
+    if method == "store" or kernels == "stepped":
+        assert sum("the trained head bad failed" in line for line in caplog.messages) == 1
+
+
+def test_who_lost_its_head_goes_on_without_rows_for_drafts() -> None:
+    llm = on_device({"bad": Failing(random_head("eagle3", tiny_model()), "open", 1)})
+    executor, rows = executor_of(llm), []
+    submit = executor.submit
+
+    def noted(step: Any) -> None:
+        submit(step)
+        rows.append(step.drafted_rows)
+
+    executor.submit = noted
+    llm.generate(PROMPTS[:2], PARAMS[:2], speculation={"method": "eagle3", "k": 3, "adaptive": False})
+    assert any(rows) and not any(rows[-2:])
+
+
+@pytest.mark.parametrize("kernels", ["stepped", "reference"])
+@pytest.mark.parametrize("method", ["open", "store"])
+def test_a_head_that_cannot_run_is_refused_by_name(method: str, kernels: str) -> None:
+    model = tiny_model()
+    trained = {"good": random_head("dspark", model), "bad one": Failing(random_head("eagle3", model), method, 0)}
+    with pytest.raises(ConfigError, match=r"'bad one' cannot run .*the head is broken"):
+        tiny_llm(model, trained=trained, kernels=kernels)
+
+
+class Noting:
+    """A head that notes what its rounds are opened with, and may be too sure of itself."""
+
+    def __init__(self, head: Any, confidence: float | None = None) -> None:
+        self._head, self._confidence = head, confidence
+        self.opened: list[Opened] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._head, name)
+
+    def open(self, opened: Opened, planes: Any, kernels: Any) -> Any:
+        self.opened.append(opened)
+        found = self._head.open(opened, planes, kernels)
+        if self._confidence is not None:
+            logits = found.logits
+            found.logits = lambda previous: (logits(previous)[0], torch.full((len(previous),), self._confidence))
+        return found
+
+
+@pytest.mark.parametrize("wanted,depth", [((2,), 2), ((4, 1), 5), ((12, 3), 15)])
+def test_a_head_runs_no_more_passes_than_somebody_wants(wanted: tuple[int, ...], depth: int) -> None:
+    head = Noting(random_head("eagle3", tiny_model()))
+    llm = on_device({"it": head}, repeat=3)
+    executor, reached = executor_of(llm), []
+    submit = executor.submit
+
+    def noted(step: Any) -> None:
+        submit(step)
+        reached.extend((group.end - group.start) / step.repeat for group in step.groups if step.drafted_rows)
+
+    executor.submit = noted
+    head.opened.clear()
+    outs = llm.generate(PROMPTS[:len(wanted)], PARAMS[0], speculation=[
+        {"method": "eagle3", "k": k, "adaptive": False} for k in wanted])
+    assert all(out.speculation is not None and out.speculation.drafted > 10 for out in outs)
+    most = max(len(opened.passes) for opened in head.opened)
+    assert most == max(opened.depth for opened in head.opened) == depth
+    assert reached and max(reached) <= 1 + depth
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_a_head_drafts_for_no_position_that_it_was_not_made_for(kind: str, drafted: Drafted) -> None:
+    model = tiny_model()
+    config = dataclasses.replace(head_config(kind, model), max_position_embeddings=54)
+    head = Noting(build_head(config, random_tensors(config), model, MOST_TOKENS))
+    llm = on_device({"it": head})
+    wish = {"method": kind, "k": 3, "adaptive": False}
+    plain = tiny_llm(model).generate(PROMPTS[:1], PARAMS[0], speculation=None)
+    head.opened.clear()
+    outs = llm.generate(PROMPTS[:1], PARAMS[0], speculation=wish)
+    assert outs[0].outputs[0].token_ids == plain[0].outputs[0].token_ids and outs[0].speculation is not None
+    assert outs[0].speculation.failure is None and outs[0].speculation.drafted > 5
+    assert max(int(layout.positions.max()) for opened in head.opened for layout in opened.passes) == 53
+    assert all(len(text) + len(draft) <= 54 for text, draft in drafted.items())
+
+
+def test_nobody_is_surer_than_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    propose = HeadDrafter.propose
+
+    def watched(drafter: HeadDrafter, inputs: Any, tables: Any, drafts: Any, *more: Any) -> None:
+        propose(drafter, inputs, tables, drafts, *more)
+        levels.extend(drafts.levels[0, :int(drafts.found[0])].tolist())
+
+    monkeypatch.setattr(HeadDrafter, "propose", watched)
+    llm = on_device({"it": Noting(random_head("eagle3", tiny_model()), confidence=1.5)})
+    llm.generate(PROMPTS[:1], PARAMS[0], speculation={"method": "eagle3", "k": 3})
+    assert levels and set(levels) == {HIGHEST}
+
+
+def test_what_a_round_holds_goes_with_its_last_step() -> None:
+    class Weak(Noting):
+        def open(self, *given: Any) -> Any:
+            found = super().open(*given)
+            rounds.append(ref(found))
+            return found
+
+    rounds: list[ref[Any]] = []
+    llm = tiny_llm(tiny_model(), trained={"it": Weak(random_head("eagle3", tiny_model()))}, kernels="reference")
+    llm.engine.add(PROMPTS[1], PARAMS[0], speculation={"method": "eagle3", "k": 3, "adaptive": False})
+    for _ in range(5):
+        llm.engine.step()
+    assert len(rounds) > 2 and not any(weak() is not None for weak in rounds)
 
 
 def test_a_word_of_the_table_names_the_head() -> None:

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.engine.decide.decision import Decision
+from paceline.engine.execute.target_heads import TargetHeads
 from paceline.engine.records.metrics import RepeatTimes, StepTimes
 from paceline.engine.rows.placement import place_without_drafter
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
+from paceline.kernels.device.lookup import head_number
 from paceline.speculation.control import Controller
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.guard import Guard, Proposal, reason
@@ -41,12 +43,15 @@ class Drafting(Guard[Sequence]):
     and to the statistics.
     """
 
-    def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, vocab_size: int, controller: Controller, clock: Callable[[], float] = time.monotonic,
+                 heads: TargetHeads | None = None) -> None:
+        """`heads`: which a device may draft with by itself."""
         super().__init__(clock)
         self.controller = controller
         self.failures = 0
         self.totals: dict[str, SpeculationStats] = {}
         """By method, over all requests."""
+        self._heads = heads
         self._vocab = vocab_size
         self._clock = clock
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
@@ -257,6 +262,23 @@ class Drafting(Guard[Sequence]):
                 stats.failure = reason(problem)
                 log.warning("drafter %s failed on request %s and was switched off for it: %s",
                             drafter.name, seq.request.id, stats.failure)
+
+    def lose_heads(self, running: SequenceOf[Sequence]) -> None:
+        """Who is drafted for on the device, by a head that has failed there, goes on without a drafter."""
+        if self._heads is None or not self._heads.lost:
+            return
+        lost = self._heads.lost_numbers
+        for seq in running:
+            problem = lost.get(head_number(seq.lookup)) if seq.lookup else None
+            if problem is None:
+                continue
+            stats = seq.record.speculation
+            if stats is not None and stats.failure is None:
+                self.failures += 1
+                stats.failure = reason(problem)
+            if not seq.in_flight_drafts:  # how far it gets is known
+                seq.lookup = 0
+                place_without_drafter(seq)
 
     def _part_failed(self, sequence: DraftedSequence, name: str, problem: Exception) -> None:
         """A part of a drafter was dropped, which the drafter has logged; the others go on."""

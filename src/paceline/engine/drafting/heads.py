@@ -11,7 +11,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
 from paceline.engine.drafting.sampler import DraftSampler, Place
-from paceline.engine.execute.executor import dropped_without_memory
+from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.sample_rows import masked_by_host
@@ -20,6 +20,7 @@ from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
 from paceline.models.heads.interface import Head, Opened, Pass, Round
+from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
 
@@ -52,7 +53,8 @@ class OpenRound:
     """Sequences that are drafted together. All of them take every step of the round, whoever still asks."""
 
     members: list[Member]
-    round: Round
+    round: Round | None
+    """None: all its steps are taken."""
     left: int
     """Steps that can still be taken."""
     previous: list[int] = field(default_factory=list)
@@ -89,16 +91,17 @@ class HeadModel:
         group = storage.groups[GROUP]
         self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
         self._sampler = DraftSampler(vocab_size)
-        self._rounds: list[OpenRound] = []
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
 
     @torch.inference_mode()
     def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
+        lost = self._heads.lost.get(self.name)
+        if lost is not None:
+            raise RuntimeError(f"the trained head {self.name} has failed before: {reason(lost)}")
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
-        with dropped_without_memory(None):
-            self._storage.apply(*self._scheduler.take_transfers())
-        self._rounds, self._place = [], {}
+        bring_into_place(self._storage, *self._scheduler.take_transfers())
+        self._place = {}
         found: list[int] = []
         together: dict[tuple[int, int], list[tuple[DraftedSequence, Member]]] = {}
         for sequence, wanted in zip(sequences, depths):
@@ -110,7 +113,6 @@ class HeadModel:
                 together.setdefault((member.rows, len(path)), []).append((sequence, member))
         for company in together.values():
             opened = self._open([member for _, member in company])
-            self._rounds.append(opened)
             for index, (sequence, _) in enumerate(company):
                 self._place[sequence] = opened, index
         return found
@@ -148,8 +150,7 @@ class HeadModel:
         copies = self._cache.reserve(member.seq.allocation, member.anchor, member.end)
         if copies is None:
             return False
-        with dropped_without_memory(None):
-            self._storage.apply((), copies)
+        bring_into_place(self._storage, (), copies)
         return True
 
     def _open(self, members: list[Member]) -> OpenRound:
@@ -201,7 +202,7 @@ class HeadModel:
         depth = len(places[0].path)
         if any(len(place.path) != depth for place in places) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
-        while opened.taken <= depth and opened.left:
+        while opened.taken <= depth and opened.round is not None:
             if opened.taken:
                 # Those who are not asked about any more go on from whatever they had.
                 for index, place in zip(rows, places):
@@ -210,6 +211,8 @@ class HeadModel:
             logits, confidence = opened.round.logits(previous)
             opened.taken += 1
             opened.left -= 1
+            if not opened.left:
+                opened.round = None
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         samples = iter(self._sampled(logits, confidence, rows, places))
@@ -226,13 +229,15 @@ class HeadModel:
         ids = self.head.target_ids
         if ids is not None:
             logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, logits)
-        return self._sampler.sample(logits, places, None if confidence is None else confidence.tolist())
+        return self._sampler.sample(logits, places, None if confidence is None else confidence.clamp(max=1.0).tolist())
 
     def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> list[Samples]:
         """What greedy requests without controls get, found among the draft's own ids."""
-        best = logits.argmax(-1)
+        # numpy finds it many times sooner than torch does in so few rows.
+        best = torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
         if confidence is None:
             confidence = torch.exp(logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1))
+        confidence = confidence.clamp(max=1.0)
         ids = self.head.target_ids
         tokens = best if ids is None else ids.index_select(0, best)
         return [Samples([token], confidences=[chance])

@@ -9,7 +9,7 @@ import torch
 
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy, SlotMove
-from paceline.engine.execute.executor import dropped_without_memory
+from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.graphs.logits_buffer import LogitsBuffer
 from paceline.engine.execute.graphs.memory import GraphMemory, Use
 from paceline.engine.execute.graphs.verify import VerifyGraphs
@@ -46,10 +46,8 @@ class DraftRunner:
         return self._runner.storage
 
     def apply(self, moves: Seq[SlotMove], copies: Seq[BlockCopy]) -> None:
-        """Carry out what the cache needs before the model reads it. Without memory for that everybody's cache is lost:
-        half of it may be done."""
-        with dropped_without_memory(None):
-            self._runner.storage.apply(moves, copies)
+        """Carry out what the cache needs before the model reads it. Raises StepDropped."""
+        bring_into_place(self._runner.storage, moves, copies)
 
     @torch.inference_mode()
     def run_rows(self, groups: Seq[Rows]) -> DraftLogits:

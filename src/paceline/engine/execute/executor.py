@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from paceline.cache.storage import KVStorage
+from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.decide.decision import Decision
 from paceline.engine.records.metrics import RepeatTimes
 from paceline.engine.schedule.scheduler import Scheduler
@@ -54,6 +56,16 @@ def dropped_without_memory(step: Step | None) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as problem:
         raise StepDropped(step, too_large=True) from problem
+
+
+def bring_into_place(storage: KVStorage, moves: Seq[SlotMove], copies: Seq[BlockCopy]) -> None:
+    """Carry out, between steps, what the cache needs before a drafter reads it. Whatever keeps it from that, half of it
+    may be done, and nobody else knows of it any more: everybody's cache is lost. torch says in more than one way that
+    there is no memory."""
+    try:
+        storage.apply(moves, copies)
+    except Exception as problem:
+        raise StepDropped(None, too_large=True) from problem
 
 
 class Executor(Protocol):

@@ -212,17 +212,31 @@ class GraphExecutor:
         if self._memory.lacks(Use.DECODE) or len(running) > decode.most_rows:
             return None
         rows, most = self._rows(running)
-        if rows and not self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
-            self._refuse(rows)
+        if rows and not self._drafted_ready(running, rows):
             rows = 0
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
             return None
-        return Repeat(min(most, times), rows, decode.shape(running, rows).most)
+        return Repeat(min(most, times), rows, decode.lookahead(running, rows))
+
+    def _drafted_ready(self, running: Seq[Sequence], rows: int) -> bool:
+        """Make a step with drafts ready. False: there is no memory for it, or a head broke what was captured with it;
+        it will not be asked again."""
+        decode = self.graphs.decode
+        before = decode.lost_heads
+        try:
+            if self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
+                return True
+        except Exception:
+            if decode.lost_heads == before:
+                raise
+            return False
+        self._refuse(rows)
+        return False
 
     def _rows(self, running: Seq[Sequence]) -> tuple[int, int]:
         """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted. And
         how often it may be repeated."""
-        wishes = [seq.request.speculation for seq in running if seq.lookup]
+        wishes = [seq.request.speculation for seq in running if self.graphs.decode.drafts_for(seq)]
         if not wishes:
             return 0, MOST_REPEATS
         count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]

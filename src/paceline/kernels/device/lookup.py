@@ -42,6 +42,11 @@ class HeadDraft(NamedTuple):
         return self.number * _HEAD + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
 
 
+def most_wanted(word: Any) -> Any:
+    """Tokens that may be drafted at a time for whom a word of columns.LOOKUP stands. A number, or a tensor of them."""
+    return word >> 16 & 255
+
+
 def head_number(word: Any) -> Any:
     """Of the head that a word of columns.LOOKUP asks for; 0: of none. A number, or a tensor of them."""
     return word // _HEAD

@@ -38,7 +38,8 @@ class NativeLayers:
         self._layers, self._norms, self._rope = layers, norms, rope
         self._context, self._context_norm = _packed(context), _array(context_norm.weight)
         self._models: dict[tuple[int, torch.dtype], Any] = {}
-        self._bound: dict[int, int] = {}
+        self._bound: dict[int, Planes] = {}
+        """What each is bound to; kept, so that no others can lie where these did."""
 
     @staticmethod
     def fits(config: HeadConfig, layers: Sequence[DraftLayer], context: Linear) -> bool:
@@ -74,10 +75,10 @@ class NativeLayers:
         model = self._models.get(key)
         if model is None:
             model = self._models[key] = self._made(kernels.threads, keys.dtype)
-        if self._bound.get(id(model)) != keys.data_ptr():
+        if self._bound.get(id(model)) is not planes:
             model.bind_cache(*([planes[f"layers.{layer.index}.{part}"] for layer in self._layers]
                                for part in ("keys", "values")), [], [])
-            self._bound[id(model)] = keys.data_ptr()
+            self._bound[id(model)] = planes
         return model
 
     def _made(self, threads: int, cache: torch.dtype) -> Any:

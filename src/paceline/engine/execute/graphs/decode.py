@@ -24,7 +24,7 @@ from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.kernels.adapted import adapted
 from paceline.kernels.device.interface import DeviceDrafter
-from paceline.kernels.device.lookup import MOST_DRAFTED, head_number
+from paceline.kernels.device.lookup import MOST_DRAFTED, head_number, most_wanted
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
 from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows
@@ -35,6 +35,11 @@ from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, activations, attention_heads
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+DEPTHS = (1, 2, 3, 5, 8, MOST_DRAFTED)
+"""Tokens that heads draft at a time."""
+COMMON_DEPTHS = (5, MOST_DRAFTED)
+"""Of requests that do not say how many."""
 
 
 class DecodeShape(NamedTuple):
@@ -47,6 +52,8 @@ class DecodeShape(NamedTuple):
     """Some may have an adapter."""
     heads: tuple[str, ...] = ()
     """Trained heads that some may be drafted for by."""
+    depth: int = 0
+    """Tokens that they draft for each, of DEPTHS: a pass each for some of them, whoever wants so many."""
 
     @property
     def most(self) -> int:
@@ -56,7 +63,8 @@ class DecodeShape(NamedTuple):
     def covers(self, other: DecodeShape) -> bool:
         """Whether what fits into the other fits in here, with the same rows."""
         return (self.groups >= other.groups and self.rows == other.rows
-                and self.with_adapters >= other.with_adapters and set(self.heads) >= set(other.heads))
+                and self.with_adapters >= other.with_adapters and set(self.heads) >= set(other.heads)
+                and self.depth >= other.depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +123,38 @@ class DecodeGraphs:
 
     def shape(self, sequences: Seq[Sequence], rows: int = 0) -> DecodeShape:
         """The least one that has room for these; with `rows` in all where there are to be drafts."""
-        numbers = {head_number(seq.lookup) for seq in sequences} if rows else set()
-        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences),
-                          tuple(name for name in self._head_drafters if self._target_heads.number(name) in numbers))
+        wanted: dict[int, int] = {}
+        for seq in sequences if rows else ():
+            if self.drafts_for(seq):
+                number = head_number(seq.lookup)
+                wanted[number] = max(wanted.get(number, 0), most_wanted(seq.lookup))
+        heads = tuple(name for name in self._head_drafters if self._target_heads.number(name) in wanted)
+        depth = max((self._head_drafters[name].depth(wanted[self._target_heads.number(name)]) for name in heads),
+                    default=0)
+        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences), heads, depth)
 
-    def _room(self, groups: int, rows: int, with_adapters: bool, heads: tuple[str, ...] = ()) -> DecodeShape:
+    def lookahead(self, sequences: Seq[Sequence], rows: int) -> int:
+        """Positions that a step of this shape may take for drafts, of each of these, each time."""
+        shape = self.shape(sequences, rows)
+        if not shape.heads or any(self.drafts_for(seq) and not head_number(seq.lookup) for seq in sequences):
+            return shape.most
+        return min(shape.most, max(self._head_drafters[name].reach(shape.depth) for name in shape.heads))
+
+    @property
+    def lost_heads(self) -> int:
+        return len(self._target_heads.lost)
+
+    def drafts_for(self, seq: Sequence) -> bool:
+        """Whether a step can draft for it: by look-ups, or by a head that has not failed."""
+        return seq.lookup > 0 and head_number(seq.lookup) not in self._target_heads.lost_numbers
+
+    def _room(self, groups: int, rows: int, with_adapters: bool, heads: tuple[str, ...] = (),
+              wanted: int = 0) -> DecodeShape:
         fitting = min(next(bucket for bucket in (GROUPS if rows else BUCKETS) if bucket >= groups), self.most_rows)
-        return DecodeShape(fitting, max(rows, fitting), with_adapters, heads)
+        shape = DecodeShape(fitting, max(rows, fitting), with_adapters, heads)
+        if not heads:
+            return shape
+        return shape._replace(depth=next(depth for depth in DEPTHS if depth >= min(wanted, shape.most)))
 
     @torch.inference_mode()
     def launch(self, step: Step, levels: NDArray[np.int64] | None = None) -> RepeatedInFlight:
@@ -163,8 +196,9 @@ class DecodeGraphs:
         most, adapters = self.most_rows, (False, True) if self._adapters.layout else (False,)
         plain = [self._room(min(groups, most), 0, own) for groups in BUCKETS if groups <= power(most)
                  for own in adapters]
-        heads: list[tuple[str, ...]] = [(), *((name,) for name in self._head_drafters)]
-        drafted = [self._room(min(groups, most), rows, own, by) for groups in GROUPS if groups <= power(most)
+        heads: list[tuple[tuple[str, ...], int]] = [((), 0)]
+        heads += [((name,), own.depth(depth)) for name, own in self._head_drafters.items() for depth in COMMON_DEPTHS]
+        drafted = [self._room(min(groups, most), rows, own, *by) for groups in GROUPS if groups <= power(most)
                    for rows in choices(groups) for own in adapters for by in heads]
         return [partial(self._for, shape, Controls(truncation=truncation))
                 for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
@@ -202,7 +236,9 @@ class DecodeGraphs:
             room = on_device.repeat_shape(shape.rows, shape.groups, 1 + shape.most, self._heads, self._dtype)
             self.drafter.propose(inputs, tables, drafts)
             for name in shape.heads:
-                self._head_drafters[name].propose(inputs, tables, drafts, controls)
+                if name not in self._target_heads.lost:
+                    with self._target_heads.guarded(name):
+                        self._head_drafters[name].propose(inputs, tables, drafts, controls, shape.depth)
         layout_rows = DeviceRows.over(room, torch.empty(room.size, dtype=torch.int32, device=device))
         for blocks, view in zip(self._tables, views):
             if shape.most:

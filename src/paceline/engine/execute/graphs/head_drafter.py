@@ -14,7 +14,7 @@ from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.kernels.device import columns
 from paceline.kernels.device.interface import DeviceKernels
-from paceline.kernels.device.lookup import ALWAYS, HIGHEST, head_number
+from paceline.kernels.device.lookup import ALWAYS, HIGHEST, head_number, most_wanted
 from paceline.kernels.device.operands import Controls, SampledRows
 from paceline.kernels.device.repeats import Drafts, RepeatInputs
 from paceline.kernels.device.rows import DeviceRows
@@ -35,6 +35,8 @@ class HeadDrafter:
         """`blocks` [groups or more, B] int32: of the groups, under which the planes lie."""
         self._head = heads.heads[name]
         self._number = heads.number(name)
+        config = self._head.config
+        self._longest = config.max_position_embeddings if config.attends else None
         self._kernels = heads.kernels
         self._planes = heads.planes(name)
         self._block_size = storage.block_size
@@ -43,24 +45,33 @@ class HeadDrafter:
         self._seats = seats
         self._on_device = on_device
 
-    def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, controls: Controls) -> None:
+    def depth(self, wanted: int) -> int:
+        """Tokens that it drafts for who wants so many."""
+        most = self._head.config.depth
+        return wanted if most is None else min(wanted, most)
+
+    def reach(self, depth: int) -> int:
+        """Positions behind a newest token that drafts of so many tokens take, or passes for them write to."""
+        own = self.depth(depth)
+        return max(own, *(one.first + one.rows - 1 for one in self._head.passes(own)), 0)
+
+    def propose(self, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts, controls: Controls, depth: int) -> None:
         """As DeviceDrafter.propose. `controls`: of the requests of the step; what is drafted above a token is not seen
-        by penalties."""
+        by penalties. `depth`: the most tokens to draft for anybody."""
         seats = inputs.seats.clamp(min=0)
         places = tables.lengths.index_select(0, seats).long() - 1
         words = tables.table[:, columns.LOOKUP].index_select(0, seats)
-        room = inputs.ends - places
+        ends = inputs.ends if self._longest is None else inputs.ends.clamp(max=self._longest)
+        room = ends - places
         mine = (inputs.seats >= 0) & (room > 0) & (head_number(words) == self._number)
         places = places.where(mine, 0)
-        most = drafts.tokens.shape[1]
-        depth = self._head.config.depth
-        levels = most if depth is None else min(most, depth)
+        levels = self.depth(min(depth, drafts.tokens.shape[1]))
         anchors = tables.texts.flatten().index_select(0, seats * tables.texts.shape[1] + places).long()
         before = self._slots(places - 1).where(places > 0, 0)
-        passes = [self._layout(one, places, mine, inputs.ends) for one in self._head.passes(levels)]
+        passes = [self._layout(one, places, mine, ends) for one in self._head.passes(levels)]
         drafting = self._head.open(Opened(anchors, before, passes, levels), self._planes, self._kernels)
         owners = inputs.seats.where(mine, -1).to(torch.int32)
-        wanted = torch.minimum(words >> 16 & 255, room - 1)
+        wanted = torch.minimum(most_wanted(words), room - 1)
         always = (words & ALWAYS) != 0
         going, reached, found = mine, torch.ones_like(places, dtype=torch.float32), torch.zeros_like(drafts.found)
         for index in range(levels):
@@ -71,7 +82,7 @@ class HeadDrafter:
             anchors = sampled.clamp(min=0)
             if confidence is None:
                 confidence = torch.exp(full.gather(1, anchors[:, None])[:, 0] - logits.logsumexp(-1))
-            reached = reached * confidence
+            reached = reached * confidence.clamp(max=1.0)
             level = _levels(reached).masked_fill(always, HIGHEST)
             going = going & (sampled >= 0) & (index < wanted) & (level > 0)
             found = found + going.to(found.dtype)
