@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import matrix
 from paceline.errors import ConfigError
-from paceline.speculation.spec import BUILDERS
+from paceline.speculation.spec import BUILDERS, HEADS
 from subjects import RandomSubject
 
 TINY = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -36,7 +36,8 @@ def subject(layers: int = 1, kv_dtype: str = "auto") -> RandomSubject:
 
 
 def test_every_drafter_is_in_the_matrix() -> None:
-    assert {wish["method"] for wish in matrix.WISHES.values() if wish} == set(BUILDERS) - {"rest"}
+    # Trained heads are files: their cells are in tests/speculation, and a card has none yet.
+    assert {wish["method"] for wish in matrix.WISHES.values() if wish} == set(BUILDERS) - {"rest", *HEADS}
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:

@@ -101,7 +101,8 @@ class Engine:
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
                                                  for seq in self.scheduler.sequences(request_id)])
         self.heads = TargetHeads(heads or {}, storage, head_kernels or kernels)
-        self.heads.try_out(config.max_model_len, activations(model, device))
+        if heads:
+            self.heads.try_out(config.max_model_len, activations(model, device))
         self.runner = ModelRunner(model, kernels, storage, device, self.adapters.slots, self.heads)
         self.batches = BatchBuilder(self.cache.tables, model.cache_groups, config.block_size)
         self.decider = Decider(Pipeline(model.config.vocab_size, native_sampler()))

@@ -146,7 +146,8 @@ class PackingWeights:
         rows = len(whole)
         rest = torch.zeros(-(-rows // LANES) * LANES, cols)
         rest[:rows] = whole.index_fill(1, columns, 0.0)
-        matrix = self._native.Matrix("i8", len(rest), cols, spread=True)
+        # Not spread: the file's codes have a scale per row and come back as they are; its outliers are out already.
+        matrix = self._native.Matrix("i8", len(rest), cols)
         matrix.take_floats(rest.numpy(), 0)
         return OutlierWeight(matrix, rows, 8, columns, whole[:, columns].contiguous())
 
