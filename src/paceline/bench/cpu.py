@@ -6,7 +6,8 @@ import argparse
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,35 +76,34 @@ class Paceline:
 
     def step(self, prefix: list[int], tokens: list[int]) -> float:
         engine = self._llm.engine
-        sequence = EngineSequence(Request("step", prefix, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
-        allocation = engine.cache.open(prefix)
-        assert allocation is not None  # nobody else has any of the cache
-        sequence.allocation = allocation
-        try:
-            engine.cache.reserve(sequence.allocation, 0, len(prefix) + len(tokens))
+        with self._seated(prefix, len(prefix) + len(tokens)) as sequence:
             for begin in range(0, len(prefix), 512):
                 part = prefix[begin:begin + 512]
                 chunk = RowGroup(sequence, begin, part, logits_from=len(part) - 1)
                 engine.runner.run_batch(engine.batches.build([chunk]))
             rows = [RowGroup(sequence, len(prefix), tokens)]
             return median_ms(lambda: None, lambda: _ignore(engine.runner.run_batch(engine.batches.build(rows))))
-        finally:
-            engine.cache.close(sequence.allocation)
-
 
     def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
         engine = self._llm.engine
-        sequence = EngineSequence(Request("logits", tokens, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
-        allocation = engine.cache.open(tokens)
-        assert allocation is not None  # nobody else has any of the cache
-        sequence.allocation = allocation
-        try:
-            engine.cache.reserve(sequence.allocation, 0, len(tokens))
+        with self._seated(tokens, len(tokens)) as sequence:
             parts = [RowGroup(sequence, begin, tokens[begin:begin + 512]) for begin in range(0, len(tokens), 512)]
             found = [engine.runner.run_batch(engine.batches.build([part])).logits for part in parts]
             return torch.cat(found).float().numpy()
+
+    @contextmanager
+    def _seated(self, tokens: list[int], length: int) -> Iterator[EngineSequence]:
+        """A sequence that begins with these and has room for so many, past the scheduler."""
+        cache = self._llm.engine.cache
+        sequence = EngineSequence(Request("measured", tokens, SamplingParams(), 0, 1, 0.0, None, None, None), 0, 0)
+        allocation = cache.open(tokens)
+        assert allocation is not None  # nobody else has any of the cache
+        sequence.allocation = allocation
+        try:
+            cache.reserve(allocation, 0, length)
+            yield sequence
         finally:
-            engine.cache.close(sequence.allocation)
+            cache.close(allocation)
 
 
 def _ignore(_: Any) -> None: ...

@@ -10,12 +10,10 @@ import torch
 
 from paceline.bench.cpu_peers import MeasuredEngine, PeerUnavailable
 from paceline.bench.report import Row, say
-from paceline.errors import ConfigError
 from paceline.measure.agreement import Best, judge
-from paceline.measure.perplexity import BASELINE, Format, read_text, scorer
+from paceline.measure.perplexity import BASELINE, Format, scorer, text_tokens
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
-from paceline.models.tokenizer import Tokenizer
 
 TOKENS = 2048
 WINDOW = 512
@@ -58,12 +56,7 @@ class _Engine:
 def reference(model: str | None, text: str, threads: int) -> tuple[list[int], Best]:
     """The text's first tokens, and what the file's weights in float32 predict at each."""
     with open_checkpoint(resolve(model)) as checkpoint:
-        tokenizer = Tokenizer.from_checkpoint(checkpoint)
-        if tokenizer is None:
-            raise ConfigError("This model came without a tokenizer: agreement on a text cannot be measured.")
-        tokens = tokenizer.encode(read_text(text), add_special=False)[:TOKENS]
-        if len(tokens) < 2:
-            raise ConfigError(f"{text} has fewer than two tokens: give a longer text.")
+        tokens = text_tokens(checkpoint, text, TOKENS)
         say(f"cpu: {len(tokens)} tokens in float32, as the reference")
         return tokens, judge(scorer(Format(BASELINE), checkpoint, WINDOW, threads), tokens, WINDOW).best
 

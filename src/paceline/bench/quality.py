@@ -11,15 +11,14 @@ import torch
 
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.engine.build import choose_device
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import PacelineError
 from paceline.kernels.cpu import load as native_library
 from paceline.measure.agreement import Judged, judge
-from paceline.measure.perplexity import BASELINE, Format, read_text, scorer
+from paceline.measure.perplexity import BASELINE, Format, scorer, text_tokens
 from paceline.models.config import ModelConfig
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.native import unsupported
-from paceline.models.tokenizer import Tokenizer
 
 WINDOW = 1024
 ENGINES = (
@@ -53,12 +52,7 @@ def run(text: str | Path, model: str | None = None, tokens: int = 20000, window:
     device = str(choose_device(device))
     found: list[tuple[Row, dict[str, float]]] = []
     with open_checkpoint(resolve(model)) as checkpoint:
-        tokenizer = Tokenizer.from_checkpoint(checkpoint)
-        if tokenizer is None:
-            raise ConfigError("This model came without a tokenizer: its perplexity on a text cannot be measured.")
-        ids = tokenizer.encode(read_text(text), add_special=False)[:tokens]
-        if len(ids) < 2:
-            raise ConfigError(f"{text} has fewer than two tokens: give a longer text.")
+        ids = text_tokens(checkpoint, text, tokens)
         reason = unsupported(ModelConfig.from_dict(checkpoint.config))
         if native_library() is None:
             reason = "the native kernels are not built"

@@ -26,6 +26,7 @@ from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.weights import Weights
 from paceline.models.native import NativeDecoder
 from paceline.models.registry import build
+from paceline.models.tokenizer import Tokenizer
 
 CHUNK = 256
 BLOCK_SIZE = 16
@@ -128,3 +129,14 @@ def read_text(path: str | Path) -> str:
         return (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path} as text ({error}): give a UTF-8 file, plain or .gz.") from None
+
+
+def text_tokens(checkpoint: Checkpoint, path: str | Path, count: int) -> list[int]:
+    """The first `count` tokens of a text, in the words of a checkpoint's tokenizer."""
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    if tokenizer is None:
+        raise ConfigError("This model came without a tokenizer: nothing can be measured on a text.")
+    tokens = tokenizer.encode(read_text(path), add_special=False)[:count]
+    if len(tokens) < 2:
+        raise ConfigError(f"{path} has fewer than two tokens: give a longer text.")
+    return tokens
