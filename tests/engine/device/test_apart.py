@@ -25,7 +25,7 @@ def apart(llm: LLM, times: int = 2) -> LLM:
         attended.seconds, executor._step_seconds = times * 1.001, 1.0
         return Attended.goes_apart(attended, running, 1.0)
 
-    executor.plans_apart, attended.goes_apart = True, goes_apart
+    attended.goes_apart = goes_apart
     return llm
 
 
@@ -62,7 +62,6 @@ def test_who_is_free_runs_while_the_host_has_its_word() -> None:
 def test_where_the_host_is_quick_they_share_steps() -> None:
     llm = made()
     executor = executor_of(llm)
-    executor.plans_apart = True
     executor._step_seconds, executor._measured = 1e9, True
     seen = watch(llm)
     llm.generate(PROMPTS[:2], SamplingParams(max_tokens=8, ignore_eos=True, **GREEDY), speculation=[None, "suffix"])

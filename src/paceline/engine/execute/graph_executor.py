@@ -127,10 +127,6 @@ class GraphExecutor:
 
     looks_up = True
     goes_on = True
-    plans_apart = False
-    """Whether those who need the host have steps apart (graphs/attended.py). Not yet: on an H200 they led to a step
-    that failed in a cache for hardly more than one request. What was wrong is found and mended (docs/notebook.md,
-    Crowds on a card), but the matrix on a card has not been run since."""
 
     def __init__(self, graphs: StepGraphs, runner: ModelRunner, builder: BatchBuilder, decider: Decider,
                  clock: Callable[[], float]) -> None:
@@ -186,7 +182,7 @@ class GraphExecutor:
         return self._plan_apart(scheduler) if self._goes_apart(scheduler) else Planned()
 
     def _goes_apart(self, scheduler: Scheduler) -> bool:
-        return (self.plans_apart and not self._memory.lacks(Use.DECODE)
+        return (not self._memory.lacks(Use.DECODE)
                 and self._attended.goes_apart(scheduler.running, self._step_seconds))
 
     def _plan_apart(self, scheduler: Scheduler) -> Planned | None:
