@@ -137,6 +137,8 @@ def main() -> None:
     for kind in given.kinds.split(","):
         if (out / kind).exists():
             print(f"{kind}: {out / kind} is there already", file=sys.stderr)
+            if first is None and (work / kind / "data").exists():
+                first = work / kind
             continue
         if first is not None and not (work / kind).exists():  # all learn from the same texts
             shutil.copytree(first / "data", work / kind / "data")

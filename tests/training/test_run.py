@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
-from paceline.training import checkpoints, rehearsal, supply, trainer
+from paceline.training import checkpoints, interrupts, rehearsal, supply, trainer
 from paceline.training.__main__ import main
 from paceline.training.clock import Clock
 from paceline.training.interrupts import Interrupted
@@ -96,6 +96,16 @@ def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> No
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     report = train(chosen, quiet)
     assert report["texts"] == 40 and report["steps"] == 8
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupts.watched() as stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.raised
+        monkeypatch.setattr(interrupts, "SAME", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:

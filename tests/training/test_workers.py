@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.llm import LLM
-from paceline.training import checkpoints, supply
+from paceline.training import checkpoints, run, supply
+from paceline.training.clock import Clock
 from paceline.training.generate import AnswerMaker, Order
 from paceline.training.jobs import Jobs, encoder
 from paceline.training.memory import BESIDE, Engines, divide
@@ -73,50 +75,75 @@ def test_whoever_makes_them_the_texts_are_the_same(target_folder: Path, prompts:
     assert [given.first_of(number) for number in (0, 1)] == [4, 3]
 
 
-def test_workers_that_cannot_start_or_are_lost_are_told_apart(target_folder: Path, prompts: Path,
-                                                              capfd: pytest.CaptureFixture[str]) -> None:
-    cannot = Workers(some_work(target_folder, prompts, engine=engine(target_folder, kv_blocks=1), workers=1))
-    lost = Workers(some_work(target_folder, prompts, last=10 ** 9, workers=1))
-    try:
-        said, = all_of(cannot).lost
-        assert said.startswith("worker 1 of 1 could not start: max_model_len=96 needs 6 cache blocks")
-        while not lost._left[0].ready:
-            assert not lost.take(1.0).lost
-        os.kill(lost._left[0].process.pid or 0, signal.SIGKILL)
-        assert all_of(lost).lost == ["worker 1 of 1 is lost: it was ended by SIGKILL"]
-    finally:
-        cannot.close()
-        lost.close()
-    assert capfd.readouterr() == ("", "")
+class Hand:
+    """A clock that is moved by hand: tests wait for what happens, however slow the machine is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.share = 0.0
+        monkeypatch.setattr(Clock, "share", lambda clock, step: self.share)
+        self.supplies: list[supply.Supply] = []
+        begin = supply.Supply.begin
+        monkeypatch.setattr(supply.Supply, "begin",
+                            lambda one, *given: (self.supplies.append(one), begin(one, *given)))
+
+    @property
+    def workers(self) -> Workers:
+        found = self.supplies[-1].workers
+        assert found is not None
+        return found
 
 
-def test_a_run_with_workers_never_waits_and_stops_them_in_time(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the two is lost, then the other: both times the run says so and goes on."""
+@pytest.mark.slow
+def test_a_run_loses_a_worker_and_lets_the_other_go_in_time(options: Any, monkeypatch: pytest.MonkeyPatch,
+                                                            capfd: pytest.CaptureFixture[str]) -> None:
+    hand = Hand(monkeypatch)
     monkeypatch.setattr(supply, "SHARD", 0.5)
-    chosen = options(steps=None, minutes=0.4, answers=10 ** 6, first_answers=10, log_steps=1, concurrent=8, workers=2)
     heard: list[News] = []
-    runs: list[supply.Supply] = []
-    begin = supply.Supply.begin
-    monkeypatch.setattr(supply.Supply, "begin", lambda self, *given: (runs.append(self), begin(self, *given)))
+    grown: set[int] = set()
 
     def hear(news: News) -> None:
         heard.append(news)
-        workers = runs[0].workers
-        if news.stage == "training" and workers is not None and workers.alive and "answers at" in news.text:
-            left = workers._left[0]
-            if left.ready:
-                left.process.kill()
+        if news.stage != "training":
+            return
+        left = hand.workers._left
+        if len(left) == 2 and all(one.ready for one in left):
+            left[0].process.kill()
+        elif len(left) == 1 and " answers at " in news.text:
+            grown.add(len(hand.supplies[0].pool.texts))
+            hand.share = 0.8 if len(grown) > 2 else 0.0
+        elif not left:
+            hand.share = 1.0
 
+    chosen = options(steps=None, minutes=10.0, answers=10 ** 6, first_answers=10, log_steps=1, concurrent=8, workers=2)
     report = train(chosen, hear)
-    said = [news.text for news in heard if news.stage == "workers"]
-    assert len(said) == 2 and said[0].endswith("SIGKILL. The others go on.")
-    assert said[1].endswith("None is left: answers are made in turn with training.")
+    assert [news.text for news in heard if news.stage == "workers"] == [
+        "worker 1 of 2 is lost: it was ended by SIGKILL. The others go on."]
     stages = [news.stage for news in heard]
-    assert "answers" in stages[stages.index("training"):]  # in turn, in the end
+    assert "answers" not in stages[stages.index("training"):]  # training waits for nobody
+    assert report["generated_tokens_per_second"] > 0 and report["trained_tokens_per_second"] > 0
     manifest = json.loads((chosen.out / "data" / "texts" / "manifest.json").read_text())
-    assert sum(shard["texts"] for shard in manifest["shards"]) == report["texts"] > 10
     indexes = [text.index for text in Shards(chosen.out / "data" / "texts", manifest["settings"], 700).read()]
-    assert len(set(indexes)) == len(indexes)
+    assert report["texts"] == len(indexes) == len(set(indexes)) > 10
+    assert indexes == [text.index for text in hand.supplies[0].pool.texts]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_any_worker_answers_are_made_in_turn(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    monkeypatch.setattr(supply, "TURN", 0.1)
+    monkeypatch.setattr(run, "divide_card", lambda llm, at_once, workers: Engines(workers, 1))  # no room at all
+    heard: list[News] = []
+
+    def hear(news: News) -> None:
+        heard.append(news)
+        if news.stage == "answers" and "training" in {one.stage for one in heard}:
+            hand.share = 1.0
+
+    report = train(options(steps=None, minutes=10.0, answers=10 ** 6, first_answers=10, log_steps=1, workers=1), hear)
+    said, = (news.text for news in heard if news.stage == "workers")
+    assert said.startswith("worker 1 of 1 could not start: max_model_len=96 needs 6 cache blocks")
+    assert said.endswith("None is left: answers are made in turn with training.")
+    assert report["steps"] > 0 and report["texts"] > 10
 
 
 def run_command(chosen: Any, *more: str) -> subprocess.Popen[str]:
@@ -127,51 +154,48 @@ def run_command(chosen: Any, *more: str) -> subprocess.Popen[str]:
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
 
-def alive_in(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def none_is_left(group: int) -> bool:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
-def test_a_polite_kill_of_the_whole_group_and_the_same_command_again(options: Any) -> None:
-    """As `timeout` does it: the command gets the signal twice, and its workers as well."""
-    chosen = options()
-    process = run_command(chosen, "--minutes", "0.6", "--workers", "2")
+def wait_for(process: subprocess.Popen[str], words: str) -> str:
     assert process.stderr is not None
+    seen = []
     for line in process.stderr:
-        if "training: step 3," in line:
-            break
+        seen.append(line)
+        if words in line and " answers at " in line:
+            return line
+    raise AssertionError("".join(seen))
+
+
+@pytest.mark.slow
+def test_a_polite_kill_the_same_command_again_and_a_rude_one(options: Any) -> None:
+    """The first as `timeout` does it: the command gets the signal twice, and its workers as well. Nobody stays."""
+    chosen = options()
+    process = run_command(chosen, "--minutes", "10", "--workers", "2")
+    wait_for(process, "training: step 3,")
     process.send_signal(signal.SIGTERM)
     os.killpg(process.pid, signal.SIGTERM)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command goes on from there" in errors
     assert "Traceback" not in errors and "worker" not in errors and not out
-    assert not alive_in(process.pid)
-    assert (chosen.out / checkpoints.NAME).exists()
-    before = len((chosen.out / "data" / "texts" / "manifest.json").read_text())
-    process = run_command(chosen, "--minutes", "0.6", "--workers", "2", "--generate-until", "0.9")
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and "Traceback" not in errors and "worker" not in errors, errors
-    assert json.loads(out)["steps"] > 3 and " answers at " in errors
-    assert len((chosen.out / "data" / "texts" / "manifest.json").read_text()) > before
-    assert not alive_in(process.pid)
+    assert none_is_left(process.pid)
+    state = torch.load(chosen.out / checkpoints.NAME, weights_only=True)
+    assert state["step"] >= 3 and state["elapsed"] > 0
 
-
-def test_workers_end_when_the_parent_is_gone(options: Any) -> None:
-    process = run_command(options(), "--minutes", "5", "--workers", "1")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "training: step 1," in line:
-            break
+    process = run_command(chosen, "--minutes", "10", "--workers", "2")
+    wait_for(process, f"training: step {state['step'] + 2},")
     process.kill()
+    assert process.stderr is not None and "Traceback" not in process.stderr.read()
     process.wait()
-    process.stderr.close()
-    end = time.monotonic() + 60
-    while alive_in(process.pid):
-        assert time.monotonic() < end, "a worker has outlived its parent"
-        time.sleep(0.1)
+    assert none_is_left(process.pid)
 
 
 def test_a_card_is_divided() -> None:

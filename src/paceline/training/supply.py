@@ -205,7 +205,8 @@ class Supply:
     def _take(self, wait: float = 0.0) -> None:
         assert self.workers is not None
         came = self.workers.take(wait)
-        self.pool.add(came.texts)
+        if came.texts:
+            self.pool.add(came.texts)
         self._tokens += sum(text.answer for text in came.texts)
         texts, left_out = self._waiting
         texts += came.texts

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from typing import Any
 
 from paceline.training.interrupts import held_back
 from paceline.training.shards import Text, unpack
@@ -50,6 +51,8 @@ class Workers:
         self._since: float | None = None
         self._until = 0.0
         self._left: list[_Worker] = []
+        self._leaving: list[_Worker] = []
+        """They have sent their last, and give back what they hold: on a card that takes a second."""
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # which would let the signals through again if it had to be started below
         with held_back():
@@ -74,22 +77,26 @@ class Workers:
 
     @property
     def alive(self) -> bool:
-        """Is there one that may still send something?"""
-        return bool(self._left)
+        """Is there one that has not ended?"""
+        return bool(self._left or self._leaving)
 
     @property
     def seconds(self) -> float:
         """By the clock: since the first was ready, until the last had ended."""
         if self._since is None:
             return 0.0
-        return (time.monotonic() if self._left else self._until) - self._since
+        return (time.monotonic() if self.alive else self._until) - self._since
 
     def take(self, wait: float = 0.0) -> Came:
         """What has come; where nothing has, after `wait` seconds at most."""
         came = Came()
-        wires = {worker.wire: worker for worker in self._left}
-        for wire in connection.wait(list(wires), wait):
-            self._read(wires[wire], came)  # type: ignore[index]
+        wires: dict[Any, _Worker] = {worker.wire: worker for worker in self._left}
+        ends = [worker.process.sentinel for worker in self._leaving]
+        for ready in connection.wait([*wires, *ends], wait):
+            if ready in wires:
+                self._read(wires[ready], came)
+        for worker in [one for one in self._leaving if one.process.exitcode is not None]:
+            self._bury(worker, came)
         return came
 
     def _read(self, worker: _Worker, came: Came) -> None:
@@ -104,17 +111,17 @@ class Workers:
                 elif isinstance(message, Failed):
                     worker.reason = message.reason
         except (EOFError, OSError):
-            self._bury(worker, came)
+            worker.wire.close()
+            self._left.remove(worker)
+            self._leaving.append(worker)
 
     def _bury(self, worker: _Worker, came: Came) -> None:
-        worker.process.join(PATIENCE)
         code = worker.process.exitcode
         if code != 0 and not self.stopped:
             came.lost.append(f"worker {worker.number + 1} of {self._given.workers} "
                              f"{'is lost' if worker.ready else 'could not start'}: {worker.reason or _ending(code)}")
-        self._left.remove(worker)
+        self._leaving.remove(worker)
         self._until = time.monotonic()
-        _end(worker)
 
     def stop(self) -> None:
         """They send what they have made, and end. Those that have not begun end at once."""
@@ -135,18 +142,13 @@ class Workers:
     def close(self) -> None:
         """They are gone when this returns."""
         self.stopped = True
-        for worker in self._left:
+        for worker in self._left + self._leaving:
             worker.process.kill()
         self._handing.join(PATIENCE)
-        for worker in self._left:
+        for worker in self._left + self._leaving:
             worker.process.join(PATIENCE)
-            _end(worker)
-        self._left.clear()
-
-
-def _end(worker: _Worker) -> None:
-    worker.process.kill()
-    worker.wire.close()
+            worker.wire.close()
+        self._left, self._leaving = [], []
 
 
 def _ending(code: int | None) -> str:
