@@ -3,7 +3,8 @@ tokenizer, and a head of every kind, trained by the commands that users have.
 
     python tools/tiny_family.py --text moby_dick.txt.gz pride_and_prejudice.txt.gz --out tests/family
 
-Seconds a head on a card, minutes on a laptop. The texts must be free for everybody to use; they are not kept.
+Seconds a head on a card, minutes on a laptop; kinds that are there already are left as they are. The texts must be free
+for everybody to use; they are not kept.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline.measure.perplexity import read_text
 from paceline.training.networks.llama import Llama, LlamaShape
+from paceline.training.news import News
 from paceline.training.options import KINDS, TrainOptions
-from paceline.training.run import News, train
+from paceline.training.run import train
 
 END = "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -133,6 +135,11 @@ def main() -> None:
     write_prompts(prompts, texts)
     first: Path | None = None
     for kind in given.kinds.split(","):
+        if (out / kind).exists():
+            print(f"{kind}: {out / kind} is there already", file=sys.stderr)
+            if first is None and (work / kind / "data").exists():
+                first = work / kind
+            continue
         if first is not None and not (work / kind).exists():  # all learn from the same texts
             shutil.copytree(first / "data", work / kind / "data")
         first = first or work / kind
@@ -140,7 +147,10 @@ def main() -> None:
             kind=kind, out=work / kind, model=str(target), data=(prompts,), samples=2, new_tokens=128, held_out=64,
             steps=given.head_steps, batch_tokens=8192, anchors=48, lr=2e-3, draft_vocab=512, markov_rank=32,
             device=given.device), show)
-        shutil.copytree(report["head"], out / kind, dirs_exist_ok=True)
+        half = out / f".{kind}"  # what is under its own name is whole
+        shutil.rmtree(half, ignore_errors=True)
+        shutil.copytree(report["head"], half)
+        half.rename(out / kind)
         print(f"{kind}: {json.dumps({name: report[name] for name in report if name.startswith('tokens')})}")
 
 

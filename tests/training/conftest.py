@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import small_targets
 
+from paceline.training.news import News
 from paceline.training.options import TrainOptions
-from paceline.training.run import News
 
 
 @pytest.fixture(scope="session")

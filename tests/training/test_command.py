@@ -12,8 +12,8 @@ import pytest
 from paceline.cli import train_heads
 from paceline.cli.main import main
 from paceline.training.__main__ import parser
+from paceline.training.news import News
 from paceline.training.options import KINDS, TrainOptions, option_names
-from paceline.training.run import News
 
 
 def arguments(options: Any, **changes: Any) -> list[str]:

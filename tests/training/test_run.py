@@ -16,11 +16,15 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
-from paceline.training import checkpoints, trainer
+from paceline.training import checkpoints, interrupts, rehearsal, supply, trainer
 from paceline.training.__main__ import main
+from paceline.training.clock import Clock
+from paceline.training.interrupts import Interrupted
 from paceline.training.networks.slots import SlotHead
-from paceline.training.run import Interrupted, News, Run, train
+from paceline.training.news import News
+from paceline.training.run import Run, train
 from paceline.training.shards import Shards
+from paceline.training.supply import Supply
 
 
 def quiet(news: News) -> None:
@@ -85,15 +89,23 @@ def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> No
     def stop(news: News) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    import paceline.training.run as module
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TURN", 0.2)
+        patch.setattr(supply, "TURN", 0.2)
         with pytest.raises(Interrupted, match="answers so far"):
             train(chosen, stop)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     report = train(chosen, quiet)
     assert report["texts"] == 40 and report["steps"] == 8
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupts.watched() as stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.raised
+        monkeypatch.setattr(interrupts, "SAME", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +226,12 @@ def test_a_draft_model_is_distilled(options: Any) -> None:
 def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = options()
     heard: list[News] = []
-    def rehearse(self: Run, pool: Any) -> None:
-        self.rehearse()
+
+    def rehearse(self: Run, *given: Any) -> None:
+        rehearsal.rehearse(self.factory, self.show)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Run, "_first_answers", rehearse)
+    monkeypatch.setattr(Run, "_open", rehearse)
     with pytest.raises(ZeroDivisionError):
         train(chosen, heard.append)
     assert [news.stage for news in heard] == ["rehearsal"] * 2 and all("works: " in news.text for news in heard)
@@ -226,9 +239,7 @@ def test_a_rehearsal_finds_what_would_fail(options: Any, monkeypatch: pytest.Mon
 
 
 def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import paceline.training.run as module
-
-    monkeypatch.setattr(module, "TURN", 0.1)
+    monkeypatch.setattr(supply, "TURN", 0.1)
     heard: list[News] = []
     report = train(options(steps=None, minutes=0.07, answers=5000, first_answers=10, log_steps=1, save_seconds=1.0,
                            evaluate_seconds=1.0), heard.append)
@@ -240,21 +251,19 @@ def test_minutes_alternate_between_answers_and_steps(options: Any, monkeypatch: 
 
 def test_first_answers_leave_time_to_learn(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a turn with answers and a step move on."""
-    import paceline.training.run as module
+    now, turn, step = [0.0], Supply.turn, trainer.Trainer.train_step
 
-    now, answer, step = [0.0], Run._answer, trainer.Trainer.train_step
-
-    def answers(self: Run, pool: Any) -> None:
-        answer(self, pool)
-        now[0] += 20.0 if self.held.finished and pool.texts else 0.0
+    def answers(self: Supply) -> None:
+        turn(self)
+        now[0] += 20.0 if self.held.finished and self.pool.texts else 0.0
 
     def steps(self: Any, progress: float) -> Any:
         now[0] += 10.0
         return step(self, progress)
 
-    monkeypatch.setattr(module, "TURN", 0.1)
-    monkeypatch.setattr(Run, "elapsed", property(lambda self: now[0]))
-    monkeypatch.setattr(Run, "_answer", answers)
+    monkeypatch.setattr(supply, "TURN", 0.1)
+    monkeypatch.setattr(Clock, "elapsed", property(lambda self: now[0]))
+    monkeypatch.setattr(Supply, "turn", answers)
     monkeypatch.setattr(trainer.Trainer, "train_step", steps)
     report = train(options(steps=None, minutes=2.0, answers=5000, first_answers=5000, generate_share=0.0), quiet)
     assert report["steps"] == 8 and 0 < report["texts"] < 5000  # 30 % of 120 s are over after two turns
@@ -276,6 +285,7 @@ def test_too_little_time_is_said_and_no_head_is_written(options: Any) -> None:
     ({"temperatures": ()}, "--temperatures"),
     ({"temperatures": (-1.0,)}, "--temperatures"),
     ({"generate_share": 2.0}, "--generate-share"),
+    ({"workers": -1}, "--workers must be at least 0"),
     ({"taps": (3, 1)}, "--taps"),
     ({"taps": (9,)}, "--taps"),
     ({"device": "tpu"}, "--device"),

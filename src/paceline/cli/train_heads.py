@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.training.options import HELP, KINDS, TrainOptions, option_names
 
 if TYPE_CHECKING:
-    from paceline.training.run import News
+    from paceline.training.news import News
 
 INTERRUPTED = 130
 _ABOUT = {
@@ -85,7 +85,7 @@ def _value(name: str, given: Any) -> Any:
 
 
 def train(options: TrainOptions, as_json: bool) -> None:
-    from paceline.training.run import Interrupted
+    from paceline.training.interrupts import Interrupted
     from paceline.training.run import train as run
 
     options.check()
@@ -119,7 +119,7 @@ def progress() -> Iterator[Callable[[News], None]]:
 
         def show(news: News) -> None:
             bars.update(task, completed=min(1.0, news.share), description=f"{news.stage}: {news.text}")
-            if news.stage == "measured":
+            if news.stage in ("measured", "workers"):
                 bars.console.print(f"{100 * news.share:5.1f} % {news.text}", markup=False)
 
         yield show

@@ -43,7 +43,9 @@ def _numbers(kind: type) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     given = vars(parser().parse_args(arguments))
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    from paceline.training.run import Interrupted, News, train
+    from paceline.training.interrupts import Interrupted
+    from paceline.training.news import News
+    from paceline.training.run import train
 
     def show(news: News) -> None:
         print(f"{100 * news.share:5.1f} % {news.stage}: {news.text}", file=sys.stderr, flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -12,23 +13,50 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.request import RequestOutput, SamplingParams
 from paceline.training.jobs import Jobs
-from paceline.training.shards import Shards, Text
+from paceline.training.shards import Text
+
+
+class Keeper(Protocol):
+    """Who gets the answers: shards on disk, or the way to the process that has them."""
+
+    done: set[int]
+    """Jobs that need not be done again."""
+
+    def add(self, texts: list[Text], left_out: list[int]) -> None:
+        """What was made since the last time."""
+        ...
 
 
 @dataclass
 class Order:
-    """The answers first .. last - 1 of `jobs` that `shards` lacks."""
+    """The answers first, first + stride, ... below last of `jobs` that `keeper` lacks."""
 
     jobs: Jobs
-    shards: Shards
+    keeper: Keeper
     first: int
     last: int
     greedy: bool = False
     """Whatever temperature a job says."""
+    stride: int = 1
     running: int = 0
     texts: list[Text] = field(default_factory=list)
-    """Made, and not yet on disk."""
+    """Made, and not yet with the keeper."""
     left_out: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._skip()
+
+    def _skip(self) -> None:
+        while self.first < self.last and self.first in self.keeper.done:
+            self.first += self.stride
+
+    def next(self) -> int | None:
+        """The number of the next answer to make; None: there is none left."""
+        if self.first >= self.last:
+            return None
+        index, self.first = self.first, self.first + self.stride
+        self._skip()
+        return index
 
     @property
     def finished(self) -> bool:
@@ -37,7 +65,7 @@ class Order:
     def flush(self) -> list[Text]:
         texts, left_out = self.texts, self.left_out
         self.texts, self.left_out = [], []
-        self.shards.add(texts, left_out)
+        self.keeper.add(texts, left_out)
         return texts
 
 
@@ -45,9 +73,10 @@ class AnswerMaker:
     """Makes what is ordered, one order after the other but without a break between them. Between two calls of `run`
     answers that have begun wait in the engine, so that short turns cost nothing: no batch ever runs empty."""
 
-    def __init__(self, llm: LLM, orders: Sequence[Order], new_tokens: int) -> None:
+    def __init__(self, llm: LLM, orders: list[Order], new_tokens: int) -> None:
         self._engine = llm.engine
-        self._orders = orders
+        self.orders = orders
+        """May grow."""
         self._new_tokens = new_tokens
         self._running: dict[str, tuple[Order, int]] = {}
         self._ahead = 2 * llm.engine.config.max_num_seqs
@@ -57,16 +86,16 @@ class AnswerMaker:
 
     @property
     def finished(self) -> bool:
-        return all(order.finished for order in self._orders)
+        return all(order.finished for order in self.orders)
 
     def run(self, enough: Callable[[], bool]) -> list[list[Text]]:
-        """Until all are made or `enough()` says so. What each order got, on disk when this returns."""
+        """Until all are made or `enough()` says so. What each order got, with its keeper when this returns."""
         begin = time.perf_counter()
         while not self.finished and not enough():
             self._feed()
             if self._running:
                 self._step()
-        made = [order.flush() for order in self._orders]
+        made = [order.flush() for order in self.orders]
         self.seconds += time.perf_counter() - begin
         return made
 
@@ -83,11 +112,9 @@ class AnswerMaker:
                     self.tokens += text.answer
 
     def _feed(self) -> None:
-        for order in self._orders:
-            while order.first < order.last and len(self._running) < self._ahead:
-                index, order.first = order.first, order.first + 1
-                if index not in order.shards.done:
-                    self._begin(order, index)
+        for order in self.orders:
+            while len(self._running) < self._ahead and (index := order.next()) is not None:
+                self._begin(order, index)
 
     def _begin(self, order: Order, index: int) -> None:
         job = order.jobs.job(index)

@@ -51,6 +51,7 @@ class TrainOptions:
     first_answers: int = 4096
     generate_share: float = 0.5
     generate_until: float = 0.75
+    workers: int | None = None
     concurrent: int | None = None
     target_rows: int = 8192
     evaluate_seconds: float = 60.0
@@ -96,6 +97,12 @@ class TrainOptions:
         return (usual[0] if self.ce_weight is None else self.ce_weight,
                 usual[1] if self.l1_weight is None else self.l1_weight)
 
+    def workers_on(self, device: str) -> int:
+        """None where steps are counted: such a run depends on nothing but its seed."""
+        if self.minutes is None:
+            return 0
+        return (4 if device == "cuda" else 0) if self.workers is None else self.workers
+
     def data_settings(self) -> dict[str, object]:
         """What the texts depend on: those of another run can be used if these are the same."""
         return {"seed": self.seed, "new_tokens": self.new_tokens, "prompt_tokens": self.prompt_tokens,
@@ -111,7 +118,7 @@ class TrainOptions:
 _LEAST = {"self_made": 0, "samples": 1, "answers": 1, "first_job": 0, "new_tokens": 2, "prompt_tokens": 1,
           "held_out": 1, "seed": 0, "steps": 1, "batch_tokens": 16, "anchors": 1, "warmup": 0, "layers": 1,
           "intermediate": 1, "draft_vocab": 2, "markov_rank": 0, "block": 1, "depth": 1, "first_answers": 1,
-          "concurrent": 1, "target_rows": 16, "log_steps": 1}
+          "workers": 0, "concurrent": 1, "target_rows": 16, "log_steps": 1}
 
 HELP = {
     "model": "The target: a folder, a .gguf file, a hub id or a short name. Default: the default model.",
@@ -144,9 +151,11 @@ HELP = {
     "l1_weight": "Of the distance between the distributions in the loss. Default: 0.9 for dspark, else 0.",
     "first_answers": "Answers before the draft vocabulary is chosen and training begins, or what 30 % of the time "
                      "give (with --minutes).",
-    "generate_share": "Share of the time that making answers takes, while it lasts (with --minutes).",
+    "generate_share": "Share of the time that making answers takes, while it lasts (with --minutes, without workers).",
     "generate_until": "Share of the time after which no more answers are made (with --minutes).",
-    "concurrent": "Answers made at once.",
+    "workers": "Processes that make answers beside training (with --minutes); 0: in turn with it. Default: 4 on a "
+               "card, 0 on a CPU.",
+    "concurrent": "Answers made at once, by each worker. Default: 512 on a card, 16 on a CPU.",
     "target_rows": "Rows that the target computes at once while training.",
     "evaluate_seconds": "Acceptance is measured so often.",
     "save_seconds": "A checkpoint is written so often.",

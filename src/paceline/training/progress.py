@@ -65,5 +65,7 @@ class Log:
 def line(entry: dict[str, Any]) -> str:
     shares = " ".join(f"{share:.2f}" for share in entry["accepted"])
     lost = f", {entry['lost_steps']} of {entry['steps']} steps gave no numbers" if entry["lost_steps"] else ""
+    answers = f", {entry['texts']:,} answers at {entry['generated_tokens_per_second']:,.0f} tokens/s" \
+        if "texts" in entry else ""
     return (f"step {entry['step']}, {entry['tokens'] / 1e6:.2f} M tokens, {entry['tokens_per_second']:,.0f} tokens/s, "
-            f"loss {entry['loss']:.4f}, accepted {shares}{lost}")
+            f"loss {entry['loss']:.4f}, accepted {shares}{answers}{lost}")

@@ -33,13 +33,35 @@ class Text:
         return len(self.tokens) - self.prompt
 
 
+Packed = dict[str, np.ndarray]
+"""Texts in four arrays, as they lie on disk and travel between processes."""
+
+
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def pack(texts: list[Text], dtype: type[np.unsignedinteger[Any]]) -> Packed:
+    flat = [text.tokens for text in texts] or [np.zeros(0, np.int32)]
+    return {"tokens": np.concatenate(flat).astype(dtype),
+            "lengths": np.array([len(text.tokens) for text in texts], np.int32),
+            "prompts": np.array([text.prompt for text in texts], np.int32),
+            "indexes": np.array([text.index for text in texts], np.int64)}
+
+
+def unpack(packed: Packed) -> list[Text]:
+    tokens, ends = packed["tokens"].astype(np.int32), np.cumsum(packed["lengths"])
+    sizes = zip(ends.tolist(), packed["lengths"].tolist(), packed["prompts"].tolist(), packed["indexes"].tolist())
+    return [Text(index, tokens[end - length:end], prompt) for end, length, prompt, index in sizes]
+
+
 class Shards:
     """A folder of texts. What was broken off while it was written is as if it had never begun."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], vocab_size: int) -> None:
         """Opens what is there; `settings` must be those it was made with."""
         self.folder = folder
-        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        self._dtype = token_dtype(vocab_size)
         self._manifest: dict[str, Any] = {"settings": settings, "shards": []}
         self.done: set[int] = set()
         """Jobs that are there, or were left out."""
@@ -74,22 +96,15 @@ class Shards:
         """All texts, in the order in which they were added."""
         for entry in self._manifest["shards"]:
             with np.load(self.folder / entry["file"]) as data:
-                tokens, lengths = data["tokens"].astype(np.int32), data["lengths"]
-                prompts, indexes = data["prompts"], data["indexes"]
-            ends = np.cumsum(lengths)
-            for end, length, prompt, index in zip(ends, lengths, prompts, indexes):
-                yield Text(int(index), tokens[end - length:end], int(prompt))
+                packed = {name: data[name] for name in data.files}
+            yield from unpack(packed)
 
     def add(self, texts: list[Text], left_out: list[int]) -> None:
         """Written as a new shard; on disk when this returns."""
         if not texts and not left_out:
             return
         name = f"shard-{len(self._manifest['shards']):05}.npz"
-        flat = [text.tokens for text in texts] or [np.zeros(0, np.int32)]
-        arrays = {"tokens": np.concatenate(flat).astype(self._dtype),
-                  "lengths": np.array([len(text.tokens) for text in texts], np.int32),
-                  "prompts": np.array([text.prompt for text in texts], np.int32),
-                  "indexes": np.array([text.index for text in texts], np.int64)}
+        arrays = pack(texts, self._dtype)
 
         def write(path: Path) -> None:
             with path.open("wb") as file:

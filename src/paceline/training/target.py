@@ -103,6 +103,12 @@ class Target:
         lengths, prompts = torch.from_numpy(sizes).to(self.device).unbind(1)
         return Batch(on_device, lengths, prompts, sum(text.answer for text in texts))
 
+    def batches(self, texts: list[Text]) -> list[Batch]:
+        """Of like lengths, each of a pass or less."""
+        ordered = sorted(texts, key=lambda text: len(text.tokens))
+        size = max(1, min(16, self.rows // len(ordered[-1].tokens)))
+        return [self.batch(ordered[begin:begin + size]) for begin in range(0, len(ordered), size)]
+
     def states(self, batch: Batch) -> States:
         size, longest = batch.tokens.shape
         at_once = max(1, self.rows // longest)
