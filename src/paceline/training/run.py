@@ -33,6 +33,7 @@ from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
 from paceline.training.progress import Log, line
 from paceline.training.prompts import read_prompts
+from paceline.training.prune import Pruned, prune, write_pruned
 from paceline.training.shape import choose_taps, draft_shape, head_config
 from paceline.training.shards import Shards, Text, make_folder, replace_file
 from paceline.training.target import Batch, Target
@@ -68,6 +69,8 @@ def train(options: TrainOptions, show: Show) -> dict[str, Any]:
     options.check()
     prompts = read_prompts(options.data)
     make_folder(options.out)
+    if not options.learns:
+        return write_pruned(options, prompts)
     with watched() as stop:
         run = Run(options, prompts, show, stop)
         try:
@@ -88,6 +91,7 @@ class Run:
     curve: list[dict[str, Any]] = field(default_factory=list)
     measured: list[dict[str, Any]] = field(default_factory=list)
     maker: Any = None
+    pruned: Pruned | None = None
 
     # ---------------------------------------------------------------- the whole of it
 
@@ -98,6 +102,8 @@ class Run:
         self.path = resolve(options.model)
         with open_checkpoint(self.path) as checkpoint:
             context = read_config(checkpoint.config).context
+        if options.kind == "prune":  # before answers are made: what cannot be pruned is refused now
+            self.pruned = prune(self.path, self.prompts, options)
         self.llm = LLM(
             options.model, device=str(device), dtype=options.dtype, speculation=None, enable_prefix_caching=False,
             kernels="auto" if device.type == "cuda" else "eager",
@@ -134,7 +140,7 @@ class Run:
         options, shape, target = self.options, self.llm.engine.model.config, self.target
         longest = min(options.prompt_tokens + options.new_tokens, shape.context)
         drawn = np.random.default_rng(0)
-        count = shape.vocab_size if options.kind == "draft" else min(options.draft_vocab, shape.vocab_size)
+        count = shape.vocab_size if options.makes_model else min(options.draft_vocab, shape.vocab_size)
         trainer: Trainer | None = None
         for length in (longest, min(longest, target.padded(1))):
             begin = time.monotonic()
@@ -258,7 +264,7 @@ class Run:
         elif begun is not None:
             ids, mask = begun.ids, begun.mask
         else:
-            size = vocab if options.kind == "draft" else options.draft_vocab
+            size = vocab if options.makes_model else options.draft_vocab
             ids = vocabulary.choose(pool.texts, vocab, size)
             mask = vocabulary.spare_token(pool.texts, vocab, tokenizer.special_ids, tokenizer.eos_ids)
         self.ids, self.mask = ids, mask
@@ -279,6 +285,8 @@ class Run:
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
         judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles)
         torch.manual_seed(options.seed)
+        if self.pruned is not None:
+            return self.pruned.network(judge, options.depth)
         if options.kind == "draft":
             model = DraftModel(draft_shape(options, engine.model.config), judge, options.depth)
             begin_like(model, self.path, engine.model.config)
@@ -354,7 +362,7 @@ class Run:
 
     def _write(self, trainer: Trainer) -> None:
         config = trainer.network.config
-        if self.options.kind == "draft":
+        if self.options.makes_model:
             written.write_model(self.options.out, config.config(), trainer.weights(), self.path)
         else:
             written.write(self.options.out, config, trainer.weights(), self.ids)
@@ -374,7 +382,7 @@ class Run:
     def _report(self, trainer: Trainer) -> dict[str, Any]:
         options = self.options
         last = self.measured[-1] if self.measured else {"tokens_per_cycle": {}, "by_position": []}
-        name = written.MODEL if options.kind == "draft" else written.NAME
+        name = written.MODEL if options.makes_model else written.NAME
         return {
             "kind": options.kind, "target": options.model or "default", "head": str(options.out / name),
             "parameters": sum(one.numel() for one in trainer.network.parameters()), "steps": trainer.step,
