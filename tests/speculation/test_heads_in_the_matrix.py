@@ -4,6 +4,7 @@ drafts accepted in every cell, greedy or sampled with all controls, and every te
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 CELLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "int8, int8 cache": (matrix.TRAINED, ("greedy", "controlled"), ("alone", "preempted")),
     "int8, float cache": (matrix.TRAINED, ("greedy", "random"), ("chunks", "swapped")),
-    "int8, layers in torch": (KINDS, ("seeded",), ("warm", "adapters")),
+    "int8, layers in torch": (KINDS, ("greedy",), ("warm", "adapters")),
     "floats": (KINDS, ("greedy",), ("ahead", "adapters")),
     "device, fp8 cache": (KINDS, ("greedy",), ("crowd", "adapters")),
 }
@@ -57,6 +58,38 @@ def test_trained_drafters_are_accepted_and_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("circumstance", matrix.CIRCUMSTANCES)
 def test_every_drafter_in_every_cell(name: str, circumstance: str) -> None:
     assert matrix.run(subject(name), circumstances=[circumstance], count=24)["differences"] == []
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"],
+          "additionalProperties": False}
+
+
+@pytest.mark.parametrize("name", [pytest.param("int8, int8 cache", marks=NATIVE),
+                                  pytest.param("floats", marks=pytest.mark.full)])
+def test_words_and_structures_of_trained_drafters(name: str) -> None:
+    """Words kept out and stopped at, and structures, a request of each for each kind, all at once."""
+    one = subject(name)
+    styles: list[dict[str, Any]] = [
+        {"temperature": 0.0, "bad_words": [" the", " and"], "max_tokens": 16},
+        {"temperature": 0.3, "stop": ["ed", " a"], "max_tokens": 16},
+        {"temperature": 0.0, "regex": "( [a-z]+){4,6}\\.", "max_tokens": 20},
+        {"temperature": 0.7, "json_schema": SCHEMA, "max_tokens": 20}]
+    cells = [(kind, style) for kind in KINDS for style in styles]
+    prompts = [one.prompt(number) for number, _ in enumerate(cells)]
+    params = [SamplingParams(seed=number, **style) for number, (_, style) in enumerate(cells)]
+    llm = one.llm(kv_blocks=200, block_size=8)
+    plain = llm.generate(prompts, params, speculation=None)
+    outs = llm.generate(prompts, params, speculation=[{"method": kind, "k": 4, "adaptive": False} for kind, _ in cells])
+    free = llm.generate(prompts, [SamplingParams(temperature=own.temperature, seed=own.seed, max_tokens=own.max_tokens)
+                                  for own in params], speculation=None)
+    changed: Counter[str] = Counter()
+    for (kind, style), out, want, other in zip(cells, outs, plain, free):
+        assert [part.token_ids for part in out.outputs] == [part.token_ids for part in want.outputs], (kind, style)
+        assert out.speculation.failure is None and out.error is None
+        changed[list(style)[1]] += out.outputs[0].text != other.outputs[0].text
+    assert len(changed) == 4 and min(changed.values()) >= 2, changed
+    accepted = {origin.drafter for out in outs for origin in out.speculation.provenance}
+    assert {*KINDS} <= accepted
 
 
 def test_a_cell_without_accepted_drafts_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
