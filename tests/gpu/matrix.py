@@ -67,7 +67,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "preempted": {"watermark": 0.0, "preemption": "recompute"},
     "swapped": {"watermark": 0.0, "preemption": "swap", "swap_space": 0.1},
     "warm": {"enable_prefix_caching": True},
-    "adapters": {},
+    "adapters": {"enable_prefix_caching": True},
 }
 """By name, with the engine's options."""
 CROWDED = {"preempted": "preemptions", "swapped": "swap_blocks_in"}
@@ -185,7 +185,7 @@ def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expecte
     if circumstance == "alone":
         found = [llm.generate([case.prompt], case.params, speculation=wish)[0] for case, wish in zip(cases, wishes)]
     else:
-        for _ in range(2 if circumstance == "warm" else 1):
+        for _ in range(2 if options["enable_prefix_caching"] else 1):
             found = llm.generate([case.prompt for case in cases], [case.params for case in cases],
                                  adapter=[case.adapter for case in cases], speculation=wishes)
     if circumstance in CROWDED and len(cases) > 1 and llm.metrics()[CROWDED[circumstance]] == 0:

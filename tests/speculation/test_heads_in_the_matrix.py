@@ -29,11 +29,11 @@ TARGETS: dict[str, dict[str, Any]] = {
     "device, fp8 cache": {"kernels": "stepped", "kv_dtype": "fp8"},
 }
 CELLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "int8, int8 cache": (matrix.TRAINED, ("greedy", "controlled"), ("alone", "preempted")),
-    "int8, float cache": (matrix.TRAINED, ("greedy", "random"), ("chunks", "swapped")),
-    "int8, layers in torch": (KINDS, ("greedy",), ("warm", "adapters")),
-    "floats": (KINDS, ("greedy",), ("ahead", "adapters")),
-    "device, fp8 cache": (KINDS, ("greedy",), ("crowd", "adapters")),
+    "int8, int8 cache": (matrix.TRAINED, ("greedy", "controlled"), ("alone", "preempted", "warm")),
+    "int8, float cache": (matrix.TRAINED, ("greedy", "seeded", "random"), ("chunks", "swapped")),
+    "int8, layers in torch": (KINDS, ("greedy",), ("adapters",)),
+    "floats": (KINDS, ("greedy", "controlled"), ("ahead",)),
+    "device, fp8 cache": (KINDS, ("greedy",), ("adapters",)),
 }
 """Drafters, styles and circumstances of every run; the whole product is run with the long matrices."""
 
