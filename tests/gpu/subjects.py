@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -114,9 +114,6 @@ class Subject(ABC):
     def vocab_size(self) -> int:
         return self.model.config.vocab_size
 
-    trained: ClassVar[bool] = False
-    """Whether its heads and its draft model of one layer have learned to write as it does."""
-
     @property
     def adapts(self) -> bool:
         """Whether requests may have adapters."""
@@ -132,10 +129,11 @@ class Subject(ABC):
         return LLM.from_engine(engine)
 
     def can(self, wish: Any) -> bool:
-        """Whether there is what a wish of the matrix needs: the heads and models that it names, wherever it does."""
+        """Whether there is what a wish of the matrix needs: the heads and models that it names, wherever it does, and
+        bits to leave out."""
         if isinstance(wish, dict):
-            own = wish.get("method") != "draft" or wish["model"] in self.more
-            return own and all(self.can(part) for part in wish.values())
+            lacks = {"draft": wish.get("model") not in self.more, "precision": self.model.bits <= wish.get("bits", 0)}
+            return not lacks.get(wish.get("method", ""), False) and all(self.can(part) for part in wish.values())
         if isinstance(wish, list):
             return all(self.can(part) for part in wish)
         return wish not in HEADS or wish in self.heads
@@ -191,8 +189,6 @@ class RealSubject(Subject):
 @dataclass(frozen=True)
 class FamilySubject(Subject):
     """A tiny model that has read some books, with a draft model and heads trained for it (tools/tiny_family.py)."""
-
-    trained = True
 
     @staticmethod
     def of(folder: Path, device: str, dtype: str, kernels: str = "triton", kv_dtype: str = "auto",

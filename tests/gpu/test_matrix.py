@@ -87,4 +87,6 @@ def test_the_whole_matrix_on_a_card(kv_dtype: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_trained_heads_on_a_card(kv_dtype: str) -> None:
-    assert matrix.run(FamilySubject.of(FAMILY, "cuda", "bfloat16", kv_dtype=kv_dtype))["differences"] == []
+    family = FamilySubject.of(FAMILY, "cuda", "bfloat16", kv_dtype=kv_dtype)
+    assert matrix.run(family)["differences"] == []
+    assert matrix.run(family, matrix.HEADS, least=matrix.LEAST)["differences"] == []
