@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from paceline.measure.perplexity import read_text
 from paceline.training.networks.llama import Llama, LlamaShape
 from paceline.training.news import News
-from paceline.training.options import KINDS, TrainOptions
+from paceline.training.options import HEADS, TrainOptions
 from paceline.training.run import train
 
 END = "<|end|>"
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="checkpoints and texts; default: OUT.work")
     parser.add_argument("--target-steps", type=int, default=3000)
     parser.add_argument("--head-steps", type=int, default=1500)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join((*HEADS, "draft")))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     out: Path = given.out

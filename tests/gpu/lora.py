@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.bench.report import Row, document, json_argument
 from paceline.llm import LLM
-from paceline.models.load.adapters import Pair, PeftAdapter, Targets
+from paceline.models.load.adapters import PeftAdapter
 from paceline.models.registry import build
 from paceline.request import SamplingParams
-from subjects import NamedWeights, RandomSubject
+from subjects import NamedWeights, RandomSubject, random_adapter
 from verdict import conclude
 
 NAMES = (None, "one", "two")
-RANK, SCALE = 8, 0.3
 LIMIT = 2e-3
 """Of a log-probability in float32: sums in another order."""
 
@@ -39,15 +37,6 @@ class Merged(NamedWeights):
         weight = super().take(name, shape, dtype)
         pair = self.adapter.pairs.get(name.removesuffix(".weight"))
         return weight if pair is None else weight + (pair.b @ pair.a * pair.scale).to(weight.device, weight.dtype)
-
-
-def random_adapter(name: str, model: Any, rank: int = RANK) -> PeftAdapter:
-    """For every linear layer but the head."""
-    luck = NamedWeights(torch.device("cpu"), torch.float32, name)
-    pairs = {module.name: Pair(luck.take(f"{module.name} a", (rank, linear.weight.shape[1])),
-                               luck.take(f"{module.name} b", (module.size, rank)), SCALE)
-             for linear in model.linears() for module in linear.modules if module.name != "lm_head"}
-    return PeftAdapter(Path(name), name, Targets("all-linear"), pairs)
 
 
 def engine_with(subject: RandomSubject, **options: Any) -> LLM:

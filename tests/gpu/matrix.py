@@ -1,6 +1,10 @@
 """The equality matrix with real drafters on a card: in deterministic mode every request gets the tokens it gets alone
 with speculation off, whatever drafts for it, as chain or tree, greedy or drawn with all controls, alone, in a crowd, in
-chunks, preempted, swapped or on a warm cache.
+chunks, preempted, swapped, on a warm cache or beside requests with an adapter.
+
+Subjects: a small model of random weights, where look-ups and the target's own layers draft; with --family FOLDER
+(tests/family) a tiny trained one with a draft model and heads; with --model a real one. --least says how much trained
+drafters must have had accepted in a cell that proves something.
 
 Prints a table, a line a drafter and a column a circumstance, and exits with 1 where a token differs or a drafter fails.
 Without a card (--device cpu with TRITON_INTERPRET=1) the same code runs in Triton's interpreter.
@@ -20,7 +24,8 @@ from paceline.bench.report import Row, document, json_argument, say
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
-from subjects import LOADED, SMALL, RandomSubject, RealSubject, Subject
+from paceline.speculation.spec import HEADS
+from subjects import LOADED, SMALL, FamilySubject, RandomSubject, RealSubject, Subject, random_adapter
 
 WISHES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
@@ -41,6 +46,11 @@ WISHES: dict[str, dict[str, Any]] = {
     "auto": {"method": "auto"},
     "auto adaptive": {"method": "auto", "adaptive": True,
                        "drafters": ["ngram", {"method": "draft", "model": LOADED}]},
+    **{kind: {"method": kind} for kind in HEADS},
+    "dspark siblings": {"method": "dspark", "branches": 3},
+    "medusa tree": {"method": "medusa", "branches": [3, 2, 2]},
+    "merge of heads": {"method": "merge", "drafters": ["eagle3", {"method": "dspark", "branches": 2}, "ngram"]},
+    "cascade of a head": {"method": "cascade", "drafter": "dspark", "by": {"method": "draft", "model": LOADED}},
     "right chain": {"method": "oracle", "k": 7},
     "right tree": {"method": "oracle", "branches": 3},
     "wrong tree": {"method": "wrong", "branches": 2},
@@ -57,10 +67,21 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "preempted": {"watermark": 0.0, "preemption": "recompute"},
     "swapped": {"watermark": 0.0, "preemption": "swap", "swap_space": 0.1},
     "warm": {"enable_prefix_caching": True},
+    "adapters": {"enable_prefix_caching": True},
 }
 """By name, with the engine's options."""
 CROWDED = {"preempted": "preemptions", "swapped": "swap_blocks_in"}
 """Circumstances with room for about one request at a time, and what is counted where they come about."""
+HEADED = (*HEADS, "dspark siblings", "medusa tree", "merge of heads", "cascade of a head")
+"""Drafters that need a subject with trained heads."""
+TRAINED = (*HEADED, "draft small")
+"""Drafters that have learned their target, where the subject has them: a cell in which they are not accepted proves
+nothing."""
+LEAST = 0.03
+"""Of the tokens of a trained drafter's texts, what is to have been drafted in each cell that proves something. It
+cannot be asked for on a device where heads are in company of drafters of the host: they draft in repeated steps
+alone."""
+ADAPTER = "added"
 BLOCK = 16
 Text = tuple[list[int], str | None]
 
@@ -73,6 +94,7 @@ class Case:
     style: str
     prompt: list[int]
     params: SamplingParams
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,8 @@ class Outcome:
         place = next((at for at, (ours, theirs) in enumerate(zip(self.expected[0], self.found[0])) if ours != theirs),
                      min(len(self.expected[0]), len(self.found[0])))
         return {"drafter": self.case.wish, "style": self.case.style, "circumstance": self.circumstance,
-                "first_difference": place, "expected": self.expected, "found": self.found, "failure": self.failure}
+                "adapter": self.case.adapter, "first_difference": place, "expected": self.expected,
+                "found": self.found, "failure": self.failure}
 
 
 def params_of(style: str, seed: int, vocab: int, count: int) -> SamplingParams:
@@ -134,24 +157,38 @@ def wish_of(case: Case, expected: Text) -> dict[str, Any] | None:
 
 def plain_texts(subject: Subject, cases: Sequence[Case]) -> list[Text]:
     """Alone, without speculation."""
-    llm = subject.llm(enable_prefix_caching=False, kv_blocks=_blocks(cases), block_size=BLOCK)
-    return [_texts(llm.generate([case.prompt], case.params, speculation=None))[0] for case in cases]
+    llm = _engine(subject, cases, enable_prefix_caching=False, kv_blocks=_blocks(cases), block_size=BLOCK)
+    return [_texts(llm.generate([case.prompt], case.params, adapter=case.adapter, speculation=None))[0]
+            for case in cases]
+
+
+def beside_adapters(subject: Subject, cases: Sequence[Case],
+                    expected: Sequence[Text]) -> tuple[list[Case], list[Text]]:
+    """The cases, and beside each of them the same with an adapter."""
+    adapted = [replace(case, adapter=ADAPTER) for case in cases]
+    texts = plain_texts(subject, adapted)
+    if all(one == other for one, other in zip(texts, expected)):
+        raise PacelineError("The adapter changes no text: this cell proves nothing.")
+    return [*cases, *adapted], [*expected, *texts]
 
 
 def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expected: Sequence[Text]) -> list[Outcome]:
     """Every case under one circumstance. A crowd is all of them at once."""
+    if circumstance == "adapters":
+        cases, expected = beside_adapters(subject, cases, expected)
     own = _blocks([max(cases, key=_length)])
     room = own + own // 2 if circumstance in CROWDED else _blocks(cases)
     options = {"enable_prefix_caching": False, "kv_blocks": room, "block_size": BLOCK} | CIRCUMSTANCES[circumstance]
     if circumstance in CROWDED:
         options["max_model_len"] = own * BLOCK
-    llm = subject.llm(**options)
+    llm = _engine(subject, cases, **options)
     wishes = [wish_of(case, text) for case, text in zip(cases, expected)]
     if circumstance == "alone":
         found = [llm.generate([case.prompt], case.params, speculation=wish)[0] for case, wish in zip(cases, wishes)]
     else:
-        for _ in range(2 if circumstance == "warm" else 1):
-            found = llm.generate([case.prompt for case in cases], [case.params for case in cases], speculation=wishes)
+        for _ in range(2 if options["enable_prefix_caching"] else 1):
+            found = llm.generate([case.prompt for case in cases], [case.params for case in cases],
+                                 adapter=[case.adapter for case in cases], speculation=wishes)
     if circumstance in CROWDED and len(cases) > 1 and llm.metrics()[CROWDED[circumstance]] == 0:
         raise PacelineError(f"Nobody was {circumstance}: this cell proves nothing; give it more requests.")
     llm.engine.cache.check([])
@@ -161,15 +198,23 @@ def outcomes(subject: Subject, circumstance: str, cases: Sequence[Case], expecte
             for case, text, want, stat in zip(cases, _texts(found), expected, stats)]
 
 
+def _engine(subject: Subject, cases: Sequence[Case], **options: Any) -> LLM:
+    llm = subject.llm(**options)
+    if any(case.adapter for case in cases):
+        llm.engine.adapters.add(ADAPTER, random_adapter(ADAPTER, subject.model, scale=subject.adapter_scale))
+    return llm
+
+
 def run(subject: Subject, wishes: Sequence[str] = tuple(WISHES), styles: Sequence[str] = STYLES,
-        circumstances: Sequence[str] = tuple(CIRCUMSTANCES), count: int = 32) -> dict[str, Any]:
-    """The document: a row a cell, the differences beside them."""
+        circumstances: Sequence[str] = tuple(CIRCUMSTANCES), count: int = 32, least: float = 0.0) -> dict[str, Any]:
+    """The document: a row a cell, the differences beside them. `least`: the share of their tokens that drafters that
+    have learned their target must have drafted in each cell."""
     for given, known, what in ((wishes, WISHES, "drafter"), (styles, STYLES, "style"),
                                (circumstances, CIRCUMSTANCES, "circumstance")):
         wrong = [name for name in given if name not in known]
         if wrong:
             raise ConfigError(f"No {what} {wrong[0]!r}: use some of {', '.join(known)}.")
-    cases = cases_of(subject, [wish for wish in wishes if subject.can(wish)], styles, count)
+    cases = cases_of(subject, [wish for wish in wishes if subject.can(WISHES[wish])], styles, count)
     expected = plain_texts(subject, cases)
     if sum(len(set(tokens)) > 2 for tokens, _ in expected) * 2 < len(expected):
         raise PacelineError("Most texts are one token over and over: equality would mean nothing.")
@@ -177,11 +222,16 @@ def run(subject: Subject, wishes: Sequence[str] = tuple(WISHES), styles: Sequenc
     rows: list[Row] = []
     wrong_ones: list[dict[str, Any]] = []
     for circumstance in circumstances:
+        if circumstance == "adapters" and not subject.adapts:
+            continue
         found = outcomes(subject, circumstance, cases, expected)
         for wish in dict.fromkeys(case.wish for case in cases):
             own = [one for one in found if one.case.wish == wish]
             rows.append(Row(f"{wish} / {circumstance}", "equal", sum(one.fine for one in own),
                             note=f"of {len(own)}, {sum(one.accepted for one in own)} drafts accepted"))
+            tokens = sum(len(one.found[0]) for one in own)
+            if wish in TRAINED and sum(one.accepted for one in own) < least * tokens:
+                raise PacelineError(f"{rows[-1].case}: {rows[-1].note} in {tokens} tokens: this cell proves nothing.")
         wrong_ones += [one.as_dict() for one in found if not one.fine]
         say(f"matrix: {circumstance}: {sum(one.fine for one in found)} of {len(found)} equal")
     return document(rows, subject=subject.name, tokens=count, styles=list(styles)) | {"differences": wrong_ones}
@@ -221,9 +271,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/gpu/matrix.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="a model's file or name instead of random weights")
+    parser.add_argument("--family", type=Path, default=None, help="a folder that tools/tiny_family.py made, instead")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--least", type=float, default=0.0, metavar="SHARE",
+                        help=f"of their tokens that trained drafters must have drafted in each cell, such as {LEAST}")
     parser.add_argument("--tokens", type=int, default=32, help="of each request")
     for name, known in (("drafters", WISHES), ("styles", STYLES), ("circumstances", CIRCUMSTANCES)):
         parser.add_argument(f"--{name}", default=",".join(known), help="separated by commas")
@@ -231,11 +284,16 @@ def main() -> None:
     given = parser.parse_args()
     wishes, styles, around = (getattr(given, name).split(",") for name in ("drafters", "styles", "circumstances"))
     try:
-        subject: Subject = RandomSubject.small(given.device, given.dtype)
-        if given.model is not None:
+        subject: Subject
+        if given.family is not None:
+            subject = FamilySubject.of(given.family, given.device, given.dtype, kv_dtype=given.kv_dtype)
+        elif given.model is None:
+            subject = RandomSubject.small(given.device, given.dtype)
+        else:
             subject = RealSubject.of(LLM(given.model, device=given.device, dtype=given.dtype, deterministic=True,
                                       kernels="triton", kv_blocks=64, max_model_len=1024))
-        result = run(replace(subject, kv_dtype=given.kv_dtype), wishes, styles, around, given.tokens)
+        result = run(replace(subject, kv_dtype=given.kv_dtype), wishes, styles, around, given.tokens,
+                     given.least)
     except PacelineError as problem:
         raise SystemExit(f"error: {problem}") from None
     text = json.dumps(result, indent=2)

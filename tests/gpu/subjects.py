@@ -1,4 +1,5 @@
-"""Whose tokens the equality matrix compares: a small model of random weights or a real one, and engines around it."""
+"""Whose tokens the equality matrix compares: a small model of random weights, a tiny one with trained heads or a real
+one, and engines around it."""
 
 from __future__ import annotations
 
@@ -8,26 +9,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.config import EngineOptions
-from paceline.engine.build import DTYPES, choose_device, engine_for
+from paceline.engine.build import DTYPES, ModelFiles, build_model, choose_device, engine_for, load_heads
 from paceline.engine.drafting.models import LoadedModel
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.config import ModelConfig
+from paceline.models.heads.interface import Head
 from paceline.models.interface import CausalLM
+from paceline.models.load.adapters import Pair, PeftAdapter, Targets
+from paceline.models.load.opening import open_checkpoint
 from paceline.models.registry import build
+from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.spec import HEADS
 from truth import questions
 
 LOADED, SMALL = "same", "small"
-"""Names under which an engine finds draft models: the target once more, and a random model of one layer."""
+"""Names under which an engine finds draft models: the target once more, and a model of one layer."""
 SHAPE: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 512, "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+
+
+OPENINGS = (
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and",
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of",
+    "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name. In his",
+    "The captain looked at the sea for a long time, and at last he said to the men that the whale",
+    "My dear Mr. Bennet, said his lady to him one day, have you heard that")
+"""What the tiny family has read begins like this, or could."""
 
 
 class NamedWeights:
@@ -48,6 +64,15 @@ class NamedWeights:
         values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         values = 1.0 + 0.1 * values if len(shape) == 1 else values * (self._gain / shape[-1] ** 0.5)
         return values.to(self._device, dtype or self._dtype)
+
+
+def random_adapter(name: str, model: Any, rank: int = 8, scale: float = 0.3) -> PeftAdapter:
+    """For every linear layer but the head."""
+    luck = NamedWeights(torch.device("cpu"), torch.float32, name)
+    pairs = {module.name: Pair(luck.take(f"{module.name} a", (rank, linear.weight.shape[1])),
+                               luck.take(f"{module.name} b", (module.size, rank)), scale)
+             for linear in model.linears() for module in linear.modules if module.name != "lm_head"}
+    return PeftAdapter(Path(name), name, Targets("all-linear"), pairs)
 
 
 class WeightsAgain:
@@ -79,23 +104,39 @@ class Subject(ABC):
     """Draft models by name."""
     tokenizer: Any = None
     kv_dtype: str = "auto"
+    kernels: str = "triton"
+    heads: dict[str, Head] = field(default_factory=dict)
+    """Trained heads by their kind."""
+    adapter_scale: float = 0.3
+    """Of what a random adapter adds: it is to change texts, and leave a trained model one that foresees something."""
 
     @property
     def vocab_size(self) -> int:
         return self.model.config.vocab_size
 
+    @property
+    def adapts(self) -> bool:
+        """Whether requests may have adapters."""
+        return not self.model.self_contained
+
     def llm(self, **options: Any) -> LLM:
-        raw = {"deterministic": True, "kernels": "triton", "max_num_seqs": 64, "kv_dtype": self.kv_dtype} | options
+        raw = {"deterministic": True, "kernels": self.kernels, "max_num_seqs": 64, "kv_dtype": self.kv_dtype} | options
         engine = engine_for(self.model, self.tokenizer, EngineOptions.of(**raw), device=self.device, dtype=self.dtype,
-                            revision=self.name, source=self.source)
+                            revision=self.name, source=self.source, heads=self.heads)
         cache = engine.runner.storage.dtype
         for name, model in self.more.items():
             engine.draft_models.add(name, LoadedModel(model, self.tokenizer, engine.kernels, cache))
         return LLM.from_engine(engine)
 
-    def can(self, wish: str) -> bool:
-        """Whether there is what a drafter of the matrix needs."""
-        return wish != "draft small" or SMALL in self.more
+    def can(self, wish: Any) -> bool:
+        """Whether there is what a wish of the matrix needs: the heads and models that it names, wherever it does, and
+        bits to leave out."""
+        if isinstance(wish, dict):
+            lacks = {"draft": wish.get("model") not in self.more, "precision": self.model.bits <= wish.get("bits", 0)}
+            return not lacks.get(wish.get("method", ""), False) and all(self.can(part) for part in wish.values())
+        if isinstance(wish, list):
+            return all(self.can(part) for part in wish)
+        return wish not in HEADS or wish in self.heads
 
     @abstractmethod
     def prompt(self, seed: int) -> list[int]: ...
@@ -143,3 +184,31 @@ class RealSubject(Subject):
 
     def prompt(self, seed: int) -> list[int]:
         return list(self.prompts[seed % len(self.prompts)])
+
+
+@dataclass(frozen=True)
+class FamilySubject(Subject):
+    """A tiny model that has read some books, with a draft model and heads trained for it (tools/tiny_family.py)."""
+
+    @staticmethod
+    def of(folder: Path, device: str, dtype: str, kernels: str = "triton", kv_dtype: str = "auto",
+           adapts: bool = True) -> FamilySubject:
+        """`adapts`: requests may have adapters, for which native code leaves the layers to torch."""
+        where, number = choose_device(device), DTYPES[dtype]
+        options = EngineOptions.of(deterministic=True, kernels=kernels, kv_dtype=kv_dtype, threads=1,
+                                   adapters={} if adapts else None)
+        found: dict[str, CausalLM] = {}
+        for name in ("target", "draft"):
+            with open_checkpoint(folder / name) as checkpoint:
+                found[name] = build_model(options, checkpoint, where, number, None)
+                tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        model = found["target"]
+        heads = load_heads({kind: folder / kind for kind in HEADS if (folder / kind).is_dir()}, model, tokenizer,
+                           options)
+        return FamilySubject("tiny family", model, where, number,
+                             ModelFiles(options, folder / "target", where, number),
+                             {LOADED: model, SMALL: found["draft"]}, tokenizer, kv_dtype, kernels, heads, 0.05)
+
+    def prompt(self, seed: int) -> list[int]:
+        tokens = self.tokenizer.encode(OPENINGS[seed % len(OPENINGS)], add_special=False)
+        return list(tokens[:max(8, len(tokens) - seed % 7)])

@@ -26,6 +26,8 @@ from paceline.training.run import Run, train
 from paceline.training.shards import Shards
 from paceline.training.supply import Supply
 
+FAMILY = Path(__file__).parents[1] / "family"
+
 
 def quiet(news: News) -> None:
     pass
@@ -145,12 +147,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(options: Any, monkeypatch: pyt
     (lambda path: torch.save({"version": 0}, path), "not a checkpoint of this version"),
     (lambda path: None, "other settings \\(lr\\)"),
 ])
-def test_checkpoints_that_cannot_be_gone_on_from(options: Any, damage: Any, says: str) -> None:
-    chosen = options(steps=1, answers=12)
-    train(chosen, quiet)
-    damage(chosen.out / checkpoints.NAME)
+def test_checkpoints_that_cannot_be_gone_on_from(begun: Any, damage: Any, says: str) -> None:
+    damage(begun().out / checkpoints.NAME)
     with pytest.raises(ConfigError, match=says):
-        train(options(steps=2, answers=12, lr=1e-5), quiet)
+        train(begun(steps=2, lr=1e-5), quiet)
 
 
 def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
@@ -169,44 +169,45 @@ def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
     assert not heard  # before anything else was done
 
 
-def test_texts_of_other_prompts_are_refused(options: Any, prompts: Path, tmp_path: Path) -> None:
-    train(options(steps=1, answers=12), quiet)
+def test_texts_of_other_prompts_are_refused(begun: Any, prompts: Path, tmp_path: Path) -> None:
     lines = prompts.read_text().splitlines()
     other = tmp_path / "other.jsonl"  # as many, but one of them another
     other.write_text("\n".join([*lines[:-1], json.dumps({"prompt": "bee hill hill hill"})]) + "\n")
     with pytest.raises(ConfigError, match="other settings \\(prompts\\)"):
-        train(options(steps=1, answers=12, data=(other,)), quiet)
+        train(begun(data=(other,)), quiet)
 
 
-def test_a_checkpoint_without_its_texts_is_refused(options: Any) -> None:
-    chosen = options(steps=1, answers=12)
-    train(chosen, quiet)
-    shutil.rmtree(chosen.out / "data")
+def test_a_checkpoint_without_its_texts_is_refused(begun: Any) -> None:
+    shutil.rmtree(begun().out / "data")
     heard: list[News] = []
     with pytest.raises(ConfigError, match=r"learned from 12 texts.*bring the folder back"):
-        train(options(steps=2, answers=12), heard.append)
+        train(begun(steps=2), heard.append)
     assert not heard
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3", "mtp", "medusa", "hydra"])
 def test_what_is_measured_is_what_the_engine_gets(options: Any, kind: str) -> None:
-    """Every kind: trained, written, loaded, and asked to draft for the held-out prompts."""
-    chosen = options(kind, answers=24, steps=16)
+    """Every kind of the tiny family: trained further by next to nothing, written, loaded, and asked to draft for the
+    held-out prompts."""
+    depth = 3 if kind in ("medusa", "hydra") else 5
+    chosen = options(kind, model=str(FAMILY / "target"), init=FAMILY / kind, steps=1, lr=1e-12, answers=4, depth=depth,
+                     block=7, markov_rank=32)
     report = train(chosen, quiet)
-    assert set(report["tokens_per_cycle"]) == {"3"} and len(report["by_position"]) == 3
+    assert len(report["by_position"]) == (7 if kind == "dspark" else depth)
+    assert report["tokens_per_cycle"]["3"] > 1.1
     wish = {"method": kind, "head": str(chosen.out / "head"), "k": 3, "adaptive": False}
     llm = LLM(chosen.model, device="cpu", kernels="eager", max_model_len=96, speculation=wish)
     folder = chosen.out / "data" / "held_out"
     settings = json.loads((folder / "manifest.json").read_text())["settings"]
     cycles = tokens = 0
-    for text in Shards(folder, settings, 700).read():
+    for text in Shards(folder, settings, 1024).read():
         output, = llm.generate(text.tokens[:text.prompt].tolist(), SamplingParams(max_tokens=48, temperature=0.0))
         assert output.outputs[0].token_ids == text.tokens[text.prompt:].tolist() and output.speculation is not None
         cycles, tokens = cycles + output.speculation.cycles, tokens + output.speculation.emitted
     assert tokens / cycles == pytest.approx(report["tokens_per_cycle"]["3"], rel=0.02)
     with pytest.raises(ConfigError, match=f"holds a {kind} head"):
         other = "eagle3" if kind == "dspark" else "dspark"
-        train(options(other, init=chosen.out, out=chosen.out / "other"), quiet)
+        train(options(other, model=chosen.model, init=chosen.out, out=chosen.out / "other"), quiet)
 
 
 def test_a_draft_model_is_distilled(options: Any) -> None:

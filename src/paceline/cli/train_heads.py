@@ -1,4 +1,4 @@
-"""`paceline train dspark ...`: a command for each kind of head, with the options of training.options."""
+"""`paceline train dspark ...`: a command for each kind of drafter, with the options of training.options."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _ABOUT = {
     "medusa": "Train Medusa heads: one small network for each token to come.",
     "hydra": "Train Hydra heads: like Medusa's, but each sees the tokens drafted before.",
     "draft": "Distil a draft model: some layers of the target that learn to write as all of them do.",
+    "prune": "Leave out the target's least important layers, heads and features, and distil what is left.",
     "mtp": "Train an MTP layer (DeepSeek's multi-token prediction), used again and again.",
 }
 _SHORT = {"model": "-m", "out": "-o", "data": "-d"}
@@ -97,6 +98,10 @@ def train(options: TrainOptions, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps({name: value for name, value in report.items() if name not in ("curve", "settings")}))
+        return
+    if not options.learns:
+        typer.echo(f"{report['head']}: {report['parameters'] / 1e6:.2f} M parameters, of the target's layers "
+                   f"{', '.join(map(str, report['layers']))}. Give --minutes or --steps to distil it.")
         return
     cycles = ", ".join(f"{value:.2f} with {depth}" for depth, value in report["tokens_per_cycle"].items())
     typer.echo(f"{options.out}: {report['parameters'] / 1e6:.2f} M parameters after {report['steps']:,} steps on "

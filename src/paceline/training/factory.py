@@ -15,6 +15,7 @@ from paceline.training.networks.build import build_network
 from paceline.training.networks.draft import DraftModel, begin_like
 from paceline.training.networks.parts import HeadModule
 from paceline.training.options import TrainOptions
+from paceline.training.prune import Pruned
 from paceline.training.shape import draft_shape, head_config
 from paceline.training.target import Target
 
@@ -27,6 +28,7 @@ class Factory:
     path: Path
     """Of the target's files."""
     compiles: bool
+    pruned: Pruned | None = None
 
     def network(self, ids: np.ndarray, mask: int | None) -> HeadModule:
         """`ids`: tokens that it drafts; `mask`: the one that stands for those to come."""
@@ -34,6 +36,8 @@ class Factory:
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
         judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles)
         torch.manual_seed(options.seed)
+        if self.pruned is not None:
+            return self.pruned.network(judge, options.depth)
         if options.kind == "draft":
             model = DraftModel(draft_shape(options, engine.model.config), judge, options.depth)
             begin_like(model, self.path, engine.model.config)

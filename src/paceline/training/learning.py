@@ -99,7 +99,7 @@ class Learning:
 
     def _write(self) -> None:
         config, weights = self.trainer.network.config, self.trainer.weights()
-        if self.options.kind == "draft":
+        if self.options.makes_model:
             written.write_model(self.options.out, config.config(), weights, self.factory.path)
         else:
             written.write(self.options.out, config, weights, self.ids)
@@ -119,7 +119,7 @@ class Learning:
     def _report(self) -> dict[str, Any]:
         options, trainer = self.options, self.trainer
         last = self.measured[-1] if self.measured else {"tokens_per_cycle": {}, "by_position": []}
-        name = written.MODEL if options.kind == "draft" else written.NAME
+        name = written.MODEL if options.makes_model else written.NAME
         return {
             "kind": options.kind, "target": options.model or "default", "head": str(options.out / name),
             "parameters": sum(one.numel() for one in trainer.network.parameters()), "steps": trainer.step,

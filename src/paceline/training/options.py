@@ -7,9 +7,11 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 
-KINDS = ("dspark", "eagle3", "medusa", "hydra", "mtp", "draft")
-HEADS = KINDS[:-1]
+HEADS = ("dspark", "eagle3", "medusa", "hydra", "mtp")
 """Those that read the target's states."""
+MODELS = ("draft", "prune")
+"""Whole models, made of the target's layers."""
+KINDS = (*HEADS, *MODELS)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 COMPILES = ("auto", "never")
@@ -40,6 +42,8 @@ class TrainOptions:
     warmup: int = 100
     ema: float = 0.0
     layers: int | None = None
+    heads: int | None = None
+    width: int | None = None
     intermediate: int | None = None
     taps: tuple[int, ...] = ()
     draft_vocab: int = 16384
@@ -66,10 +70,11 @@ class TrainOptions:
         """Refuse what can never work."""
         if self.kind not in KINDS:
             raise ConfigError(f"There is no training of {self.kind!r}: choose one of {', '.join(KINDS)}.")
+        self._check_pruning()
         if not self.data and not self.self_made:
             raise ConfigError("There is nothing to train on: name files of prompts with --data, or let the target make "
                               "its own with --self-made N.")
-        if self.minutes is None and self.steps is None:
+        if self.minutes is None and self.steps is None and self.kind != "prune":
             raise ConfigError("Say how long to train, with --minutes or with --steps.")
         if self.minutes is not None and self.steps is not None:
             raise ConfigError("--minutes and --steps cannot be combined: give one of them.")
@@ -89,6 +94,33 @@ class TrainOptions:
         for name, known in (("device", DEVICES), ("dtype", DTYPES), ("compile", COMPILES)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{_flag(name)} is one of {', '.join(known)}, got {getattr(self, name)!r}.")
+
+    def _check_pruning(self) -> None:
+        asked = [name for name in ("heads", "width") if getattr(self, name) is not None]
+        if self.kind != "prune":
+            if asked:
+                raise ConfigError(f"{_flag(asked[0])} is what `paceline train prune` keeps of the target; {self.kind} "
+                                  "has no use for it.")
+            return
+        if self.intermediate is not None:
+            raise ConfigError("--intermediate is for networks that are made anew: say with --width how much of the "
+                              "target's feed-forward is kept.")
+        if self.init is not None:
+            raise ConfigError("--init is for heads: a pruned model begins as its target.")
+        if self.layers is None and not asked:
+            raise ConfigError("There is nothing to prune: say how many --layers, --heads or how much --width to keep.")
+        if not self.data:
+            raise ConfigError("Pruning needs to see the target at work: name files of prompts with --data.")
+
+    @property
+    def makes_model(self) -> bool:
+        """Not a head."""
+        return self.kind in MODELS
+
+    @property
+    def learns(self) -> bool:
+        """What is pruned need not be."""
+        return self.minutes is not None or self.steps is not None
 
     @property
     def loss_weights(self) -> tuple[float, float]:
@@ -110,15 +142,15 @@ class TrainOptions:
 
     def network_settings(self) -> dict[str, object]:
         """What a checkpoint depends on: a run with others cannot go on from it."""
-        names = ("kind", "seed", "batch_tokens", "anchors", "lr", "warmup", "ema", "layers", "intermediate", "taps",
-                 "draft_vocab", "markov_rank", "block", "depth", "ce_weight", "l1_weight")
+        names = ("kind", "seed", "batch_tokens", "anchors", "lr", "warmup", "ema", "layers", "heads", "width",
+                 "intermediate", "taps", "draft_vocab", "markov_rank", "block", "depth", "ce_weight", "l1_weight")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
 
 _LEAST = {"self_made": 0, "samples": 1, "answers": 1, "first_job": 0, "new_tokens": 2, "prompt_tokens": 1,
           "held_out": 1, "seed": 0, "steps": 1, "batch_tokens": 16, "anchors": 1, "warmup": 0, "layers": 1,
-          "intermediate": 1, "draft_vocab": 2, "markov_rank": 0, "block": 1, "depth": 1, "first_answers": 1,
-          "workers": 0, "concurrent": 1, "target_rows": 16, "log_steps": 1}
+          "heads": 1, "width": 1, "intermediate": 1, "draft_vocab": 2, "markov_rank": 0, "block": 1, "depth": 1,
+          "first_answers": 1, "workers": 0, "concurrent": 1, "target_rows": 16, "log_steps": 1}
 
 HELP = {
     "model": "The target: a folder, a .gguf file, a hub id or a short name. Default: the default model.",
@@ -133,20 +165,24 @@ HELP = {
     "temperatures": "The answers' temperatures, taken in turn, separated by commas; 0 (greedy) once a prompt.",
     "held_out": "Prompts that nothing is learned from: acceptance is measured on them.",
     "seed": "Of everything that is drawn.",
-    "minutes": "How long it may take in all.",
+    "minutes": "How long it may take in all (prune: neither this nor --steps is needed, then nothing is trained).",
     "steps": "How many steps to train. All texts are made before the first.",
     "batch_tokens": "Tokens of a step, padding included.",
     "anchors": "Places of each text that are drafted from in a step, at most: short answers get fewer.",
     "lr": "Highest learning rate; it falls like a cosine.",
     "warmup": "Steps until the learning rate is reached.",
     "ema": "Keep a moving average of the weights, with this decay; 0: none.",
-    "layers": "Decoder layers (dspark, draft). Default: 2 for dspark, a fifth of the target's for draft.",
-    "intermediate": "Width of its feed-forward. Default: the target's.",
+    "layers": "Decoder layers (dspark, draft, prune). Default: 2 for dspark, a fifth of the target's for draft, all of "
+              "them for prune.",
+    "heads": "Attention heads that are kept of each layer (prune). Default: all.",
+    "width": "Features of each feed-forward that are kept (prune). Default: all.",
+    "intermediate": "Width of its feed-forward (not prune). Default: the target's.",
     "taps": "Layers of the target whose inputs are read, separated by commas. Default: 2, half and all but 3.",
     "draft_vocab": "Tokens that can be drafted: those that come most often.",
     "markov_rank": "Rank of the Markov head (dspark); 0: none.",
     "block": "Tokens of a block (dspark).",
-    "depth": "Tokens that the others learn to draft: passes (eagle3, mtp), heads (medusa, hydra), tokens (draft).",
+    "depth": "Tokens that the others learn to draft: passes (eagle3, mtp), heads (medusa, hydra), tokens (draft, "
+             "prune).",
     "ce_weight": "Of the cross entropy in the loss. Default: 0.1 for dspark, else 1.",
     "l1_weight": "Of the distance between the distributions in the loss. Default: 0.9 for dspark, else 0.",
     "first_answers": "Answers before the draft vocabulary is chosen and training begins, or what 30 % of the time "

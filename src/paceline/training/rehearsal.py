@@ -21,7 +21,7 @@ def rehearse(factory: Factory, show: Show) -> None:
     shape = target.config
     longest = min(options.prompt_tokens + options.new_tokens, shape.context)
     drawn = np.random.default_rng(0)
-    count = shape.vocab_size if options.kind == "draft" else min(options.draft_vocab, shape.vocab_size)
+    count = shape.vocab_size if options.makes_model else min(options.draft_vocab, shape.vocab_size)
     trainer: Trainer | None = None
     for length in (longest, min(longest, target.padded(1))):
         begin = time.monotonic()

@@ -24,6 +24,7 @@ from paceline.training.news import News, Show
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
 from paceline.training.prompts import read_prompts
+from paceline.training.prune import prune, write_pruned
 from paceline.training.rehearsal import rehearse
 from paceline.training.shape import choose_taps
 from paceline.training.shards import make_folder
@@ -42,6 +43,8 @@ def train(options: TrainOptions, show: Show) -> dict[str, Any]:
     options.check()
     prompts = read_prompts(options.data)
     make_folder(options.out)
+    if not options.learns:
+        return write_pruned(options, prompts)
     with watched() as stop:
         run = Run(options, prompts, show, stop)
         try:
@@ -70,6 +73,8 @@ class Run:
         # Beside workers the parent answers the held-out prompts, and makes prompts.
         own = min(at_once, max(options.held_out, options.self_made, FEWEST)) if workers else at_once
         engine = self._engine(path, device)
+        # Before answers are made: what cannot be pruned is refused now.
+        pruned = prune(path, self.prompts, options) if options.kind == "prune" else None
         self.llm = LLM(**engine, max_num_seqs=own, gpu_memory_utilization=1.0 - TRAINING)
         engines = divide_card(self.llm, at_once, workers)
         if engines.workers < workers:
@@ -78,7 +83,7 @@ class Run:
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         compiles = device.type == "cuda" and options.compile == "auto"
         self.target = Target(self.llm, choose_taps(options, self.llm.engine.model.config), rows, compiles)
-        self.factory = Factory(options, self.llm, self.target, path, compiles)
+        self.factory = Factory(options, self.llm, self.target, path, compiles, pruned)
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
         if saved is not None:
             self.clock.go_on(saved["elapsed"])
@@ -133,7 +138,7 @@ class Run:
         elif begun is not None:
             ids, mask = begun.ids, begun.mask
         else:
-            size = vocab if options.kind == "draft" else options.draft_vocab
+            size = vocab if options.makes_model else options.draft_vocab
             ids = vocabulary.choose(pool.texts, vocab, size)
             mask = vocabulary.spare_token(pool.texts, vocab, tokenizer.special_ids, tokenizer.eos_ids)
         coverage = vocabulary.coverage(pool.texts, vocab, ids)

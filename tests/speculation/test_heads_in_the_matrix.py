@@ -1,0 +1,126 @@
+"""The equality matrix with drafters that have learned their target: the tiny family's heads and its draft model have
+drafts accepted in every cell, greedy or sampled with all controls, and every text is that of plain decoding."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import matrix
+from paceline.errors import PacelineError
+from paceline.kernels import cpu
+from paceline.models.load.safetensors_folder import read_json
+from paceline.request import SamplingParams
+from subjects import FamilySubject
+
+FAMILY = Path(__file__).parents[1] / "family"
+KINDS = ("dspark", "eagle3", "mtp", "medusa", "hydra")
+NATIVE = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
+TARGETS: dict[str, dict[str, Any]] = {
+    "int8, int8 cache": {"kernels": "native", "adapts": False},
+    "int8, float cache": {"kernels": "native", "kv_dtype": "float32", "adapts": False},
+    "int8, layers in torch": {"kernels": "native"},
+    "floats": {"kernels": "reference"},
+    "device, fp8 cache": {"kernels": "stepped", "kv_dtype": "fp8"},
+}
+CELLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "int8, int8 cache": (matrix.TRAINED, ("greedy", "controlled"), ("alone", "preempted", "warm")),
+    "int8, float cache": (matrix.TRAINED, ("greedy", "seeded", "random"), ("chunks", "swapped")),
+    "int8, layers in torch": (KINDS, ("greedy",), ("adapters",)),
+    "floats": (KINDS, ("greedy", "controlled"), ("ahead",)),
+    "device, fp8 cache": (KINDS, ("greedy",), ("adapters",)),
+}
+"""Drafters, styles and circumstances of every run; the whole product is run with the long matrices."""
+
+
+@functools.cache
+def subject(name: str) -> FamilySubject:
+    torch.set_num_threads(1)
+    return FamilySubject.of(FAMILY, "cpu", "float32", **TARGETS[name])
+
+
+def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return (NATIVE,) if TARGETS[name]["kernels"] == "native" else ()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CELLS])
+def test_trained_drafters_are_accepted_and_change_nothing(name: str) -> None:
+    assert matrix.run(subject(name), *CELLS[name], count=12, least=matrix.LEAST)["differences"] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CELLS])
+@pytest.mark.parametrize("circumstance", matrix.CIRCUMSTANCES)
+def test_every_drafter_in_every_cell(name: str, circumstance: str) -> None:
+    drafters = KINDS if name.startswith("device") else tuple(matrix.WISHES)
+    found = matrix.run(subject(name), drafters, circumstances=[circumstance], count=24, least=matrix.LEAST)
+    assert found["differences"] == []
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"],
+          "additionalProperties": False}
+
+
+@pytest.mark.parametrize("name", [pytest.param("int8, int8 cache", marks=NATIVE),
+                                  pytest.param("floats", marks=pytest.mark.full)])
+def test_words_and_structures_of_trained_drafters(name: str) -> None:
+    """Words kept out and stopped at, and structures, a request of each for each kind, all at once."""
+    one = subject(name)
+    styles: list[dict[str, Any]] = [
+        {"temperature": 0.0, "bad_words": [" the", " and"], "max_tokens": 16},
+        {"temperature": 0.3, "stop": ["ed", " a"], "max_tokens": 16},
+        {"temperature": 0.0, "regex": "( [a-z]+){4,6}\\.", "max_tokens": 20},
+        {"temperature": 0.7, "json_schema": SCHEMA, "max_tokens": 20}]
+    cells = [(kind, style) for kind in KINDS for style in styles]
+    prompts = [one.prompt(number) for number, _ in enumerate(cells)]
+    params = [SamplingParams(seed=number, **style) for number, (_, style) in enumerate(cells)]
+    llm = one.llm(kv_blocks=200, block_size=8)
+    plain = llm.generate(prompts, params, speculation=None)
+    outs = llm.generate(prompts, params, speculation=[{"method": kind, "k": 4, "adaptive": False} for kind, _ in cells])
+    free = llm.generate(prompts, [SamplingParams(temperature=own.temperature, seed=own.seed, max_tokens=own.max_tokens)
+                                  for own in params], speculation=None)
+    changed: Counter[str] = Counter()
+    for (kind, style), out, want, other in zip(cells, outs, plain, free):
+        assert [part.token_ids for part in out.outputs] == [part.token_ids for part in want.outputs], (kind, style)
+        assert out.speculation.failure is None and out.error is None
+        changed[list(style)[1]] += out.outputs[0].text != other.outputs[0].text
+    assert len(changed) == 4 and min(changed.values()) >= 2, changed
+    accepted = {origin.drafter for out in outs for origin in out.speculation.provenance}
+    assert {*KINDS} <= accepted
+
+
+def test_a_cell_without_accepted_drafts_is_no_proof() -> None:
+    with pytest.raises(PacelineError, match=r"dspark / crowd: of 1, .* this cell proves nothing"):
+        matrix.run(subject("floats"), ["dspark"], ["greedy"], ["crowd"], 4, least=2.0)
+
+
+@pytest.mark.parametrize("name", [pytest.param("int8, int8 cache", marks=NATIVE), "floats"])
+def test_after_a_prefix_hit_as_much_is_accepted_as_after_a_cold_start(name: str) -> None:
+    one = subject(name)
+    wishes = [{"method": kind, "k": 4, "adaptive": False} for kind in KINDS]
+    prompts = [one.prompt(seed) for seed in range(len(KINDS))]
+    params = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.3 * (seed % 2), seed=seed)
+              for seed in range(len(KINDS))]
+
+    def counted(llm: Any) -> list[tuple[list[int], int, int]]:
+        outs = llm.generate(prompts, params, speculation=wishes)
+        return [(out.outputs[0].token_ids, out.speculation.drafted, out.speculation.accepted) for out in outs]
+
+    cold = counted(one.llm(enable_prefix_caching=False, kv_blocks=64, block_size=8))
+    warm = one.llm(kv_blocks=64, block_size=8)
+    assert counted(warm) == cold
+    before = warm.engine.cache.usage().hits
+    assert counted(warm) == cold and warm.engine.cache.usage().hits >= before + len(KINDS)
+    assert min(accepted for _, _, accepted in cold) > 0, [accepted for _, _, accepted in cold]
+
+
+def test_the_family_is_small_and_names_nobodys_folders() -> None:
+    assert sum(file.stat().st_size for file in FAMILY.rglob("*") if file.is_file()) < 6 << 20
+    for kind in KINDS:
+        written = read_json(FAMILY / kind / "config.json")
+        assert written["speculators_config"]["verifier"]["name_or_path"] == "tiny family"
