@@ -12,7 +12,7 @@ captured (where `capturable`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,17 +68,27 @@ class Opened:
     """[S] int64: the newest tokens, at position n - 1."""
     before: torch.Tensor
     """[S] int64: slots of the tokens before them, the newest ones computed."""
-    passes: Sequence[Layout]
-    """For Head.passes(depth). A pass of a block kind may have fewer rows than that says, where there is no room."""
+    passes: Iterable[Layout]
+    """For Head.passes(depth), each taken when it is run. A pass of a block kind may have fewer rows than that says,
+    where there is no room."""
     depth: int
     """Tokens to draft; Round.logits will be called at most so often."""
 
 
 class Round(Protocol):
+    """Lines of drafted tokens that go on together, at first one of each sequence."""
+
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
         what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
         TARGET's: the tokens drafted last; at the first call the anchors."""
+        ...
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        """Go on with other lines, S of them from now on: the i-th is what line lines[i] [S] int64 was at the last call
+        of `logits`, of which each may go on several times, or not at all. `layout`: the next pass, a row for each,
+        whose keys lie where its view says; None where the head runs none after its first. Lines that parted need a
+        fork before every pass."""
         ...
 
 
