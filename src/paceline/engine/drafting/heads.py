@@ -183,8 +183,8 @@ class HeadModel:
             anchors.append(member.seq.tokens[-1])
             seat, last = member.seq.allocation.seat, member.anchor - 1
             before.append(int(table[seat, last // size]) * size + last % size if last >= 0 else 0)
-        passes = (self._layout(members, one, min(one.rows, members[0].rows) if number == 0 else one.rows)
-                  for number, one in enumerate(self.head.passes(depth)))
+        passes = [self._layout(members, one, min(one.rows, members[0].rows) if number == 0 else one.rows)
+                  for number, one in enumerate(self.head.passes(depth))]
         opened = Opened(torch.tensor(anchors, dtype=torch.int64, device=self._device),
                         torch.tensor(before, dtype=torch.int64, device=self._device), passes, depth)
         round = self.head.open(opened, self._planes, self._heads.kernels)

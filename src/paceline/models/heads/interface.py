@@ -12,7 +12,7 @@ captured (where `capturable`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,9 +68,8 @@ class Opened:
     """[S] int64: the newest tokens, at position n - 1."""
     before: torch.Tensor
     """[S] int64: slots of the tokens before them, the newest ones computed."""
-    passes: Iterable[Layout]
-    """For Head.passes(depth), each taken when it is run. A pass of a block kind may have fewer rows than that says,
-    where there is no room."""
+    passes: Sequence[Layout]
+    """For Head.passes(depth). A pass of a block kind may have fewer rows than that says, where there is no room."""
     depth: int
     """Tokens to draft; Round.logits will be called at most so often."""
 
