@@ -3,20 +3,24 @@ engine grows is EAGLE-2's by the published network, path by path in float64."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import test_head_target_layer as layers
 import torch
 from harness import Rows
 from head_models import CONFIGS, DraftHand, made, published, target, text
+from oracles import oracle
 from test_head_networks import BACKENDS, EXACT
 
 from engine.tiny import tiny_llm
 from paceline import SamplingParams
 from paceline.engine.drafting.lines import Line, lines_layout
 from paceline.kernels import cpu
+from paceline.models.heads.formats.read import load_head
 from paceline.models.heads.interface import Opened
 from speculation.model_drafting import Watch
 
@@ -72,6 +76,20 @@ def test_every_line_sees_its_own_tokens_alone(name: str, kernels: Any) -> None:
     networks = [published(name, tokens, tapped_by=kernels) for tokens in TEXTS]
     for member, tokens, logits in found:
         torch.testing.assert_close(logits.double(), networks[member].draft(tokens)[0][-1], **EXACT)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe"])
+@torch.inference_mode()
+def test_lines_of_a_layer_of_the_targets_own_kind(name: str, tmp_path: Path) -> None:
+    model: Any = oracle(name).ours
+    kernels = BACKENDS["reference"]
+    head = load_head(layers.folder(tmp_path / "model", name, layers.stored(name)), model, 128)
+    hand = DraftHand(model, head, kernels)
+    seqs = [hand.new() for _ in TEXTS]
+    hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, TEXTS)])
+    for member, tokens, logits in forked(hand, seqs, 3):
+        expected = layers.published(name, TEXTS[member], tokens, kernels)[-1]
+        torch.testing.assert_close(logits.double(), expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")

@@ -17,7 +17,6 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.kernels import cpu
 from paceline.models.heads.interface import Opened, Planes
-from paceline.speculation.models import SAMPLED_RULES
 from speculation.model_drafting import FAST, Watch, target
 from speculation.trained_heads import random_head
 
@@ -91,9 +90,11 @@ def test_a_head_that_breaks_loses_its_drafts_and_nothing_else() -> None:
     assert llm.engine.cache.usage().used == 0
 
 
-@pytest.mark.parametrize("rule", sorted(SAMPLED_RULES))
+@pytest.mark.parametrize(("rule", "shape"), [
+    ("rejection", {}), ("multi-round", {"branches": 2}), ("without-replacement", {"branches": 2}),
+    ("multi-round", {"tree": True, "top_k": 3, "nodes": 9}), ("without-replacement", {"branches": [2, 2]})])
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
-def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str) -> None:
+def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str, shape: dict[str, Any]) -> None:
     """q is a distribution over the tokens that the head knows, and its likeliest token comes as often as it says."""
     model = target(FAST)
     head = random_head(kind, model)
@@ -101,7 +102,7 @@ def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str) -> None:
     unknown = torch.ones(VOCAB, dtype=torch.bool)
     unknown[head.target_ids] = False
     llm = tiny_llm(model, trained={"it": head}, max_num_seqs=32)
-    wish = {"method": kind, "k": 3, "adaptive": False, "verify": rule, "branches": 1 if rule == "rejection" else 2}
+    wish = {"method": kind, "k": 3, "adaptive": False, "verify": rule, **shape}
     watch = Watch(llm, wish)
     params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.7, seed=seed) for seed in range(60)]
     outs = llm.generate([PROMPTS[1]] * 60, params, speculation=wish)

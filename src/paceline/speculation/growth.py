@@ -94,7 +94,8 @@ class Growth(ABC):
             for place in self._kept(node, len(found.tokens)):
                 token = found.tokens[place]
                 sure = None if found.confidences is None else found.confidences[place]
-                chance = above * self._worth(found, place)
+                worth = self._worth(found, place)
+                chance = above * worth
                 likely = sure is None or (sure >= self._min_confidence and chance >= least)
                 # Where the same token was sampled twice, all that would come below the second stands below the first:
                 # both are continued with the same noise.
@@ -106,7 +107,7 @@ class Growth(ABC):
                 self.parents.append(node)
                 self._q.append(found.q)
                 if sure is not None:
-                    self._scores.append(sure)
+                    self._scores.append(worth)
         self.level += 1
 
     def tree(self, drafter: str) -> DraftTree | None:
