@@ -154,3 +154,23 @@ def test_medusa_drafts_a_whole_tree(temperature: float) -> None:
         assert tokens[3:9] == tokens[3:5] * 3 and len(set(tokens[9:])) == 1 and len(set(tokens[:3])) == 3
         if text in chains and len(chains[text][0]) == 3:
             assert [tokens[0], tokens[3], tokens[9]] == chains[text][0]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "hydra", "dspark"])
+def test_a_dynamic_tree_begins_with_what_a_chain_would_sample(kind: str) -> None:
+    """With the target's noise: the first child is the noisy best, siblings compete for one token."""
+    model = target(FAST)
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=seed) for seed in range(4)]
+    wish = {"method": kind, "k": 3, "adaptive": False}
+    chains, texts = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}), wish, PROMPTS, params)
+    trees, same = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}),
+                            wish | {"tree": True, "top_k": 4, "nodes": 12}, PROMPTS, params)
+    assert same == texts
+    both = [text for text in trees if text in chains]
+    assert len(both) > 20
+    for text in both:
+        tokens, parents, scores = trees[text]
+        assert tokens[0] == chains[text][0][0] and scores is not None
+        for parent in set(parents):
+            siblings = [score for score, above in zip(scores, parents) if above == parent]
+            assert siblings == sorted(siblings, reverse=True) and sum(siblings) <= 1.0 + 1e-6
