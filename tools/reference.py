@@ -55,12 +55,14 @@ FIELDS = {
 """Fields whose names say it all in the code, or that share their words with the one below."""
 
 DRAFTER_OPTIONS = {
+    "accuracies": "by which choices=True is the likeliest tree: how often the best, second best, ... token is right, "
+                  "by depth",
     "bits": "bits of the target's weights, 8 or 4; None: the nearest below its own",
-    "branches": "siblings at each depth, of which the first goes on; a list (models, medusa, dflash): children of "
-                "every node by depth",
+    "branches": "siblings at each depth, of which the first goes on; a list: children of every node by depth",
     "by": "the middle drafter, one that runs a model (draft, skip, exit, precision)",
     "cache_tokens": "tokens its own cache holds; None: as many as the target's",
     "chain": "the best path alone instead of a tree",
+    "choices": "a sparse tree: paths such as [0, 2], the third best token after the best one; True: a good default",
     "datastore": "file that `paceline train datastore` wrote",
     "drafter": "the small drafter, any method",
     "drafters": "its parts: methods' names, or dicts with a \"method\"",
@@ -83,6 +85,7 @@ DRAFTER_OPTIONS = {
     "skip": "layers by number, or sublayers such as \"attn.5\" and \"mlp.7\"",
     "small_k": "how deep the small drafter guesses in a round",
     "tokens": "the continuation that is known",
+    "top_k": "nodes of each level that go on, and children that each of them gets (with tree)",
     "tree": "a tree of the most probable continuations instead of a chain",
     "window": "columns of probe tokens in every step",
 }
@@ -187,14 +190,16 @@ def outputs() -> str:
 # Speculation
 
 def speculation() -> str:
-    wish = [row for row in field_rows(spec.Speculation) if row[0] not in ("`method`", "`options`")]
+    wish = [row for row in field_rows(spec.Speculation) if row[0] not in ("`method`", "`options`", "`numbers`")]
     methods = [f"### {method}\n\n{method_words(method)}\n\n" + option_table(method) for method in spec.BUILDERS]
     rules = [[code(rule.name), "yes" if rule.reads_q else "", "yes" if rule.chains_only else "",
-              "no: lossy" if rule.lossy else "yes"] for rule in RULES.values()]
+              "no: lossy" if rule.lossy else "yes",
+              ", ".join(f"`{name}` ({value:g})" for name, value in rule.numbers.items())] for rule in RULES.values()]
     return ("## Speculation\n\n`speculation` is None, a method's name, or a dict with a `\"method\"`, these options "
             "and those of the method. Where depth adapts `k` is 12 unless given; `oracle` and `wrong` do not adapt.\n\n"
             + table(["option", "type", "default", "what it says"], wish)
-            + "\n\n" + table(["`verify`", "reads q", "chains only", "keeps the target's distribution"], rules)
+            + "\n\n" + table(["`verify`", "reads q", "chains only", "keeps the target's distribution",
+                              "options of its own"], rules)
             + f"\n\nPlanned, and refused with `NotYetError`: {', '.join(map(code, spec.PLANNED_METHODS))}; "
               f"verify {', '.join(map(code, spec.PLANNED_RULES))}.\n\n" + "\n\n".join(methods))
 

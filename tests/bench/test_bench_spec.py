@@ -78,6 +78,10 @@ def test_methods_are_names_or_json_with_options() -> None:
         ("auto", {"method": "auto"}), ("ngram", {"method": "ngram", "max_n": 4, "k": 3})]
     twice = spec.contenders('[{"method": "ngram", "k": 2}, {"method": "ngram", "k": 4}]')
     assert twice[0].name == "ngram" and "4" in twice[1].name
+    trees = spec.contenders('[{"method": "medusa", "k": 3}, {"method": "medusa", "tree": true, "k": 3, "top_k": 4}, '
+                            '{"method": "medusa", "choices": [[0], [1], [0, 0], [0, 1], [2]]}]')
+    assert [one.name for one in trees] == [
+        "medusa", "medusa tree=true top_k=4", "medusa choices=[[0], [1], [0, 0... no k"]
     assert not {"oracle", "wrong"} & {one.name for one in spec.contenders("all")}
 
 

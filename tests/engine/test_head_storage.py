@@ -222,7 +222,6 @@ def test_heads_that_do_not_fit_or_are_not_there_are_refused() -> None:
     for wish, said in (({"method": "dspark", "head": "b"}, r"'b' is not loaded.*heads=.*Loaded: a \(dspark\)"),
                        ({"method": "eagle3", "head": "a"}, "of the kind 'dspark'"),
                        ({"method": "eagle3"}, "needs 'head'"),
-                       ({"method": "dspark", "branches": [2, 2]}, "one number"),
                        ({"method": "cascade", "drafter": "ngram", "by": "dspark"}, "its own tokens alone")):
         with pytest.raises(RequestError, match=said):
             llm.generate([[1, 2, 3]], speculation=wish)

@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft, other weights": {"method": "draft", "model": "other"},
     "draft, siblings": {"method": "draft", "model": "same", "branches": 3},
     "draft, full tree": {"method": "draft", "model": "other", "branches": [2, 2, 1]},
+    "draft, dynamic tree": {"method": "draft", "model": "same", "tree": True, "top_k": 2},
     "draft, late tree": {"method": "draft", "model": "same", "branches": [1, 1, 3, 1]},
     "skip": {"method": "skip"},
     "skip, full tree": {"method": "skip", "branches": [2, 1, 2]},

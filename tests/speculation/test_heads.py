@@ -17,7 +17,6 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.kernels import cpu
 from paceline.models.heads.interface import Opened, Planes
-from paceline.speculation.models import SAMPLED_RULES
 from speculation.model_drafting import FAST, Watch, target
 from speculation.trained_heads import random_head
 
@@ -90,9 +89,11 @@ def test_a_head_that_breaks_loses_its_drafts_and_nothing_else() -> None:
     assert llm.engine.cache.usage().used == 0
 
 
-@pytest.mark.parametrize("rule", sorted(SAMPLED_RULES))
+@pytest.mark.parametrize(("rule", "shape"), [
+    ("rejection", {}), ("multi-round", {"branches": 2}), ("without-replacement", {"branches": 2}),
+    ("multi-round", {"tree": True, "top_k": 3, "nodes": 9}), ("without-replacement", {"branches": [2, 2]})])
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
-def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str) -> None:
+def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str, shape: dict[str, Any]) -> None:
     """q is a distribution over the tokens that the head knows, and its likeliest token comes as often as it says."""
     model = target(FAST)
     head = random_head(kind, model)
@@ -100,7 +101,7 @@ def test_drafts_are_sampled_from_what_they_say(kind: str, rule: str) -> None:
     unknown = torch.ones(VOCAB, dtype=torch.bool)
     unknown[head.target_ids] = False
     llm = tiny_llm(model, trained={"it": head}, max_num_seqs=32)
-    wish = {"method": kind, "k": 3, "adaptive": False, "verify": rule, "branches": 1 if rule == "rejection" else 2}
+    wish = {"method": kind, "k": 3, "adaptive": False, "verify": rule, **shape}
     watch = Watch(llm, wish)
     params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.7, seed=seed) for seed in range(60)]
     outs = llm.generate([PROMPTS[1]] * 60, params, speculation=wish)
@@ -152,3 +153,23 @@ def test_medusa_drafts_a_whole_tree(temperature: float) -> None:
         assert tokens[3:9] == tokens[3:5] * 3 and len(set(tokens[9:])) == 1 and len(set(tokens[:3])) == 3
         if text in chains and len(chains[text][0]) == 3:
             assert [tokens[0], tokens[3], tokens[9]] == chains[text][0]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "hydra", "dspark"])
+def test_a_dynamic_tree_begins_with_what_a_chain_would_sample(kind: str) -> None:
+    """With the target's noise: the first child is the noisy best, siblings compete for one token."""
+    model = target(FAST)
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=seed) for seed in range(4)]
+    wish = {"method": kind, "k": 3, "adaptive": False}
+    chains, texts = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}), wish, PROMPTS, params)
+    trees, same = drafts_of(tiny_llm(model, trained={"it": random_head(kind, model)}),
+                            wish | {"tree": True, "top_k": 4, "nodes": 12}, PROMPTS, params)
+    assert same == texts
+    both = [text for text in trees if text in chains]
+    assert len(both) > 20
+    for text in both:
+        tokens, parents, scores = trees[text]
+        assert tokens[0] == chains[text][0][0] and scores is not None
+        for parent in set(parents):
+            siblings = [score for score, above in zip(scores, parents) if above == parent]
+            assert siblings == sorted(siblings, reverse=True) and sum(siblings) <= 1.0 + 1e-6

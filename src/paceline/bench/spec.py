@@ -25,6 +25,8 @@ from paceline.speculation.stats import SpeculationStats
 
 PLAIN = "plain"
 OVERALL = "overall"
+WIDEST = 16
+"""Letters of an option's value in the name of a column."""
 MADE_OF: Mapping[str, dict[str, Any]] = {
     "specinfer": {"drafters": ["ngram", "suffix"]},
     "merge": {"drafters": ["ngram", "suffix"]},
@@ -90,11 +92,20 @@ def contenders(methods: str, options: Sequence[str] = ()) -> list[Contender]:
     for wish in wishes:
         wish |= given.get(wish["method"], {})
         parse(wish)
-        name = wish["method"]
-        if any(one.name == name for one in found):
-            name = json.dumps(wish)
-        found.append(Contender(name, wish))
+        found.append(Contender(_name(wish, found), wish))
     return found
+
+
+def _name(wish: dict[str, Any], others: Sequence[Contender]) -> str:
+    """A method's name, and where it is there already what this one has that the first has not."""
+    first = next((one.wish for one in others if one.wish is not None and one.wish["method"] == wish["method"]), None)
+    if first is None:
+        return str(wish["method"])
+    own = [f"{key}={text if len(text) <= WIDEST else f'{text[:WIDEST]}...'}" for key, text in
+           ((key, json.dumps(value)) for key, value in wish.items() if first.get(key) != value)]
+    own += [f"no {key}" for key in first if key not in wish]
+    name = " ".join([wish["method"], *own])
+    return name if all(one.name != name for one in others) else json.dumps(wish)
 
 
 def _listed(text: str) -> list[dict[str, Any]]:

@@ -52,6 +52,9 @@ class Samples:
     """[V] what they were sampled from, every sampling control applied; None: sampled with the target's noise."""
     confidences: list[float] | None = None
     """The model's probability of each token; None under the rules that read q, which must not look at values."""
+    agreement: list[float] | None = None
+    """How likely each is to be what the target samples with the same noise, where somebody has worked that out: for
+    trees, in which they compete."""
 
 
 NO_SAMPLES = Samples([])
@@ -63,10 +66,6 @@ class DraftModel(Protocol):
     @property
     def one_by_one(self) -> bool:
         """It can be asked level by level alone, for what follows its own tokens: no guesses of another drafter's."""
-
-    @property
-    def trees(self) -> bool:
-        """It can be asked for what follows several nodes of a level."""
 
     @property
     def lookup(self) -> HeadDraft | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import NotYetError, RequestError
@@ -70,11 +70,13 @@ class Speculation:
     """The largest draft, in tokens; at least k."""
     adaptive: bool = True
     """Depth and size follow what pays for the request, up to k and nodes; False: always k."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What was set about the rule (Rule.numbers)."""
 
     def as_dict(self) -> dict[str, Any]:
         """What parse() reads."""
         return {"method": self.method, "k": self.k, "nodes": self.nodes, "verify": self.verify,
-                "adaptive": self.adaptive, **(self.options or {})}
+                "adaptive": self.adaptive, **self.numbers, **(self.options or {})}
 
 
 def parse(raw: Any) -> Speculation | None:
@@ -107,9 +109,11 @@ def parse(raw: Any) -> Speculation | None:
     adaptive = common.flag("adaptive", method not in SCRIPTED)
     k = common.integer("k", 12 if adaptive else 5, 1, MAX_NODES)
     nodes = common.integer("nodes", max(64, k), k, MAX_NODES)
-    for name in ("adaptive", "k", "nodes"):
+    usual = RULES[verify].numbers
+    numbers = {name: common.number(name, usual[name], 0.0, 1.0) for name in usual if name in options}
+    for name in ("adaptive", "k", "nodes", *numbers):
         options.pop(name, None)
-    return Speculation(method, k, verify, options, nodes, adaptive)
+    return Speculation(method, k, verify, options, nodes, adaptive, numbers)
 
 
 def heads_named(wish: Any) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.speculation.rules.coupled import coupled
 from paceline.speculation.rules.sampled import multi_round, rejection, without_replacement
-from paceline.speculation.rules.typical import typical
+from paceline.speculation.rules.typical import DELTA, EPSILON, typical
 from paceline.speculation.rules.verdict import Probs, Randomness, Target, Verdict, Verify, children_of
 from paceline.speculation.tree import DraftTree
 
@@ -32,6 +32,8 @@ class Rule:
     """Takes one sampled draft of a token, no branches."""
     lossy: bool = False
     """The text follows another law than the target's."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What can be set about it, from 0 to 1: arguments of `verify` with their defaults."""
 
 
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (
@@ -39,7 +41,7 @@ RULES: Mapping[str, Rule] = {rule.name: rule for rule in (
     Rule("rejection", rejection, reads_q=True, chains_only=True),
     Rule("multi-round", multi_round, reads_q=True),
     Rule("without-replacement", without_replacement, reads_q=True),
-    Rule("typical", typical, lossy=True),
+    Rule("typical", typical, lossy=True, numbers={"epsilon": EPSILON, "delta": DELTA}),
 )}
 
 

@@ -166,7 +166,8 @@ def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: l
 
     randomness = KeyedRandomness(group.seq.seed, first_drafted(group),
                                  lambda row: processed.rows[first + row].position, chosen)
-    return RULES[rule].verify(draft, target, randomness)
+    wish = group.seq.request.speculation
+    return RULES[rule].verify(draft, target, randomness, **({} if wish is None else wish.numbers))
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,

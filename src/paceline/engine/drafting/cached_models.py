@@ -87,7 +87,6 @@ class CachedModel(ABC):
     """speculation.models.DraftModel over a DraftRunner."""
 
     one_by_one = False
-    trees = True
     lookup = None
 
     def __init__(self, runner: DraftRunner, cache: CacheManager, vocab_size: int, longest: int,

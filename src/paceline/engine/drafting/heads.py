@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
+from paceline.engine.drafting.lines import Line, lines_layout
 from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
@@ -25,7 +27,8 @@ from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
 
 SAME_FOR_ALL = ("medusa", "dflash")
-"""Kinds whose logits hang on how deep a token lies and not on those drafted above it: whole trees come of one round."""
+"""Kinds whose logits hang on how deep a token lies and not on those drafted above it: one line serves a whole tree."""
+NOWHERE = -1
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Member:
     """Of the first pass."""
     end: int = 0
     """The first position that is not reserved for it."""
+    written: int = 0
+    """The first position that no line of its tree writes to."""
 
     @property
     def anchor(self) -> int:
@@ -58,13 +63,26 @@ class OpenRound:
     left: int
     """Steps that can still be taken."""
     previous: list[int] = field(default_factory=list)
-    """The token that each takes its next step from."""
+    """The token that each line takes its next step from."""
     taken: int = 0
+    lines: list[Line] | None = None
+    """None: one of each member, whose tokens lie at their positions."""
+    line_of: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By member and node: the line that the last step went on from it in."""
+
+
+class Asked(NamedTuple):
+    """A node to go on from, -1 being the newest token of its sequence."""
+
+    member: int
+    node: int
+    parent: int
+    place: Place
 
 
 class HeadModel:
     """speculation.models.DraftModel. A round is opened for all sequences at once and then goes on token by token, so it
-    is asked for what follows its own last tokens alone.
+    is asked for what follows its own last tokens alone: one of each sequence, or several, which then part.
 
     What it writes lies in the slots from each sequence's newest token on, which the step that verifies the draft (or
     decodes plainly) writes again before anybody reads them.
@@ -78,7 +96,7 @@ class HeadModel:
         self.name = name
         self.head: Head = heads.heads[name]
         self.lookup = HeadDraft(heads.number(name))
-        self.trees = self.head.config.kind in SAME_FOR_ALL
+        self._same_for_all = self.head.config.kind in SAME_FOR_ALL
         self._heads = heads
         self._planes = heads.planes(name)
         self._storage = storage
@@ -87,8 +105,11 @@ class HeadModel:
         self._device = device
         self._vocab = vocab_size
         longest = min(longest, self.head.config.max_position_embeddings) if self.head.config.attends else longest
-        self._longest = min(longest, cache.max_blocks_per_seq * cache.block_size)
+        self._positions = cache.max_blocks_per_seq * cache.block_size
+        """That a sequence can hold."""
+        self._longest = min(longest, self._positions)
         group = storage.groups[GROUP]
+        self._window = group.window
         self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
         self._sampler = DraftSampler(vocab_size)
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
@@ -178,6 +199,9 @@ class HeadModel:
             groups.append(ReadRows(member.seq, start, [0] * rows, None, rows))
         layout = self._builder.build(groups).layout
         layout.mutual = one.mutual
+        return self._on_device(layout)
+
+    def _on_device(self, layout: Layout) -> Layout:
         if self._device.type != "cpu":
             layout.positions = layout.positions.to(self._device, non_blocking=True)
             for view in layout.views:
@@ -188,25 +212,27 @@ class HeadModel:
     @torch.inference_mode()
     def _step(self, opened: OpenRound, asks: Seq[Ask]) -> list[list[Samples]]:
         """What follows the nodes of each ask, which all lie one deeper than those of the last time."""
-        places: list[Place] = []
-        rows: list[int] = []
+        asked: list[Asked] = []
         for ask in asks:
             index = self._place[ask.sequence][1]
             member, paths = opened.members[index], draft_paths(ask)
-            own = [Place(member.seq, [*member.path, *paths[node + 1]], count)
-                   for node, count in zip(ask.at, ask.counts)]
-            if len(own) > 1 and not self.trees:
-                raise ValueError("this head goes on from one token at a time: it drafts chains with siblings")
-            places += own
-            rows += [index] * len(own)
-        depth = len(places[0].path)
-        if any(len(place.path) != depth for place in places) or depth < opened.taken:
+            asked += [Asked(index, node, ask.parents[node] if node >= 0 else NOWHERE,
+                            Place(member.seq, [*member.path, *paths[node + 1]], count))
+                      for node, count in zip(ask.at, ask.counts)]
+        depth = len(asked[0].place.path)
+        if any(len(one.place.path) != depth for one in asked) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
+        rows: list[int] = []
         while opened.taken <= depth and opened.round is not None:
+            # Tokens that a sequence is continued from come first, and there is one line of them.
+            rows = self._forked(opened, asked) if opened.taken == depth else [one.member for one in asked]
+            if max(rows) == NOWHERE:
+                break
             if opened.taken:
                 # Those who are not asked about any more go on from whatever they had.
-                for index, place in zip(rows, places):
-                    opened.previous[index] = place.path[opened.taken - 1]
+                for row, one in zip(rows, asked):
+                    if row != NOWHERE:
+                        opened.previous[row] = one.place.path[opened.taken - 1]
             previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
             logits, confidence = opened.round.logits(previous)
             opened.taken += 1
@@ -215,8 +241,63 @@ class HeadModel:
                 opened.round = None
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
-        samples = iter(self._sampled(logits, confidence, rows, places))
+        able = [(row, one.place) for row, one in zip(rows, asked) if row != NOWHERE]
+        found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
+        samples = iter([NO_SAMPLES if row == NOWHERE else next(found) for row in rows])
         return [[next(samples) for _ in ask.at] for ask in asks]
+
+    def _forked(self, opened: OpenRound, asked: Seq[Asked]) -> list[int]:
+        """The line that each goes on in at the step to come, the round forked where lines part; NOWHERE: there is no
+        room for it."""
+        members = [one.member for one in asked]
+        rows = members
+        if not self._same_for_all and (opened.lines is not None or len(set(members)) < len(members)):
+            rows = self._fork(opened, asked)
+        opened.line_of = {(one.member, one.node): row for one, row in zip(asked, rows)}
+        return rows
+
+    def _fork(self, opened: OpenRound, asked: Seq[Asked]) -> list[int]:
+        old = opened.lines
+        if old is None:
+            old = [Line(index, tuple(range(member.anchor, member.anchor + opened.taken)))
+                   for index, member in enumerate(opened.members)]
+            for member in opened.members:
+                member.written = member.anchor + opened.taken
+        writes = len(self.head.passes(opened.taken + 1)) > 1
+        lines: list[Line] = []
+        sources: list[int] = []
+        rows: list[int] = []
+        for one in asked:
+            source = opened.line_of[one.member, one.parent]
+            member = opened.members[one.member]
+            if writes and not self._place_left(member):
+                rows.append(NOWHERE)
+                continue
+            rows.append(len(lines))
+            lines.append(Line(one.member, (*old[source].places, member.written)))
+            sources.append(source)
+            member.written += 1
+        opened.lines, opened.previous = lines, [0] * len(lines)
+        if lines and opened.round is not None:
+            layout = None
+            if writes:
+                layout = self._on_device(lines_layout(lines, [member.seq for member in opened.members],
+                                                      self._cache.tables[GROUP], self._cache.block_size, self._window))
+            opened.round.fork(torch.tensor(sources, dtype=torch.int64, device=self._device), layout)
+        return rows
+
+    def _place_left(self, member: Member) -> bool:
+        """Whether a tree can write one token more, in a block more of the sequence where it needs one."""
+        if member.written < member.end:
+            return True
+        size = self._cache.block_size
+        end = min(self._positions, (member.written // size + 1) * size)
+        copies = self._cache.reserve(member.seq.allocation, member.anchor, end) if end > member.written else None
+        if copies is None:
+            return False
+        bring_into_place(self._storage, (), copies)
+        member.end = end
+        return True
 
     def _sampled(self, logits: torch.Tensor, confidence: torch.Tensor | None, rows: list[int],
                  places: Seq[Place]) -> list[Samples]:

@@ -65,11 +65,13 @@ def _samples(processed: Processed, row: int, place: Place, chosen: int, known: f
     rule = place.seq.rule
     if rule in SAMPLED_RULES and not state.is_greedy:
         return Samples(_private(processed, row, place, rule), processed.probs(row))
-    tokens = [chosen]
+    tokens, agreement = [chosen], None
     if place.count == 1 and known is not None:
         return Samples(tokens, confidences=[known])
-    if place.count > 1:
-        tokens += _siblings(processed, row, place, chosen)
+    if place.count > 1 and state.is_greedy:
+        tokens += _next_best(processed, row, place, chosen)
+    elif place.count > 1:
+        tokens, agreement = _siblings(processed, row, place, chosen)
     if state.is_greedy:
         # A point mass knows no doubt; the model's own distribution does.
         raw = processed.logits_of(row)[None]
@@ -78,23 +80,29 @@ def _samples(processed: Processed, row: int, place: Place, chosen: int, known: f
         likely = [float(np.exp(float(raw[0, token]) - float(top[0]))) / float(total) for token in tokens]
     else:
         likely = [float(np.exp(processed.logprob(row, token))) for token in tokens]
-    return Samples(tokens, confidences=likely if known is None else [known, *likely[1:]])
+    return Samples(tokens, confidences=likely if known is None else [known, *likely[1:]], agreement=agreement)
 
 
-def _siblings(processed: Processed, row: int, place: Place, chosen: int) -> list[int]:
-    """What would have been sampled next, with the target's noise, had `chosen` not been there."""
-    state = place.seq.state
-    if state.is_greedy:
-        width = processed.logits.shape[1]
-        scores, order = processed.logits_of(row).topk(min(place.count, width))
-        ranked = [token for token, score in zip(order.tolist(), scores.tolist()) if score > -np.inf]
-    else:
-        ids, values = processed.support(row)
-        if len(ids) > CONTENDERS:
-            best = np.argpartition(values, -CONTENDERS)[-CONTENDERS:]
-            ids, values = ids[best], values[best]
-        ranked = _ranked(ids, values, place, TARGET)
+def _next_best(processed: Processed, row: int, place: Place, chosen: int) -> list[int]:
+    scores, order = processed.logits_of(row).topk(min(place.count, processed.logits.shape[1]))
+    ranked = [token for token, score in zip(order.tolist(), scores.tolist()) if score > -np.inf]
     return [token for token in ranked if token != chosen][:place.count - 1]
+
+
+def _siblings(processed: Processed, row: int, place: Place, chosen: int) -> tuple[list[int], list[float]]:
+    """`chosen`, then what would have been sampled next with the target's noise had it not been there; and how likely
+    the target is to sample each with that noise. Its scores differ from the draft's by an error that nobody knows: as
+    if that were noise of the same kind once more, by the softmax of the noisy scores."""
+    ids, values = processed.support(row)
+    if len(ids) > CONTENDERS:
+        best = np.argpartition(values, -CONTENDERS)[-CONTENDERS:]
+        ids, values = ids[best], values[best]
+    noisy = values + gumbel(token_bits(place.seq.state.seed, place.position, ids, purpose=TARGET))
+    weights = np.exp(noisy - noisy.max())
+    order = np.lexsort((ids, -noisy))
+    chances = dict(zip(ids[order].tolist(), (weights / weights.sum())[order].tolist()))
+    tokens = [chosen, *(token for token in chances if token != chosen)][:place.count]
+    return tokens, [chances.get(token, 0.0) for token in tokens]
 
 
 def _private(processed: Processed, row: int, place: Place, rule: str) -> list[int]:
@@ -110,8 +118,7 @@ def _private(processed: Processed, row: int, place: Place, rule: str) -> list[in
 def _ranked(ids: Ints, scores: Floats, place: Place, purpose: int, level: int = 0,
             only: bool = False) -> list[int]:
     """`ids` by score + noise, best first; `only`: just the best."""
-    cycle = 0 if purpose == TARGET else len(place.seq.tokens)
-    seed = place.seq.state.seed
+    cycle, seed = len(place.seq.tokens), place.seq.state.seed
     if only and len(ids) > CONTENDERS:
         # No noise lifts a token this far below to where even the least noise leaves the best one.
         near = scores >= scores.max() - 8.0

@@ -14,6 +14,7 @@ import torch
 
 from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
@@ -93,11 +94,15 @@ class BlockRound:
         self._head, self._hidden, self._logits, self._kernels = head, hidden, logits, kernels
         self._slot = 0
         self._state: torch.Tensor | None = None
+        self._blocks: torch.Tensor | None = None
+        """The block that each line goes through; None: line i through block i."""
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         head, kernels, slot = self._head, self._kernels, self._slot
         self._slot += 1
         hidden, logits = self._hidden[:, slot].contiguous(), self._logits[:, slot]
+        if self._blocks is not None:
+            hidden, logits = hidden.index_select(0, self._blocks), logits.index_select(0, self._blocks)
         markov: MarkovHead | None = head.markov
         before = None if markov is None else markov.embed(previous).to(hidden.dtype)
         if markov is not None and before is not None:
@@ -109,3 +114,7 @@ class BlockRound:
         if before is not None and head.config.confidence_head_with_markov:
             seen = torch.cat((hidden, before), dim=-1)
         return logits.contiguous(), torch.sigmoid(head.confidence(seen, kernels).float()[:, 0])
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        self._blocks = lines if self._blocks is None else self._blocks.index_select(0, lines)
+        self._state = None if self._state is None else self._state.index_select(0, lines)

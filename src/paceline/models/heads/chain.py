@@ -8,12 +8,13 @@ looks at it (GroupView.first).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 
 from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import Layout
 from paceline.kernels.operands import Norm
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
@@ -78,7 +79,8 @@ class ChainHead(BaseHead):
 
 class ChainRound:
     def __init__(self, head: ChainHead, opened: Opened, planes: Planes, kernels: Kernels) -> None:
-        self._head, self._passes, self._planes, self._kernels = head, iter(opened.passes), planes, kernels
+        self._head, self._planes, self._kernels = head, planes, kernels
+        self._passes: Iterator[Layout] = iter(opened.passes)
         self._feature: torch.Tensor | None = None
         self._before = opened.before
 
@@ -92,6 +94,11 @@ class ChainRound:
         x = head.layer(x, norm, onto, layout, view, head.rope.at(layout.positions), self._planes, self._kernels)
         self._feature, logits = head.leave(x, self._kernels)
         return logits, None
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        assert self._feature is not None and layout is not None
+        self._feature = self._feature.index_select(0, lines)
+        self._passes = iter((layout,))
 
 
 class Eagle3Head(ChainHead):

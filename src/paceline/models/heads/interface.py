@@ -75,10 +75,19 @@ class Opened:
 
 
 class Round(Protocol):
+    """Lines of drafted tokens that go on together, at first one of each sequence."""
+
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
         what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
         TARGET's: the tokens drafted last; at the first call the anchors."""
+        ...
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        """Go on with other lines, S of them from now on: the i-th is what line lines[i] [S] int64 was at the last call
+        of `logits`, of which each may go on several times, or not at all. `layout`: the next pass, a row for each,
+        whose keys lie where its view says; None where the head runs none after its first. Lines that parted need a
+        fork before every pass."""
         ...
 
 

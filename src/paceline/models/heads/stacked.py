@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from paceline.kernels.interface import Kernels
+from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.chain import FEATURES
 from paceline.models.heads.config import HeadConfig
@@ -82,3 +83,6 @@ class StackedRound:
         for block in head.blocks[index]:
             x = block(x, kernels)
         return head.outs[index](x, kernels).float().contiguous(), None
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        self._seen = [seen.index_select(0, lines) for seen in self._seen]

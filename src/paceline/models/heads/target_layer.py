@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -105,7 +105,8 @@ class TargetLayerHead(BaseHead):
 
 class TargetLayerRound:
     def __init__(self, head: TargetLayerHead, opened: Opened, planes: Planes, kernels: Kernels) -> None:
-        self._head, self._passes, self._planes, self._kernels = head, iter(opened.passes), planes, kernels
+        self._head, self._planes, self._kernels = head, planes, kernels
+        self._passes: Iterator[Layout] = iter(opened.passes)
         kept = planes[FEATURES].index_select(0, opened.before)[:, 0]
         self._feature = kept.to(head.embed(opened.anchors[:1]).dtype)
 
@@ -117,3 +118,8 @@ class TargetLayerRound:
         x = head.block(x, head.context(layout, view, self._planes, kernels), *turned)
         self._feature = kernels.norm(x, head.norm)
         return head.lm_head(self._feature, kernels).float().contiguous(), None
+
+    def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
+        assert layout is not None
+        self._feature = self._feature.index_select(0, lines)
+        self._passes = iter((layout,))

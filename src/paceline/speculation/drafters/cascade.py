@@ -24,7 +24,7 @@ from paceline.speculation.sequence import Continued, DraftedSequence
 from paceline.speculation.tree import DraftTree
 
 MOST_LEVELS = 4
-OF_THE_WHOLE = ("k", "nodes", "adaptive", "branches", "min_confidence")
+OF_THE_WHOLE = ("k", "nodes", "adaptive", "branches", "tree", "top_k", "choices", "accuracies", "min_confidence")
 """Options of drafters with a model that do not say which model."""
 
 

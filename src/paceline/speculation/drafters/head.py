@@ -9,7 +9,7 @@ from paceline.speculation.options import Options
 
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
     """Options: "head" (the folder or name of one that was loaded when the engine was made; the only one of its kind by
-    default), "branches", "min_confidence"."""
+    default), what the draft looks like (model_drafter.read_shape), "min_confidence"."""
     name = options.text("head")
     model = models_of(context, method).head(method, name)
     return shared_drafter(method, options, context, model, (name,))

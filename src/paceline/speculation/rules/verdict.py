@@ -45,7 +45,8 @@ class Verdict:
     bonus: bool = False
 
 
-Verify = Callable[[DraftTree, Target, Randomness], Verdict]
+Verify = Callable[..., Verdict]
+"""(DraftTree, Target, Randomness), and by name what can be set about the rule (verify.Rule.numbers)."""
 
 
 def children_of(tree: DraftTree) -> dict[int, list[int]]:
