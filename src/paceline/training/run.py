@@ -99,7 +99,8 @@ class Run:
         with open_checkpoint(self.path) as checkpoint:
             context = read_config(checkpoint.config).context
         self.llm = LLM(
-            options.model, device=str(device), dtype=options.dtype, speculation=None, enable_prefix_caching=False,
+            options.model, device=str(device), dtype=options.dtype, speculation=None, heads=(),
+            enable_prefix_caching=False,
             kernels="auto" if device.type == "cuda" else "eager",
             max_model_len=min(options.prompt_tokens + options.new_tokens, context),
             max_num_seqs=options.concurrent or (512 if device.type == "cuda" else 16),
