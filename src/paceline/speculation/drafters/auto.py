@@ -22,6 +22,7 @@ from paceline.speculation.costs import CostCurve
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.history import Histories, History, Pause
+from paceline.speculation.models import SAMPLED_RULES
 from paceline.speculation.options import Options
 from paceline.speculation.packing import Pack, pack_likeliest
 from paceline.speculation.parts import MOST_PARTS, MadeOfParts, Part, all_taps, check_wishes, fitted, part_of
@@ -237,10 +238,11 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         them alone. (Look-ups agree, or one of them knows better.)"""
         if len(offers.found) < 2 or not offers.merges:
             return None
-        looked_up = [one for one in offers.found if not _runs_model(one.record)]
-        packed = [one for one in offers.found if _runs_model(one.record)]
+        worthy = [one for one in offers.found if one.scored and one.win > 0.0]
+        looked_up = [one for one in worthy if not _runs_model(one.record)]
+        packed = [one for one in worthy if _runs_model(one.record)]
         packed += [max(looked_up, key=lambda one: one.win)] if looked_up else []
-        if len(packed) < 2 or not all(one.scored and one.win > 0.0 for one in packed):
+        if len(packed) < 2:
             return None
         drafts = {one.record.candidate.number: one.draft.trimmed(len(one.rates)) for one in packed}
         rates = {one.record.candidate.number: one.rates for one in packed}
@@ -282,16 +284,20 @@ def _runs_model(record: _Record) -> bool:
     return record.candidate.part.drafter.needs.runs_model
 
 
+def _sampled(record: _Record, offers: _Offers) -> bool:
+    """Whether it samples its drafts for this sequence from a q of its own. Those must not be chosen by their values:
+    they count by their drafter's history alone."""
+    return record.candidate.part.drafter.needs.samples and offers.sequence.rule in SAMPLED_RULES
+
+
 def _scored(record: _Record, offers: _Offers) -> bool:
-    """Whether its drafts for this sequence tell what they are worth, as far as is known. What is sampled must not be
-    chosen by its value: it counts by its drafter's history alone."""
-    needs = record.candidate.part.drafter.needs
-    return record.candidate.known.scored is not False and (offers.sequence.rule == "coupled" or not needs.samples)
+    """Whether its drafts for this sequence tell what they are worth, as far as is known."""
+    return record.candidate.known.scored is not False and not _sampled(record, offers)
 
 
 def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
     scored = draft.scores is not None and draft.q is None
-    if draft.q is None or offers.sequence.rule == "coupled":
+    if not _sampled(record, offers):  # that says nothing of what it drafts for others
         record.candidate.known.scored = scored
     price = offers.budget.price
     if scored:
