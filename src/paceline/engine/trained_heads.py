@@ -60,10 +60,11 @@ def packaged_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOp
     """The trained heads that come with Paceline for this model, to be run with these kernels beside a cache of this
     type. Nobody has asked for them: one that cannot run here is left out."""
     found: dict[str, Head] = {}
-    fingerprint = None if tokenizer is None else tokenizer.fingerprint()
+    if tokenizer is None:  # nobody knows what its ids mean
+        return found
     streams, longest = activations(model, device), options.max_model_len or model.config.context
     called = (options.model or DEFAULT_MODEL).lower()
-    for name, folder in packaged_heads(packaged, model.config, fingerprint, called).items():
+    for name, folder in packaged_heads(packaged, model.config, tokenizer.fingerprint, called).items():
         try:
             head = load_heads({name: folder}, model, tokenizer, options)
             planes = head_planes(head, kv_dtype, streams)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ MOST_BYTES = 12_000_000
 """Of all of them together."""
 
 
-def packaged_heads(folder: Path, target: ModelConfig, tokenizer: str | None, model: str) -> dict[str, Path]:
-    """Those in `folder` that were trained for a target of this shape with this tokenizer, by their names
-    ("<model>/<kind>"); of each kind one, that of the model called `model` where there is one."""
+def packaged_heads(folder: Path, target: ModelConfig, tokenizer: Callable[[], str], model: str) -> dict[str, Path]:
+    """Those in `folder` that were trained for a target of this shape with the tokenizer of this fingerprint, by their
+    names ("<model>/<kind>"); of each kind one, that of the model called `model` where there is one."""
     found: dict[str, Path] = {}
     places = [config.parent for config in folder.glob("*/*/config.json")]
     for place in sorted(places, key=lambda place: (place.parent.name != model, place)):
-        if place.name not in found and tokenizer is not None and _trained_for(place, target, tokenizer):
+        if place.name not in found and _trained_for(place, target, tokenizer):
             found[place.name] = place
     return {f"{place.parent.name}/{kind}": place for kind, place in sorted(found.items())}
 
@@ -33,8 +33,9 @@ def packaged_head(folder: Path, name: str) -> Path | None:
     return place if model and kind and place.parent.parent == folder and (place / "config.json").is_file() else None
 
 
-def _trained_for(place: Path, target: ModelConfig, tokenizer: str) -> bool:
+def _trained_for(place: Path, target: ModelConfig, tokenizer: Callable[[], str]) -> bool:
     raw: Any = read_json(place / "config.json")
     layer, own = raw.get("transformer_layer_config"), raw.get("paceline")
-    return (isinstance(layer, Mapping) and isinstance(own, Mapping) and own.get("tokenizer") == tokenizer
-            and (layer.get("hidden_size"), layer.get("vocab_size")) == (target.hidden_size, target.vocab_size))
+    return (isinstance(layer, Mapping) and isinstance(own, Mapping)
+            and (layer.get("hidden_size"), layer.get("vocab_size")) == (target.hidden_size, target.vocab_size)
+            and own.get("tokenizer") == tokenizer())  # last: it takes a while to compute
