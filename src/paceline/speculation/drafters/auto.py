@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,8 @@ from weakref import WeakValueDictionary
 
 from paceline.kernels.device.lookup import DeviceDraft, EitherDraft, HeadDraft, Lookup
 from paceline.speculation.acceptance import outcomes, survival
-from paceline.speculation.costs import CostCurve
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
+from paceline.speculation.forecast import added, best_win, exclusive, rates_by_depth, win_by_depth, worthwhile
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.history import Histories, History, Pause
 from paceline.speculation.models import SAMPLED_RULES
@@ -183,14 +182,14 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
                 continue
             budget = candidate.part.budget(one.budget)
             if _scored(record, one):
-                together.append((_forecast(record, one), one, budget, record))
+                together.append((_gain(record, one), one, budget, record))
                 continue
-            depth, win = _forecast_by_depth(record, budget)
+            depth, win = win_by_depth(record.history, budget, record.width)
             if _pays(record, one, win > (0.0 if one.best is None else one.best.win)):
                 asked.append((one, Budget(depth, budget.nodes, budget.price, budget.pace)))
         together.sort(key=lambda entry: -entry[0])
-        count = _worthwhile([entry[0] for entry in together], [entry[1].budget.pace for entry in together],
-                            candidate.known.rounds)
+        count = worthwhile([entry[0] for entry in together], [entry[1].budget.pace for entry in together],
+                           candidate.known.rounds)
         return asked + [(one, budget) for place, (_, one, budget, record) in enumerate(together)
                         if _pays(record, one, place < count)]
 
@@ -250,9 +249,9 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         def chance(depth: int, group: Sequence[tuple[int, int]]) -> float:
             return max(rates[number][node] for number, node in group)
 
-        pack = pack_likeliest(drafts, chance, offers.budget, _shared)
+        pack = pack_likeliest(drafts, chance, offers.budget, exclusive)
         assert pack.scores is not None
-        win, nodes = _win(survival(pack.tree.parents, pack.scores), offers.budget.price)
+        win, nodes = best_win(survival(pack.tree.parents, pack.scores), offers.budget.price)
         if win <= best.win + LEAST_WIN:
             return None
         pack.settle({one.record.candidate.number: one.draft for one in packed})
@@ -304,9 +303,10 @@ def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
         whole = record.candidate.part.drafter.needs.probes
         rates, chances = record.history.by_score.worth(draft, 0.0 if whole else HOPELESS * price)
     else:
-        rates = _rates_by_depth(record, draft)
+        rates = rates_by_depth(record.history, draft)
         chances = survival(draft.parents, rates)
-    win, record.nodes = _win(chances, price)
+        record.width = len(draft) / max(draft.depths())
+    win, record.nodes = best_win(chances, price)
     return _Found(record, draft, rates, win, scored)
 
 
@@ -321,36 +321,6 @@ def _learn(record: _Record, proposal: DraftTree, found: Sequence[tuple[int, bool
         history.yields.learn(sum(within), record.nodes)
 
 
-def _rates_by_depth(record: _Record, draft: DraftTree) -> list[float]:
-    """For each node of a draft without scores how likely it is accepted once its parent is: what its depth met with,
-    shared among its siblings, of which one at most is right."""
-    depths = draft.depths()
-    by_depth = record.history.by_depth.rates(max(depths))
-    record.width = len(draft) / max(depths)
-    children = Counter(draft.parents)
-    return [by_depth[depth - 1] / children[parent] for depth, parent in zip(depths, draft.parents)]
-
-
-def _win(chances: Sequence[float], price: float) -> tuple[float, int]:
-    """The best that any beginning of a draft promises, accepted tokens less their price, and how long it is."""
-    total = best = 0.0
-    nodes = 0
-    for count, chance in enumerate(chances, 1):
-        total += chance - price
-        if total > best:
-            best, nodes = total, count
-    return best, nodes
-
-
-def _shared(chances: Sequence[float]) -> list[float]:
-    """Siblings of different drafters, the likeliest first: one can be right only where those before it are not."""
-    left, out = 1.0, list[float]()
-    for chance in chances:
-        out.append(chance * left)
-        left -= out[-1]
-    return out
-
-
 def _pays(record: _Record, offers: _Offers, expected: bool) -> bool:
     """Whether a candidate is asked that is or is not expected to pay. Where it is not it is left alone for a while and
     then tried once, unless something better is at hand."""
@@ -363,43 +333,13 @@ def _pays(record: _Record, offers: _Offers, expected: bool) -> bool:
     return True
 
 
-def _forecast(record: _Record, offers: _Offers) -> float:
-    """Tokens that a candidate should add to what there is, its time not counted: in place of that, or beside it where
-    that is wrong from its first token on."""
-    accepted, nodes = record.history.yields.expected()
-    rows = nodes * offers.budget.price
+def _gain(record: _Record, offers: _Offers) -> float:
+    """Tokens that asking a candidate should add to what there is, its time not counted."""
     best = offers.best
     if best is None:
-        return accepted - rows
-    beside = (1.0 - best.rates[0]) * accepted - rows if offers.merges and best.scored else 0.0
-    return max(accepted - rows - best.win, beside)
-
-
-def _forecast_by_depth(record: _Record, budget: Budget) -> tuple[int, float]:
-    """Depth and expected win of a candidate whose drafts say nothing of their chances, its own time counted."""
-    best, depth, alive, total = 0.0, 1, 1.0, 0.0
-    cost = record.history.cost
-    for count, rate in enumerate(record.history.by_depth.rates(budget.depth), 1):
-        alive *= rate
-        total += alive - record.width * budget.price
-        win = total - budget.pace * (cost(count) if cost.measured else 0.0)
-        if win > best:
-            best, depth = win, count
-    return depth, best
-
-
-def _worthwhile(gains: Sequence[float], paces: Sequence[float], rounds: CostCurve) -> int:
-    """Of how many of these gains, the largest first, the sum is largest once the time that a round for so many takes is
-    paid for."""
-    pace = sum(paces) / len(paces) if paces and rounds.measured else 0.0
-    total = best = 0.0
-    count = 0
-    for asked, gain in enumerate(gains, 1):
-        total += gain
-        win = total - pace * rounds(asked)
-        if win > best:
-            best, count = win, asked
-    return count
+        return added(record.history, offers.budget.price)
+    return added(record.history, offers.budget.price, best.win,
+                 best.rates[0] if offers.merges and best.scored else None)
 
 
 def _is_part(sent: DraftTree | None, proposal: DraftTree | None) -> bool:
