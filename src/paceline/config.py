@@ -68,9 +68,10 @@ class EngineOptions:
     adapters: Mapping[str, str] | None = None
     """PEFT adapters by the names requests use, each a folder or a hub id. Where native code would run the whole model,
     torch runs it on native kernels instead, so that {} makes room for adapters that are loaded later."""
-    heads: Sequence[str] = ()
-    """Trained heads that requests may draft with, each a folder or a hub id; that of `speculation` need not be named
-    again. Every step stores what they keep of its tokens, so they are there from the start or not at all."""
+    heads: Sequence[str] | None = None
+    """Trained heads that requests may draft with, each a folder, a hub id or the name of one that comes with Paceline;
+    that of `speculation` need not be named again. None: where none is named, those that come with Paceline for this
+    model. Every step stores what they keep of its tokens, so they are there from the start or not at all."""
     preemption: str = "auto"
     """What becomes of a sequence that loses its blocks: "recompute", "swap" to host memory (where it has room), or
     "auto", whichever was measured to be cheaper."""
@@ -196,8 +197,9 @@ def check(options: EngineOptions) -> None:
     if not isinstance(named, Mapping) or not all(
             isinstance(text, str) and text for pair in named.items() for text in pair):
         raise ConfigError(f"adapters must map names to folders, got {options.adapters!r}.")
-    if isinstance(options.heads, str) or not isinstance(options.heads, Sequence) or not all(
-            isinstance(place, str) and place for place in options.heads):
+    heads = () if options.heads is None else options.heads
+    if isinstance(heads, str) or not isinstance(heads, Sequence) or not all(
+            isinstance(place, str) and place for place in heads):
         raise ConfigError(f"heads must be a list of folders, got {options.heads!r}.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")

@@ -14,8 +14,9 @@ from engine.tiny import VOCAB, tiny_llm, tiny_model
 from engine.toy_heads import KeepingHead, KnowingHead, shape_of
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
-from paceline.engine.build import build_engine, head_folder, load_heads
+from paceline.engine.build import build_engine
 from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.trained_heads import head_folder, load_heads
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, RequestError
 from paceline.kernels import cpu
 from paceline.models.heads.formats.write import write_head

@@ -15,7 +15,8 @@ from paceline.speculation import spec
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.drafters.merge import MergeDrafter, TrackRecord
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
-from paceline.speculation.ensemble import UNKNOWN, Ensemble
+from paceline.speculation.ensemble import Ensemble
+from paceline.speculation.packing import UNKNOWN
 from paceline.speculation.parts import Part
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree

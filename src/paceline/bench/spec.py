@@ -230,7 +230,7 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "all", opt
     """The bench document. `llm`: an engine that is there already, instead of `model` and `kernels`."""
     questions = choose(read_questions(dataset), per_category, limit, categories)
     wanted = contenders(methods, options)
-    llm = llm or LLM(model, kernels=kernels, heads=heads_named([one.wish for one in wanted]))
+    llm = llm or LLM(model, kernels=kernels, heads=heads_named([one.wish for one in wanted]) or None)
     admitted, left_out = admit(llm, wanted, methods == "all")
     for name, reason in left_out.items():
         say(f"spec: {name} is left out: {reason}")

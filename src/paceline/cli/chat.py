@@ -204,6 +204,7 @@ def chat(
     deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
+    head: options.Head = None,
 ) -> None:
     """Chat with a model. Without a terminal: answer the lines piped in, or one built-in question, and leave."""
     from paceline.request import SamplingParams
@@ -218,7 +219,7 @@ def chat(
     out = console()
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
-        max_model_len=max_model_len, speculation=options.speculation(speculation),
+        max_model_len=max_model_len, speculation=options.speculation(speculation), heads=options.heads(head),
     )
     conversation = Conversation(llm, params, out, system)
     if interactive:

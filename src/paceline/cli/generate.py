@@ -52,6 +52,7 @@ def generate(
     deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
     speculation: options.SpeculationText = None,
+    head: options.Head = None,
 ) -> None:
     """Complete prompts. Several prompts run as one batch; one bad prompt fails alone."""
     from paceline.request import SamplingParams
@@ -72,7 +73,7 @@ def generate(
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
-        max_model_len=max_model_len, speculation=wish,
+        max_model_len=max_model_len, speculation=wish, heads=options.heads(head),
     )
     jobs: list[Any] = [_messages(text, system) for text in texts] if chat else texts
     if len(jobs) == 1 and n == 1 and not as_json and logprobs is None and sys.stdout.isatty():

@@ -44,7 +44,8 @@ Lora = Annotated[
     list[str] | None, _engine("NAME=FOLDER of a PEFT adapter that requests may name; repeatable.", "--lora")
 ]
 Head = Annotated[
-    list[str] | None, _engine("Folder of a trained head that requests may draft with; repeatable.", "--head")
+    list[str] | None, _engine("Folder or name of a trained head that requests may draft with; repeatable. Default: "
+                              "those that come with Paceline for this model; none: no heads.", "--head")
 ]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
@@ -94,6 +95,15 @@ def adapters(given: list[str] | None) -> dict[str, str] | None:
             raise ConfigError(f"--lora names {name!r} twice: choose another name for one of them.")
         found[name] = folder
     return found or None
+
+
+def heads(given: list[str] | None) -> tuple[str, ...] | None:
+    """What `--head` stands for; None: what comes with Paceline."""
+    if not given:
+        return None
+    if "none" in given and len(given) > 1:
+        raise ConfigError("--head none leaves no other head: name some, or write none alone.")
+    return () if given == ["none"] else tuple(given)
 
 
 def speculation(text: str | None) -> Any:

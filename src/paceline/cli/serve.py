@@ -98,7 +98,7 @@ def serve(
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, kv_dtype=kv_dtype,
                        quantization=quantization, deterministic=deterministic, kernels=kernels, max_queue=max_queue,
                        enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
-                       heads=tuple(head or ()),
+                       heads=options.heads(head),
                        **sizes, **host_memory)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

@@ -6,10 +6,10 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,7 +20,8 @@ from paceline.engine.card import Card, check_card, check_weights, inspect_card, 
 from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.execute.target_heads import head_planes
-from paceline.errors import ConfigError, ModelNotFoundError
+from paceline.engine.trained_heads import head_folder, load_heads, packaged_for
+from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
 from paceline.kernels.cpu import load as native_library
@@ -28,9 +29,8 @@ from paceline.kernels.cpu import require as require_native
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
-from paceline.models.heads.formats.read import load_head
 from paceline.models.heads.interface import Head
-from paceline.models.heads.target import Target
+from paceline.models.heads.packaged import PACKAGED_HEADS
 from paceline.models.interface import CausalLM, activations
 from paceline.models.load.adapters import read_adapter
 from paceline.models.load.checkpoint import Checkpoint
@@ -52,11 +52,14 @@ PROBES = tuple(f"model.layers.0.{name}.weight" for name in (
 """The first of these that a checkpoint has tells how it stores its matrices."""
 
 
-def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None) -> Engine:
-    """Everything is checked before the weights are read, so that a mistake costs seconds, not minutes."""
+def build_engine(options: EngineOptions, progress: Callable[[str, int, int | None], None] | None = None,
+                 packaged: Path = PACKAGED_HEADS) -> Engine:
+    """Everything is checked before the weights are read, so that a mistake costs seconds, not minutes. `packaged`: the
+    folder of the trained heads that come with Paceline."""
     configs.check(options)
     wish = parse_speculation(options.speculation)
-    heads = {name: head_folder(name) for name in dict.fromkeys([*options.heads, *heads_named(wish)])}
+    named = {name: head_folder(name, packaged)
+             for name in dict.fromkeys([*(options.heads or ()), *heads_named(wish)])}
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     card = inspect_card(device) if device.type == "cuda" else None
@@ -72,36 +75,17 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
+    heads = load_heads(named, model, tokenizer, options)
+    if options.heads is None and not named:
+        heads = packaged_for(model, tokenizer, options, packaged, device, cache_dtype(model, options, dtype),
+                             head_kernels(model, kernels_for(model, options, device), options))
     engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,
-                        chat=chat, source=ModelFiles(options, path, device, dtype),
-                        heads=load_heads(heads, model, tokenizer, options))
+                        chat=chat, source=ModelFiles(options, path, device, dtype), heads=heads)
     for name, adapter in adapters.items():
         engine.adapters.add(name, adapter)
     if options.capture == "start":
         engine.capture(progress)
     return engine
-
-
-def head_folder(name: str) -> Path:
-    """Where a trained head lies: a folder, or a hub id, which is fetched."""
-    with suppress(OSError, RuntimeError):
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return folder
-    try:
-        return resolve(name)
-    except ModelNotFoundError as problem:
-        raise ModelNotFoundError(f"There is no trained head {name!r}: give the folder that `paceline train` or "
-                                 f"somebody else wrote, or a hub id like owner/name.") from problem
-
-
-def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenizer | None,
-               options: EngineOptions) -> dict[str, Head]:
-    """Refuses those that were trained for another target, and says what differs."""
-    longest = options.max_model_len or model.config.context
-    fingerprint = tokenizer.fingerprint() if tokenizer is not None and folders else None
-    return {name: load_head(folder, cast(Target, model), longest, tokenizer=fingerprint)
-            for name, folder in folders.items()}
 
 
 def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,

@@ -16,6 +16,8 @@ FIRST_GUESS = 0.6
 PRIOR_WEIGHT = 2.0
 SCORE_WEIGHT = 10.0
 """Cycles a guess is worth, by place and by score."""
+FIRST_YIELD = (1.5, 2.5)
+"""Accepted tokens and nodes of a draft of which nothing is known: as sanguine."""
 BEST = 0.995
 BINS = 12
 SCORE_STEPS = 256
@@ -59,6 +61,31 @@ class Places:
             before = min(before, BEST)
             rates.append(before)
         return rates
+
+
+class Yield:
+    """Of a drafter that ends its drafts itself, where they are not sure any more: how many tokens of a draft were
+    accepted, and how many nodes that took. Starts from `wider` (all requests together)."""
+
+    __slots__ = ("_accepted", "_memory", "_nodes", "_tries", "_wider")
+
+    def __init__(self, wider: Yield | None = None) -> None:
+        self._wider = wider
+        self._memory = LONG_MEMORY if wider is None else MEMORY
+        self._accepted = self._nodes = self._tries = 0.0
+
+    def learn(self, accepted: int, nodes: int) -> None:
+        self._accepted = self._memory * self._accepted + accepted
+        self._nodes = self._memory * self._nodes + nodes
+        self._tries = self._memory * self._tries + 1.0
+        if self._wider is not None:
+            self._wider.learn(accepted, nodes)
+
+    def expected(self) -> tuple[float, float]:
+        """Accepted tokens and nodes of the next draft."""
+        accepted, nodes = FIRST_YIELD if self._wider is None else self._wider.expected()
+        weight = self._tries + PRIOR_WEIGHT
+        return ((self._accepted + PRIOR_WEIGHT * accepted) / weight, (self._nodes + PRIOR_WEIGHT * nodes) / weight)
 
 
 def _bin(score: float) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
-from paceline.kernels.device.lookup import HeadDraft, Lookup
+from paceline.kernels.device.lookup import DeviceDraft
 from paceline.speculation.models import DraftModels
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -25,11 +25,13 @@ class Needs:
     one. On a device, steps of its sequences are launched kernel by kernel."""
     samples: bool = False
     """Drafts are sampled (trees carry q); otherwise they are deterministic."""
+    runs_model: bool = False
+    """A proposal takes forward passes of some model: it is dear, less so for many sequences together."""
     host: bool = True
     """Runs on the host and needs the last token there."""
-    lookup: Lookup | HeadDraft | None = None
-    """Its drafts are looked up in the text in this way, or made by this head, which a device can do by itself where
-    there is one."""
+    lookup: DeviceDraft | None = None
+    """Its drafts are looked up in the text in this way, or made by this head, or by whichever of both promises more,
+    which a device can do by itself where there is one."""
     probes: bool = False
     """Its trees hold nodes that are there to be observed, not to be accepted: take or leave them whole."""
 

@@ -13,48 +13,12 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
-from paceline.speculation.growing import GrowingTree
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.options import Options
+from paceline.speculation.packing import Pack
 from paceline.speculation.parts import MadeOfParts, Part, all_taps, check_wishes, fitted, part_of
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
-
-UNKNOWN = -1
-"""In Observation.chosen: this node of the part's draft did not make it into the verified tree."""
-
-
-@dataclass(slots=True)
-class Pack:
-    """Trees packed into one. places[part][node]: where the part's node went, None if it was left out."""
-
-    tree: GrowingTree = field(default_factory=GrowingTree)
-    proposers: list[int] = field(default_factory=list)
-    """Of each packed node: the part that proposed it first."""
-    places: dict[int, list[int | None]] = field(default_factory=dict)
-    scores: list[float] | None = None
-
-    def add_node(self, part: int, draft: DraftTree, node: int) -> int:
-        """Put a part's node, whose parent was taken, into the tree."""
-        places = self.places.setdefault(part, [None] * len(draft))
-        above = draft.parents[node]
-        parent = -1 if above < 0 else places[above]
-        if parent is None:
-            raise ValueError("a node was packed before its parent")
-        place = places[node] = self.tree.add(parent, draft.tokens[node])
-        if place == len(self.proposers):
-            self.proposers.append(part)
-        return place
-
-    def settle(self, drafts: dict[int, DraftTree]) -> None:
-        """Find the place of every node, also of those that came after the tree was full and stand in it all the
-        same, because another part proposed them too."""
-        for part, draft in drafts.items():
-            places: list[int | None] = []
-            for token, above in zip(draft.tokens, draft.parents):
-                parent = -1 if above < 0 else places[above]
-                places.append(None if parent is None else self.tree.find(parent, token))
-            self.places[part] = places
 
 
 @dataclass(slots=True)
@@ -81,6 +45,7 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
         self.parts = list(parts)
         needs = [part.drafter.needs for part in parts]
         self.needs = Needs(taps=all_taps(needs), host=any(need.host for need in needs),
+                           runs_model=any(need.runs_model for need in needs),
                            probes=any(need.probes for need in needs))
         self._lives: dict[DraftedSequence, _Life] = {}
 
@@ -144,22 +109,15 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
         pack.settle(life.drafts)
         if not len(pack.tree):
             return None
-        sources = [life.drafts[part].source(pack.places[part].index(node)) or self.parts[part].drafter.name
-                   for node, part in enumerate(pack.proposers)]
-        return DraftTree(pack.tree.tokens, pack.tree.parents, self.name, None, sources, pack.scores)
+        names = {part: self.parts[part].drafter.name for part in life.drafts}
+        return pack.draft(self.name, life.drafts, names)
 
     def _translated(self, life: _Life, part: int, seen: Observation) -> Observation:
         """What came of a step in terms of the part's own draft: its node numbers, its rows."""
         draft = life.drafts.get(part)
         if draft is None or seen.draft is None or life.pack is None:
             return Observation(seen.tokens, hidden=seen.hidden)
-        verified = len(seen.draft)  # the engine may have cut the end off
-        places = [place if place is not None and place < verified else None
-                  for place in life.pack.places.get(part, [None] * len(draft))]
-        accepted = [places.index(place) for place in seen.accepted if place in places]
-        chosen = [seen.chosen[0], *(UNKNOWN if place is None else seen.chosen[place + 1] for place in places)] \
-            if seen.chosen else []
-        return Observation(seen.tokens, accepted, draft, chosen, seen.hidden)
+        return life.pack.translated(part, draft, seen)
 
     def lose(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
         """A part failed on these sequences, and is asked about them no more; the others go on."""

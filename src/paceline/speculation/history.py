@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
 
-from paceline.speculation.acceptance import Places, Trust
+from paceline.speculation.acceptance import Places, Trust, Yield
 from paceline.speculation.costs import CostCurve, OpeningCost
 from paceline.speculation.tree import DraftTree
 
@@ -16,14 +16,20 @@ LONGEST_PAUSE = 256
 MOST_HISTORIES = 256
 
 
+def round_prior(sequences: int) -> float:
+    """What drafts for so many sequences together take, relative to one, before anything was measured."""
+    return 1.0 + 0.15 * (sequences - 1)
+
+
 class History:
     """What came of one drafter's drafts: all requests' of an engine, or one sequence's where there is a `wider` one.
 
     A sequence's history starts from what the wider one knows, forgets faster, and hands on all that it learns. Time is
-    learnt about for all together: both have the same `cost` and `opening`.
+    learnt about for all together: both have the same `cost`, `rounds` and `opening`.
     """
 
-    __slots__ = ("_wider", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal", "scored")
+    __slots__ = ("_wider", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal", "rounds",
+                 "scored", "yields")
 
     def __init__(self, wider: History | None = None) -> None:
         self._wider = wider
@@ -33,8 +39,12 @@ class History:
         """The same by depth, for drafts without scores: of siblings one at most is right, and counts for all."""
         self.by_node: Places = Places(None if wider is None else wider.by_node)
         """Acceptance of a tree's nodes in their order, whatever came of their parents: what trimming cuts at."""
+        self.yields: Yield = Yield(None if wider is None else wider.yields)
+        """Of whole drafts, for who has to forecast what a draft will bring before there is one."""
         self.cost: CostCurve = CostCurve(float) if wider is None else wider.cost
         """Seconds by the depth that was asked for."""
+        self.rounds: CostCurve = CostCurve(round_prior) if wider is None else wider.rounds
+        """Seconds by the sequences that were asked about together."""
         self.opening: OpeningCost = OpeningCost() if wider is None else wider.opening
         """Seconds until the first draft."""
         self.cycles = 0

@@ -33,7 +33,7 @@ class ModelDrafter:
         self.name = name
         self.model = model
         device = model.lookup if shape.is_chain and min_confidence == 0.0 else None
-        self.needs = Needs(samples=True, lookup=device)
+        self.needs = Needs(samples=True, runs_model=True, lookup=device)
         self._shape = shape
         self._min_confidence = min_confidence
         self._clock = clock

@@ -6,7 +6,7 @@ its own, or the target in a reduced form (fewer layers, fewer bits) that reads t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,6 +90,10 @@ class DraftModels(Protocol):
     @property
     def layers(self) -> int:
         """Layers of the target."""
+
+    @property
+    def heads(self) -> Mapping[str, str]:
+        """The kinds of the trained heads that the engine was built with, by their names, less those that failed."""
 
     def load(self, model: str, cache_tokens: int | None = None) -> DraftModel:
         """Another model with the target's vocabulary, its cache sized for so many tokens (None: like the target's)."""

@@ -15,7 +15,7 @@ from paceline.engine.records.metrics import RepeatTimes, StepTimes
 from paceline.engine.rows.placement import place_without_drafter
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
-from paceline.kernels.device.lookup import head_number
+from paceline.kernels.device.lookup import head_number, looks_up, without_head
 from paceline.speculation.control import Controller
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.guard import Guard, Proposal, reason
@@ -264,7 +264,8 @@ class Drafting(Guard[Sequence]):
                             drafter.name, seq.request.id, stats.failure)
 
     def lose_heads(self, running: SequenceOf[Sequence]) -> None:
-        """Who is drafted for on the device, by a head that has failed there, goes on without a drafter."""
+        """Who is drafted for on the device, by a head that has failed there, goes on with what can be looked up, or
+        without a drafter."""
         if self._heads is None or not self._heads.lost:
             return
         lost = self._heads.lost_numbers
@@ -273,6 +274,10 @@ class Drafting(Guard[Sequence]):
             if problem is None:
                 continue
             stats = seq.record.speculation
+            if looks_up(seq.lookup):
+                self._part_failed(seq, self._heads.kind(head_number(seq.lookup)), problem)
+                seq.lookup = without_head(seq.lookup)
+                continue
             if stats is not None and stats.failure is None:
                 self.failures += 1
                 stats.failure = reason(problem)

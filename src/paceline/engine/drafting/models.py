@@ -97,6 +97,10 @@ class EngineDraftModels:
     def layers(self) -> int:
         return self._target.model.config.num_layers
 
+    @property
+    def heads(self) -> dict[str, str]:
+        return {name: head.config.kind for name, head in self._heads.heads.items() if name not in self._heads.lost}
+
     def add(self, name: str, model: LoadedModel) -> None:
         """Offer a model that is in memory already: {"method": "draft", "model": name} then means it."""
         self._in_memory[name] = model

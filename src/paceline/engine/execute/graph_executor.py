@@ -238,8 +238,9 @@ class GraphExecutor:
         count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]
         if fixed:
             return self._draft_rows.insist(count, max(fixed)), MOST_REPEATS
-        rows = self._draft_rows.choose(count)
-        return rows, TRIAL if self._draft_rows.tries(count, rows) else MOST_REPEATS
+        heads = self.graphs.decode.heads_for(running)
+        rows = self._draft_rows.choose(count, heads)
+        return rows, TRIAL if self._draft_rows.tries(count, rows, heads) else MOST_REPEATS
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """Just long enough for the host to keep up: who ends inside keeps others from a seat, and who comes waits for
@@ -341,9 +342,14 @@ class GraphExecutor:
         for decision in decisions:  # what comes behind the end of a text says nothing of it
             self._chances.learn(decision.rounds if decision.finish is None else decision.rounds[:-1])
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
+        heads = self._heads_of(step)
         if told:
-            self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds)
-        return RepeatTimes(reading.seconds, self._draft_rows.plain(len(step.groups)))
+            self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds, heads)
+        return RepeatTimes(reading.seconds, self._draft_rows.plain(len(step.groups), heads))
+
+    def _heads_of(self, step: Step) -> tuple[str, ...]:
+        """Trained heads that draft for those of a repeated step, whether or not they did in this one."""
+        return self.graphs.decode.heads_for([group.seq for group in step.groups])
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -437,7 +443,8 @@ class GraphExecutor:
                 step = self._read_last
                 # What is only tried is repeated less, and would have as much to do for it.
                 times = max(step.repeat, self._times)
-                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / times)
+                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / times,
+                                            self._heads_of(step))
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled

@@ -56,6 +56,9 @@ class TargetHeads:
         """By which a device tells them apart, from 1 on."""
         return 1 + list(self.heads).index(name)
 
+    def kind(self, number: int) -> str:
+        return list(self.heads.values())[number - 1].config.kind
+
     def planes(self, name: str) -> Planes:
         return self._planes[name]
 

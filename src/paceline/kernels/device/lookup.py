@@ -42,6 +42,21 @@ class HeadDraft(NamedTuple):
         return self.number * _HEAD + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
 
 
+class EitherDraft(NamedTuple):
+    """Looks a draft up and lets a head make one, and takes what promises more."""
+
+    lookup: Lookup
+    head: HeadDraft
+
+    def packed(self, most: int, always: bool = False) -> int:
+        """As columns.LOOKUP holds it."""
+        return self.lookup.packed(most, always) | self.head.packed(most, always)
+
+
+DeviceDraft = Lookup | HeadDraft | EitherDraft
+"""How a device drafts by itself."""
+
+
 def most_wanted(word: Any) -> Any:
     """Tokens that may be drafted at a time for whom a word of columns.LOOKUP stands. A number, or a tensor of them."""
     return word >> 16 & 255
@@ -50,3 +65,13 @@ def most_wanted(word: Any) -> Any:
 def head_number(word: Any) -> Any:
     """Of the head that a word of columns.LOOKUP asks for; 0: of none. A number, or a tensor of them."""
     return word // _HEAD
+
+
+def looks_up(word: Any) -> Any:
+    """Whether who has this word in columns.LOOKUP wants drafts that are looked up. A number, or a tensor of them."""
+    return word & 0xFFFF != 0
+
+
+def without_head(word: int) -> int:
+    """The word of who looks drafts up, and has lost the head that it had besides."""
+    return word % _HEAD

@@ -31,7 +31,7 @@ OF_THE_WHOLE = ("k", "nodes", "adaptive", "branches", "tree", "top_k", "choices"
 class CascadeDrafter(MadeOfParts):
     """Rounds of (small drafter proposes, middle model reads it all in one pass) until the chain is deep enough."""
 
-    needs = Needs(samples=True)
+    needs = Needs(samples=True, runs_model=True)
 
     def __init__(self, small: Part, middle: Drafter, model: DraftModel, small_k: int,
                  clock: Callable[[], float] = time.perf_counter) -> None:

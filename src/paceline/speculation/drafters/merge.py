@@ -6,12 +6,12 @@ to the nodes most likely to be accepted, whoever proposed them.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from paceline.speculation.drafter import Budget, DraftContext, Drafter
-from paceline.speculation.ensemble import Ensemble, Pack, shared_ensemble
+from paceline.speculation.ensemble import Ensemble, shared_ensemble
 from paceline.speculation.options import Options
+from paceline.speculation.packing import Pack, pack_likeliest
 from paceline.speculation.parts import Part
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -78,53 +78,17 @@ class MergeDrafter(Ensemble):
 
     def pack(self, sequence: DraftedSequence, drafts: dict[int, DraftTree], budget: Budget) -> Pack:
         records = self._records[sequence]
-        below = {part: _children(draft) for part, draft in drafts.items()}
-        depths = {part: draft.depths() for part, draft in drafts.items()}
         places = {part: _places(draft) for part, draft in drafts.items()}
-        scores: list[float] = []
-        pack = Pack(scores=scores)
-        queue: list[tuple[float, int, int, float, list[tuple[int, int]]]] = []
-        order = 0
 
-        def offer(proposals: list[tuple[int, int]], worth: float) -> None:
-            """Queue the children of nodes that are one in the packed tree, those with the same token as one."""
-            nonlocal order
-            together: dict[int, list[tuple[int, int]]] = {}
-            for part, node in proposals:
-                for child in below[part][node + 1]:
-                    together.setdefault(drafts[part].tokens[child], []).append((part, child))
-            for group in together.values():
-                part, node = group[0]
-                depth = depths[part][node]
-                if depth > budget.depth:
-                    continue
-                wrong, heard = 1.0, set()
-                for part, node in group:
-                    if part not in heard:
-                        heard.add(part)
-                        wrong *= 1.0 - records[part].estimate(depth, places[part][node])
-                chance = 1.0 - wrong
-                heapq.heappush(queue, (-worth * chance, depth, order, chance, group))
-                order += 1
-
-        offer([(part, -1) for part in drafts], 1.0)
-        while queue and len(pack.tree) < budget.nodes:
-            worth, _, _, chance, group = heapq.heappop(queue)
-            if -worth <= budget.price and len(pack.tree):
-                break
+        def chance(depth: int, group: Sequence[tuple[int, int]]) -> float:
+            wrong, heard = 1.0, set()
             for part, node in group:
-                pack.add_node(part, drafts[part], node)
-            scores.append(chance)
-            offer(group, -worth)
-        return pack
+                if part not in heard:
+                    heard.add(part)
+                    wrong *= 1.0 - records[part].estimate(depth, places[part][node])
+            return 1.0 - wrong
 
-
-def _children(draft: DraftTree) -> list[list[int]]:
-    """The children of node i at i + 1; those of the root at 0."""
-    below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
-    for node, parent in enumerate(draft.parents):
-        below[parent + 1].append(node)
-    return below
+        return pack_likeliest(drafts, chance, budget)
 
 
 def _places(draft: DraftTree) -> list[int]:

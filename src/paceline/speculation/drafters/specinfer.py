@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from paceline.speculation.drafter import Budget, DraftContext, Drafter
-from paceline.speculation.ensemble import Ensemble, Pack, shared_ensemble
+from paceline.speculation.ensemble import Ensemble, shared_ensemble
 from paceline.speculation.options import Options
+from paceline.speculation.packing import Pack
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
 

@@ -24,7 +24,7 @@ from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import RowGroup, Step
 from paceline.kernels.adapted import adapted
 from paceline.kernels.device.interface import DeviceDrafter
-from paceline.kernels.device.lookup import MOST_DRAFTED, head_number, most_wanted
+from paceline.kernels.device.lookup import MOST_DRAFTED, head_number, looks_up, most_wanted
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows
 from paceline.kernels.device.repeats import ROUND, Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows
@@ -123,20 +123,25 @@ class DecodeGraphs:
 
     def shape(self, sequences: Seq[Sequence], rows: int = 0) -> DecodeShape:
         """The least one that has room for these; with `rows` in all where there are to be drafts."""
+        heads = self.heads_for(sequences) if rows else ()
         wanted: dict[int, int] = {}
-        for seq in sequences if rows else ():
-            if self.drafts_for(seq):
-                number = head_number(seq.lookup)
-                wanted[number] = max(wanted.get(number, 0), most_wanted(seq.lookup))
-        heads = tuple(name for name in self._head_drafters if self._target_heads.number(name) in wanted)
+        for seq in sequences if heads else ():
+            number = head_number(seq.lookup)
+            wanted[number] = max(wanted.get(number, 0), most_wanted(seq.lookup))
         depth = max((self._head_drafters[name].depth(wanted[self._target_heads.number(name)]) for name in heads),
                     default=0)
         return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences), heads, depth)
 
+    def heads_for(self, sequences: Seq[Sequence]) -> tuple[str, ...]:
+        """Trained heads that draft for some of these, where there are to be drafts."""
+        wanted = {head_number(seq.lookup) for seq in sequences}
+        return tuple(name for name in self._head_drafters
+                     if self._target_heads.number(name) in wanted and name not in self._target_heads.lost)
+
     def lookahead(self, sequences: Seq[Sequence], rows: int) -> int:
         """Positions that a step of this shape may take for drafts, of each of these, each time."""
         shape = self.shape(sequences, rows)
-        if not shape.heads or any(self.drafts_for(seq) and not head_number(seq.lookup) for seq in sequences):
+        if not shape.heads or any(looks_up(seq.lookup) for seq in sequences):
             return shape.most
         return min(shape.most, max(self._head_drafters[name].reach(shape.depth) for name in shape.heads))
 
@@ -146,7 +151,8 @@ class DecodeGraphs:
 
     def drafts_for(self, seq: Sequence) -> bool:
         """Whether a step can draft for it: by look-ups, or by a head that has not failed."""
-        return seq.lookup > 0 and head_number(seq.lookup) not in self._target_heads.lost_numbers
+        return looks_up(seq.lookup) or (
+            seq.lookup > 0 and head_number(seq.lookup) not in self._target_heads.lost_numbers)
 
     def _room(self, groups: int, rows: int, with_adapters: bool, heads: tuple[str, ...] = (),
               wanted: int = 0) -> DecodeShape:

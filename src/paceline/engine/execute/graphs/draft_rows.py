@@ -18,6 +18,9 @@ TRIAL = 4
 """Times that a step is repeated which is only tried: long enough to be measured, short beside those that pay."""
 
 
+Heads = tuple[str, ...]
+
+
 def choices(groups: int) -> list[int]:
     """Rows of a step of so many sequences (of GROUPS) that are tried: with few of them texts that repeat themselves are
     worth long drafts, with many every row has its price."""
@@ -49,10 +52,11 @@ class _Choice:
 
 
 class DraftRows:
-    """For one engine. Choices are kept by how many sequences there are, roughly."""
+    """For one engine. Choices are kept by how many sequences there are, roughly, and by the trained heads (`heads`)
+    that draft for some of them: a head's passes take time, and its drafts are accepted more often, or less."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[int, _Choice]] = {}
+        self._known: dict[tuple[int, Heads], dict[int, _Choice]] = {}
         self._most_rows = MOST_ROWS
         """What there is memory for, as far as is known."""
 
@@ -70,12 +74,12 @@ class DraftRows:
         fitting = [rows for factor in (2, 3, 5, 8, 16) if (rows := factor * groups) <= self._most_rows]
         return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
 
-    def choose(self, running: int) -> int:
+    def choose(self, running: int, heads: Heads = ()) -> int:
         """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
         groups = _groups(running)
         if not groups:
             return 0
-        known = self._choices(groups)
+        known = self._choices(groups, heads)
         for rows, one in known.items():
             if not one.seconds:
                 return rows
@@ -92,36 +96,35 @@ class DraftRows:
                 return rows
         return best
 
-    def learn_host(self, running: int, rows: int, seconds: float) -> None:
+    def learn_host(self, running: int, rows: int, seconds: float, heads: Heads = ()) -> None:
         """The host had so much to do for each time of such a step."""
-        choice = self._known.get(_groups(running), {}).get(rows)
+        choice = self._known.get((_groups(running), heads), {}).get(rows)
         if choice is not None:
             choice.host += (WEIGHT if choice.host else 1.0) * (seconds - choice.host)
 
-    def tries(self, running: int, rows: int) -> bool:
+    def tries(self, running: int, rows: int, heads: Heads = ()) -> bool:
         """Whether so many rows, chosen for so many sequences, are not what is known to be best for them."""
-        groups = _groups(running)
-        known = self._known.get(groups)
+        known = self._known.get((_groups(running), heads))
         return known is not None and (rows != _best(known) or not all(one.seconds for one in known.values()))
 
-    def learn(self, running: int, rows: int, tokens: float, seconds: float) -> None:
+    def learn(self, running: int, rows: int, tokens: float, seconds: float, heads: Heads = ()) -> None:
         """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
         it ran."""
         groups = _groups(running)
-        choice = self._choices(groups).get(rows) if groups else None
+        choice = self._choices(groups, heads).get(rows) if groups else None
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
 
-    def plain(self, running: int) -> float | None:
+    def plain(self, running: int, heads: Heads = ()) -> float | None:
         """Seconds of a step of so many sequences without drafts; None: it was not measured."""
-        choice = self._known.get(_groups(running), {}).get(0)
+        choice = self._known.get((_groups(running), heads), {}).get(0)
         return choice.seconds if choice is not None and choice.seconds else None
 
-    def _choices(self, groups: int) -> dict[int, _Choice]:
-        known = self._known.get(groups)
+    def _choices(self, groups: int, heads: Heads) -> dict[int, _Choice]:
+        known = self._known.get((groups, heads))
         if known is None:
             possible = [rows for rows in choices(groups) if rows <= self._most_rows]
-            known = self._known[groups] = {rows: _Choice() for rows in (0, *possible)}
+            known = self._known[groups, heads] = {rows: _Choice() for rows in (0, *possible)}
         return known
 
 

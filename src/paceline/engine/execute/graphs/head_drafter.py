@@ -14,7 +14,7 @@ from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
 from paceline.kernels.device import columns
 from paceline.kernels.device.interface import DeviceKernels
-from paceline.kernels.device.lookup import ALWAYS, HIGHEST, head_number, most_wanted
+from paceline.kernels.device.lookup import ALWAYS, HIGHEST, LOOK_BACK, head_number, looks_up, most_wanted
 from paceline.kernels.device.operands import Controls, SampledRows
 from paceline.kernels.device.repeats import Drafts, RepeatInputs
 from paceline.kernels.device.rows import DeviceRows
@@ -28,7 +28,7 @@ NO_MATCH = -1
 
 class HeadDrafter:
     """Nothing in it is decided on the host, so it can be captured. Groups that want something else keep what they
-    have."""
+    have, and so do those that want either this or a look-up, and have found something that promises more."""
 
     def __init__(self, name: str, heads: TargetHeads, storage: KVStorage, blocks: Tensor, seats: DeviceSeats,
                  on_device: DeviceKernels) -> None:
@@ -74,6 +74,8 @@ class HeadDrafter:
         wanted = torch.minimum(most_wanted(words), room - 1)
         always = (words & ALWAYS) != 0
         going, reached, found = mine, torch.ones_like(places, dtype=torch.float32), torch.zeros_like(drafts.found)
+        promised = torch.zeros_like(reached)
+        made: list[tuple[Tensor, Tensor]] = []
         for index in range(levels):
             logits, confidence = drafting.logits(anchors)
             full = self._full(logits, tables.vocab_size)
@@ -86,10 +88,14 @@ class HeadDrafter:
             level = _levels(reached).masked_fill(always, HIGHEST)
             going = going & (sampled >= 0) & (index < wanted) & (level > 0)
             found = found + going.to(found.dtype)
-            drafts.tokens[:, index] = anchors.to(torch.int32).where(mine, drafts.tokens[:, index])
-            drafts.levels[:, index] = level.to(torch.int32).where(mine, drafts.levels[:, index])
-        drafts.found.copy_(found.where(mine, drafts.found))
-        drafts.matched.masked_fill_(mine, NO_MATCH)
+            promised = promised + reached.where(going, 0.0)
+            made.append((anchors.to(torch.int32), level.to(torch.int32)))
+        taken = mine & (~looks_up(words) | (promised > _promised(inputs, drafts)))
+        for index, (tokens, level) in enumerate(made):
+            drafts.tokens[:, index] = tokens.where(taken, drafts.tokens[:, index])
+            drafts.levels[:, index] = level.where(taken, drafts.levels[:, index])
+        drafts.found.copy_(found.where(taken, drafts.found))
+        drafts.matched.masked_fill_(taken, NO_MATCH)
 
     def _full(self, logits: Tensor, vocab_size: int) -> Tensor:
         ids = self._head.target_ids
@@ -121,6 +127,15 @@ class HeadDrafter:
         view = GroupView(self._blocks[:groups], self._slots(at).flatten().where(on, -1), self._window)
         return Layout(at.flatten().where(on, 0), list(range(0, groups * rows + 1, rows)), [0] * groups, [None] * groups,
                       self._block_size, [view], device_rows, mutual=one.mutual)
+
+
+def _promised(inputs: RepeatInputs, drafts: Drafts) -> Tensor:
+    """[G] how many tokens of what was looked up should be accepted, whether or not they are to be drafted always."""
+    most = drafts.tokens.shape[1]
+    levels = inputs.levels.index_select(0, drafts.matched.long().clamp(0, LOOK_BACK))[:, :most]
+    chances = LEAST_CHANCE ** ((HIGHEST - levels) / (HIGHEST - 1))
+    drafted = torch.arange(most, device=levels.device) < drafts.found[:, None]
+    return chances.where(drafted & (levels > 0), 0.0).sum(1)
 
 
 def _levels(reached: Tensor) -> Tensor:
