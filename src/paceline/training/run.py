@@ -114,8 +114,8 @@ class Run:
         with open_checkpoint(path) as checkpoint:
             context = read_config(checkpoint.config).context
         # Texts of one batch are short and many: computing one again is cheaper than host memory for each engine.
-        return {"model": str(path.absolute()), "device": str(device), "dtype": options.dtype, "speculation": None, "heads": (),
-                "enable_prefix_caching": False, "kernels": "auto" if device.type == "cuda" else "eager",
+        return {"model": str(path.absolute()), "device": str(device), "dtype": options.dtype, "speculation": None,
+                "heads": (), "enable_prefix_caching": False, "kernels": "auto" if device.type == "cuda" else "eager",
                 "max_model_len": min(options.prompt_tokens + options.new_tokens, context), "preemption": "recompute"}
 
     def _open(self, saved: dict[str, Any] | None, engines: Engines, engine: dict[str, Any]) -> None:
