@@ -1,6 +1,6 @@
 // The two integer products of attention over int8 keys and values: queries with keys, weights with values.
 //
-// In NEON, and plainly for everybody else: integer sums are exact, so both give the same bits.
+// In NEON, in AVX2 (a file of its own), and plainly for everybody else: integer sums are exact, so all give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,12 @@
 
 #include "attention_int8_tile.h"
 
+#if PACELINE_AVX2
+#include "attention_int8_avx2.h"
+#else
+
 namespace paceline {
 namespace {
-
-constexpr int kLargestHead = 256;
 
 #if PACELINE_NEON
 
@@ -236,3 +238,5 @@ inline void int8_weigh(const Weights<NQ>& weights, const Source&, const Int8Tile
 
 }  // namespace
 }  // namespace paceline
+
+#endif

@@ -9,6 +9,7 @@
 namespace paceline {
 namespace {
 
+constexpr int kLargestHead = 256;
 constexpr float kTiny = 1e-30f;  // scales below this stand for zeros; their inverse could overflow
 
 // d floats to int8 (d a multiple of 16); returns their scale. `out` may be where x begins.
