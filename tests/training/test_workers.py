@@ -58,6 +58,7 @@ def all_of(workers: Workers) -> Came:
     return came
 
 
+@pytest.mark.slow
 def test_whoever_makes_them_the_texts_are_the_same(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     given = some_work(target_folder, prompts)
     workers = Workers(given)

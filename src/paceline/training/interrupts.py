@@ -59,9 +59,10 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a worker: Ctrl-C reaches everybody at a terminal, and is the parent's to answer. A kill ends it quietly."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a worker: signals that reach everybody, at a terminal or from `timeout`, are the parent's to answer. A worker that
+    died of one in the midst of its kernels took the parent along where processes share a card (CUDA's MPS)."""
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
 
 
