@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline import LLM, SamplingParams
+from paceline.bench.gpu_shapes import config_of
 from paceline.cli import options as cli_options
 from paceline.config import EngineOptions
 from paceline.engine.build import build_engine
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.models.heads.block import BlockHead
+from paceline.models.heads.formats.read import read_head
 from paceline.models.heads.packaged import MOST_BYTES, PACKAGED_HEADS, packaged_heads
+from paceline.models.heads.tensors import MAPS
 from paceline.models.load.default_model import PACKAGED_MODELS
 
 FAMILY = Path(__file__).parents[1] / "family"
@@ -112,3 +116,14 @@ def test_what_is_packaged_belongs_to_a_model_that_is_known_and_is_small() -> Non
     for place in places:
         raw = json.loads((place / "config.json").read_text())
         assert raw["speculators_model_type"] == place.name and raw["paceline"]["tokenizer"]
+
+
+def test_what_is_packaged_is_read_for_its_models_shape() -> None:
+    """Of the model nothing is needed but its shape."""
+    places = [config.parent for config in PACKAGED_HEADS.glob("*/*/config.json")]
+    assert "smollm2-135m/dspark" in [f"{place.parent.name}/{place.name}" for place in places]
+    for place in places:
+        found = read_head(place, config_of(place.parent.name))
+        assert (found.config.kind, found.config.target) == (place.name, place.parent.name)
+        # Kernels of every backend take fc in floats, whatever it is stored as.
+        assert all(tensor.dtype == torch.float32 for name, tensor in found.tensors.items() if name not in MAPS)

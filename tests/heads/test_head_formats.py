@@ -19,8 +19,8 @@ from paceline.kernels import select
 from paceline.models.config import ModelConfig
 from paceline.models.heads.build import build_head
 from paceline.models.heads.formats.read import load_head, read_head
-from paceline.models.heads.formats.write import rounded, write_head
-from paceline.models.heads.tensors import MTP
+from paceline.models.heads.formats.write import GROUP, rounded, write_head
+from paceline.models.heads.tensors import MTP, expected
 
 EAGER = select(False, torch.device("cpu"))
 SHAPE = ModelConfig.from_dict(TARGET)
@@ -50,8 +50,8 @@ def drafts(head: Any) -> torch.Tensor:
 def same_drafts(path: Path, name: str) -> None:
     """The head in this folder drafts what the one in memory does."""
     config = CONFIGS[name]
-    expected = drafts(build_head(config, tensors(name), target(), MAX_LEN))
-    assert torch.equal(drafts(load_head(path, target(), MAX_LEN)), expected)
+    wanted = drafts(build_head(config, tensors(name), target(), MAX_LEN))
+    assert torch.equal(drafts(load_head(path, target(), MAX_LEN)), wanted)
 
 
 # ---------------------------------------------------------------- our own
@@ -86,27 +86,79 @@ def test_int8_is_codes_with_a_scale_per_row(tmp_path):
         (tmp_path / "head" / "config.json").read_text())
     name = "layers.0.mlp.down_proj.weight"
     codes, scale = stored[name], stored[f"{name}_scale"]
-    assert codes.dtype == torch.int8 and scale.shape == (codes.shape[0], 1) and scale.dtype == torch.float32
-    assert (codes * scale - tensors("dspark")[name]).abs().max() <= scale.max() / 2 + 1e-6
+    assert codes.dtype == torch.int8 and scale.shape == (codes.shape[0], 1) and scale.dtype == torch.bfloat16
+    assert (codes * scale.float() - tensors("dspark")[name]).abs().max() <= scale.max() / 2 + 1e-6
     assert (codes.abs().amax(1) == 127).all()
     assert stored["norm.weight"].dtype == torch.float16
-    assert stored["fc.weight"].dtype == torch.float16 and "fc" in raw["quantization_config"]["ignore"]
-    assert stored["d2t"].dtype == torch.int64 and stored["t2d"].sum() == CONFIGS["dspark"].draft_vocab_size
+    # Differences of ids below 128: a byte each holds them.
+    assert stored["d2t"].dtype == torch.int8 and stored["t2d"].sum() == CONFIGS["dspark"].draft_vocab_size
+    assert torch.equal(stored["d2t"].long(), tensors("dspark")["d2t"])
     assert raw["quantization_config"]["format"] == "int-quantized"
     assert raw["speculators_model_type"] == "dspark"
     zeros = rounded(torch.zeros(3, 4))
     assert not zeros[0].any() and not zeros[1].any()
 
 
+def test_int8_has_a_scale_for_columns_of_like_size_in_fc(tmp_path):
+    write_head(tmp_path / "head", CONFIGS["dspark"], tensors("dspark"), storage="int8")
+    stored, raw = load_file(tmp_path / "head" / "model.safetensors"), json.loads(
+        (tmp_path / "head" / "config.json").read_text())["quantization_config"]
+    codes, scale, group_of = (stored[f"fc.{part}"] for part in ("weight", "weight_scale", "weight_g_idx"))
+    rows, columns = codes.shape
+    assert (codes.dtype, scale.dtype, group_of.dtype) == (torch.int8, torch.bfloat16, torch.int32)
+    assert scale.shape == (rows, columns // GROUP) and (group_of.bincount() == GROUP).all()
+    kept = read_head(tmp_path / "head", SHAPE).tensors["fc.weight"]
+    assert torch.equal(kept, codes * scale.float()[:, group_of]) and kept.dtype == torch.float32
+    assert ((kept - tensors("dspark")["fc.weight"]).abs() <= scale.float()[:, group_of] / 2 + 1e-6).all()
+    groups = [group for group in raw["config_groups"].values() if group["targets"] == ["fc"]]
+    assert [(group["weights"]["strategy"], group["weights"]["group_size"], group["weights"]["actorder"])
+            for group in groups] == [("group", GROUP, "group")]
+    assert "fc" not in raw["ignore"]
+
+
 def test_int8_keeps_streams_of_very_different_sizes_apart(tmp_path):
-    """The last layers' streams are a hundred times the first ones', and what reads them is as much smaller."""
+    """The last layers' streams are a hundred times the first ones', and what reads them is as much smaller. So are
+    some features of each, between others."""
     name, source = "dspark", tensors("dspark")
-    uneven = source | {"fc.weight": source["fc.weight"] * torch.tensor([100.0, 0.01]).repeat_interleave(64)}
+    sizes = torch.tensor([100.0, 0.01]).repeat_interleave(64)
+    sizes[1::4] /= 300
+    uneven = source | {"fc.weight": source["fc.weight"] * sizes}
     write_head(tmp_path / "head", CONFIGS[name], uneven, storage="int8")
     kept = read_head(tmp_path / "head", SHAPE).tensors["fc.weight"]
-    for part in (slice(0, 64), slice(64, 128)):
+    for size in sizes.unique():
+        part = sizes == size
         error = (kept[:, part] - uneven["fc.weight"][:, part]).norm() / uneven["fc.weight"][:, part].norm()
-        assert error < 1e-3
+        assert error < 0.02
+
+
+def test_columns_that_make_no_groups_stay_in_floats(tmp_path):
+    """Groups are all of one size."""
+    config = replace(CONFIGS["eagle1"], hidden_size=60, num_heads=3, num_kv_heads=1, head_dim=20)
+    luck = torch.Generator().manual_seed(3)
+    made = {key: torch.randn(shape, generator=luck) for key, shape in expected(config).items()}
+    write_head(tmp_path / "head", config, made, storage="int8")
+    stored, raw = load_file(tmp_path / "head" / "model.safetensors"), json.loads(
+        (tmp_path / "head" / "config.json").read_text())["quantization_config"]
+    assert stored["fc.weight"].dtype == torch.float16 and raw["ignore"] == ["fc"]
+    assert torch.equal(stored["fc.weight"], made["fc.weight"].half())
+    assert [group["targets"] for group in raw["config_groups"].values()] == [["Linear"]]
+
+
+@pytest.mark.parametrize(("what", "sentence"), [
+    ({"drop": "fc.weight_scale"}, r"'fc\.weight'.*stored as I8"),
+    ({"drop": "fc.weight_g_idx"}, r"'fc\.weight_g_idx'.*groups"),
+    ({"add": {"fc.weight_g_idx": torch.full((128,), 8, dtype=torch.int32)}}, "groups outside of the 8"),
+    ({"add": {"fc.weight_g_idx": torch.zeros(127, dtype=torch.int32)}}, r"fc\.weight_g_idx.*\[127\].*\[128\]"),
+    ({"add": {"fc.weight_scale": torch.ones(64, 4)}}, r"fc\.weight_scale.*groups of 16"),
+    ({"add": {"fc.weight_scale": torch.ones(63, 8)}}, r"fc\.weight_scale.*\[63, 8\]"),
+    ({"add": {"fc.weight_scale": torch.full((64, 8), torch.nan)}}, "not numbers"),
+    ({"add": {"d2t": torch.full((40,), 90, dtype=torch.int8)}}, "'d2t'.*ascending"),
+])
+def test_broken_heads_in_int8_are_refused(what, sentence, tmp_path):
+    write_head(tmp_path / "head", CONFIGS["dspark"], tensors("dspark"), storage="int8")
+    edit(tmp_path / "head", **what)
+    with pytest.raises(ModelFormatError, match=sentence):
+        read_head(tmp_path / "head", SHAPE)
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -135,6 +187,13 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     write_head(path, config, changed, storage="float32", replace=True)
     assert torch.equal(read_head(path, SHAPE).tensors["norm.weight"], torch.ones(64))
     assert [file.name for file in tmp_path.iterdir()] == ["head"]
+
+
+def test_who_may_read_a_new_file_may_read_a_head(tmp_path):
+    (tmp_path / "file").touch()
+    write_head(tmp_path / "head", CONFIGS["eagle3"], tensors("eagle3"))
+    modes = {file.stat().st_mode for file in (tmp_path / "file", *(tmp_path / "head").iterdir())}
+    assert len(modes) == 1
 
 
 def test_what_is_written_is_checked_first(tmp_path):

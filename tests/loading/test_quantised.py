@@ -164,6 +164,8 @@ def test_packing_is_the_inverse_of_unpacking(bits: int, axis: int) -> None:
     (compressed_config(2), "num_bits 2"),
     (compressed_config(strategy="block"), "strategy 'block'"),
     (compressed_config() | {"config_groups": {}}, "0 kinds of weights"),
+    (compressed_config() | {"config_groups": {"a": {"targets": "fc", "weights": {"num_bits": 8}}}}, "targets 'fc'"),
+    (compressed_config() | {"config_groups": {"a": {"targets": ["re:("], "weights": {"num_bits": 8}}}}, "no pattern"),
     (compressed_config() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "4 bits"),
 ])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +15,8 @@ from paceline.models.load.quantised.settings import Settings
 
 FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 _SCALES = ("F16", "BF16", "F32")
+_CLASS, _PATTERN = "Linear", "re:"
+"""What targets say of modules that they do not name, and how they name many."""
 
 
 class CompressedTensors:
@@ -25,17 +29,16 @@ class CompressedTensors:
 
     def __init__(self, settings: Settings) -> None:
         settings.one_of("format", FORMATS)
-        schemes = [group.get("weights") for group in settings.mapping("config_groups").values()
-                   if isinstance(group, Mapping)]
-        weights = [Settings(scheme, settings.where) for scheme in schemes if isinstance(scheme, Mapping)]
-        kinds = {_kind(scheme) for scheme in weights}
+        groups = [Settings(group, settings.where) for group in settings.mapping("config_groups").values()
+                  if isinstance(group, Mapping)]
+        self._groups = [_group(group) for group in groups if isinstance(group.get("weights"), Mapping)]
+        kinds = {(group.bits, group.kind) for group in self._groups}
         if len({bits for bits, _ in kinds}) != 1:
             raise settings.refusal(f"{len(kinds)} kinds of weights in config_groups, where one is read")
         sparsity = settings.mapping("sparsity_config").get("format", "dense")
         if sparsity != "dense":
             raise settings.refusal(f"sparsity format {sparsity!r}")
         self._bits = next(iter(kinds))[0]
-        self._group_sizes = {_group_size(scheme) for scheme in weights}
         self._packs = settings.get("format") == "pack-quantized"
 
     @property
@@ -66,12 +69,20 @@ class CompressedTensors:
         else:
             codes, zeros = self._packed(parts, module, rows, columns, scales.shape[1])
         group_of = None
+        if all(group.in_order for group in self._groups_of(module)) and not parts.has(module, "weight_g_idx"):
+            raise ModelFormatError(f"tensor '{module}.weight_g_idx' is missing in {parts.folder.path}, and the config "
+                                   "says that groups are in an order of their own: download it again.")
         if parts.has(module, "weight_g_idx"):
             group_of = parts.take(module, "weight_g_idx", (columns,), ("I32", "I64")).to(torch.int64)
             if bool(((group_of < 0) | (group_of >= scales.shape[1])).any()):
                 raise ModelFormatError(f"tensor '{module}.weight_g_idx' in {parts.folder.path} names groups outside "
                                        f"of the {scales.shape[1]} that there are: download it again.")
         return Codes(codes, scales, zeros, group_of, bits)
+
+    def _groups_of(self, module: str) -> list[_Group]:
+        """Those it may belong to: that name it, else that have all matrices, else any."""
+        return [group for group in self._groups if group.names(module)] \
+            or [group for group in self._groups if _CLASS in group.targets] or self._groups
 
     def _packed(self, parts: Parts, module: str, rows: int, columns: int,
                 groups: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,25 +104,52 @@ class CompressedTensors:
         if found == (rows,):
             return parts.take(module, "weight_scale", found, _SCALES)[:, None]
         groups = found[1] if len(found) == 2 else 1
-        if not parts.has(module, "weight_g_idx"):
-            if groups < 1 or columns % groups:
-                groups = 1
-            if None not in self._group_sizes and columns // groups not in self._group_sizes:
-                sizes = " or ".join(map(str, self._group_sizes))
-                raise ModelFormatError(f"tensor '{module}.weight_scale' in {parts.folder.path} has shape "
-                                       f"{list(found)}, which does not scale {columns} columns in groups of "
-                                       f"{sizes}: config and weights do not belong together.")
+        if groups < 1 or columns % groups:
+            groups = 1
+        allowed = {group.group_size for group in self._groups_of(module)}
+        if None not in allowed and columns // groups not in allowed:
+            sizes = " or ".join(map(str, allowed))
+            raise ModelFormatError(f"tensor '{module}.weight_scale' in {parts.folder.path} has shape "
+                                   f"{list(found)}, which does not scale {columns} columns in groups of "
+                                   f"{sizes}: config and weights do not belong together.")
         return parts.take(module, "weight_scale", (rows, groups), _SCALES)
 
 
-def _kind(weights: Settings) -> tuple[int, str]:
-    kind = weights.one_of("type", ("int", "float"), "int")
-    return weights.one_of("num_bits", (4, 8) if kind == "int" else (8,)), kind
+@dataclass(frozen=True)
+class _Group:
+    """Modules whose weights are stored alike: one of config_groups."""
 
-
-def _group_size(weights: Settings) -> int | None:
+    targets: tuple[str, ...]
+    bits: int
+    kind: str
+    group_size: int | None
     """Columns that share a scale; None: all of a row, or as many as the scales say."""
-    if weights.one_of("strategy", ("tensor", "channel", "group"), "tensor") != "group":
-        return None
-    size = None if weights.get("group_size") is None else weights.group_size()
-    return None if size == -1 else size
+    in_order: bool
+    """Groups are not neighbouring columns, but those that weight_g_idx says."""
+
+    def names(self, module: str) -> bool:
+        return any(re.match(target.removeprefix(_PATTERN), module) is not None if target.startswith(_PATTERN)
+                   else target == module for target in self.targets)
+
+
+def _group(group: Settings) -> _Group:
+    weights = Settings(group.mapping("weights"), group.where)
+    kind = weights.one_of("type", ("int", "float"), "int")
+    bits = weights.one_of("num_bits", (4, 8) if kind == "int" else (8,))
+    size = None
+    if weights.one_of("strategy", ("tensor", "channel", "group"), "tensor") == "group" \
+            and weights.get("group_size") is not None:
+        size = weights.group_size()
+    return _Group(_targets(group), bits, kind, None if size == -1 else size, weights.get("actorder") == "group")
+
+
+def _targets(group: Settings) -> tuple[str, ...]:
+    targets = group.get("targets", [])
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise group.refusal(f"targets {targets!r}, which are no list of names")
+    for target in targets:
+        try:
+            re.compile(target.removeprefix(_PATTERN) if target.startswith(_PATTERN) else "")
+        except re.error:
+            raise group.refusal(f"target {target!r}, which is no pattern") from None
+    return tuple(targets)
