@@ -71,12 +71,8 @@ inline void multiply(const uint8_t* w, RowBlock x, int blocks, float (*out)[kLan
     [[maybe_unused]] const uint8_t* supers = w + size_t(blocks) * block_bytes(format);
     for (int b = 0; b < blocks; b++, w += block_bytes(format), x.next()) {
         Dots dots[M];
-        if constexpr (M <= 2) {
-            // A single row is bound by memory: ask for the weights well ahead of their use.
-            prefetch(w + 768);
-            prefetch(w + 768 + 64);
-            prefetch(w + 768 + 128);
-            if constexpr (format == Format::kI8) prefetch(w + 768 + 192);
+        if constexpr (M <= kWaitingRows) {
+            for (size_t line = 0; line < block_bytes(format); line += 64) prefetch(w + kAhead + line);
         }
         if constexpr (format == Format::kQ4 || format == Format::kQ4K) {
             dot_q4<M>(w, x, dots);
