@@ -1,5 +1,4 @@
 #include <cstring>
-#include <initializer_list>
 
 #include "kernels.h"
 
@@ -19,6 +18,9 @@ const Kernels* neon_kernels();
 #if defined(PACELINE_HAS_AVX2)
 const Kernels* avx2_kernels();
 #endif
+#if defined(PACELINE_HAS_AVX512VNNI)
+const Kernels* avx512vnni_kernels();
+#endif
 
 namespace {
 
@@ -36,6 +38,17 @@ bool has_dotprod() {
 }
 #endif
 
+#if defined(PACELINE_HAS_AVX2)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#endif
+
+#if defined(PACELINE_HAS_AVX512VNNI)
+bool has_avx512vnni() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
 }  // namespace
 
 const Kernels* kernels_by_name(const char* name) {
@@ -44,15 +57,16 @@ const Kernels* kernels_by_name(const char* name) {
     if (std::strcmp(name, "neon") == 0 && has_dotprod()) return neon_kernels();
 #endif
 #if defined(PACELINE_HAS_AVX2)
-    if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return avx2_kernels();
+    if (std::strcmp(name, "avx2") == 0 && has_avx2()) return avx2_kernels();
+#endif
+#if defined(PACELINE_HAS_AVX512VNNI)
+    if (std::strcmp(name, "avx512vnni") == 0 && has_avx512vnni()) return avx512vnni_kernels();
 #endif
     return nullptr;
 }
 
 const Kernels* best_kernels() {
-    for (const char* name : {"neon", "avx2"})
+    for (const char* name : kKernelNames)
         if (const Kernels* found = kernels_by_name(name)) return found;
     return portable_kernels();
 }

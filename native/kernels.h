@@ -59,17 +59,24 @@ constexpr int kTileRows = 4;  // rows of activations that are kept together
 constexpr size_t kTileBlock = kTileRows * (kBlock + 2 * sizeof(float));
 
 // Rows of activations in int8, with a scale and the (scaled) sum of the values for each block of a row: tiles of
-// kTileRows rows, block after block. The last tile may hold fewer rows; what is in the others does not matter.
+// kTileRows rows, block after block, then the starts. The last tile may hold fewer rows; what is in the others does not
+// matter. A start is -128 times the sum of a block's values: what a sum of products begins with where 128 is added to every
+// weight, for instructions that take only one of their factors with a sign.
 struct Quantised {
     uint8_t* data = nullptr;
     int blocks = 0;  // of a row
 
+    static size_t tile_bytes(int blocks) { return size_t(blocks) * (kTileBlock + kTileRows * sizeof(int32_t)); }
     // One block more than there are: kernels load the next block's values while they work on the last.
     static size_t bytes(int rows, int blocks) {
-        return (size_t((rows + kTileRows - 1) / kTileRows) * size_t(blocks) + 1) * kTileBlock;
+        return size_t((rows + kTileRows - 1) / kTileRows) * tile_bytes(blocks) + kTileBlock;
     }
     uint8_t* at(int row, int block) const {
-        return data + (size_t(row / kTileRows) * size_t(blocks) + size_t(block)) * kTileBlock;
+        return data + size_t(row / kTileRows) * tile_bytes(blocks) + size_t(block) * kTileBlock;
+    }
+    // Of all rows of a tile: kTileRows numbers for a block.
+    int32_t* starts(int row, int block) const {
+        return reinterpret_cast<int32_t*>(at(row, blocks)) + size_t(block) * kTileRows;
     }
 };
 
@@ -127,6 +134,9 @@ struct Kernels {
     // One token's key or value of one head into the cache; returns its scale (1 for the float formats). x may be overwritten.
     float (*store)(float* x, int d, Cache cache, bool key, void* target);
 };
+
+// Every table there is, the best first.
+constexpr const char* kKernelNames[] = {"neon", "avx512vnni", "avx2", "portable"};
 
 // The best table this machine can run, or the one asked for; nullptr if it cannot run here.
 const Kernels* best_kernels();

@@ -294,7 +294,7 @@ NB_MODULE(_native, m) {
     bind_suffix(m);
     m.def("available_kernels", [] {
         nb::list names;
-        for (const char* name : {"neon", "avx2", "portable"})
+        for (const char* name : kKernelNames)
             if (kernels_by_name(name) != nullptr) names.append(name);
         return names;
     });

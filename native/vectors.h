@@ -13,6 +13,9 @@
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define PACELINE_AVX2 1
 #include <immintrin.h>
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define PACELINE_VNNI 1  // floats stay eight wide: a wider sum would be another sum
+#endif
 #endif
 
 namespace paceline {

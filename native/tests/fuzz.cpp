@@ -268,7 +268,7 @@ int main() {
     fuzz_sampler();
     fuzz_suffix();
     int tables = 0;
-    for (const char* name : {"portable", "neon", "avx2"}) {
+    for (const char* name : kKernelNames) {
         const Kernels* table = kernels_by_name(name);
         if (table == nullptr) continue;
         kernels(*table);

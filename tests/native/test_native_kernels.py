@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels import cpu
+from paceline.measure.machine import inspect_machine
 
 native = cpu.load()
 pytestmark = pytest.mark.skipif(native is None, reason="the native kernels are not built here (no C++ compiler)")
@@ -58,14 +59,17 @@ def test_linear_agrees_with_the_quantised_product(seed: int, kind: str, groups: 
     q, scale = quantised(x)
     rounded = (q * scale[..., None].astype(np.float64)).reshape(rows, -1)
     expected = rounded @ weight.T.astype(np.float64)
+    found = set()
     for isa in ISAS:
         out = np.full((rows, groups * 8), np.nan, dtype=np.float32)
         matrix.linear(x, out, isa)
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        found.add(out.tobytes())
         for row in range(rows):  # a row alone has the same bits
             one = np.empty((1, groups * 8), dtype=np.float32)
             matrix.linear(x[row:row + 1], one, isa)
             assert one.tobytes() == out[row:row + 1].tobytes()
+    assert len(found) == 1, "every instruction set gives the same bits"
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,6 +107,24 @@ def test_rows_with_one_scale_multiply_like_their_own_values(seed: int, kind: str
     assert len(set(found)) == 1, "every instruction set gives the same bits"
 
 
+@pytest.mark.parametrize("form", ["q8", "q8f", "i8"])
+@pytest.mark.parametrize("weight", [-128, -127, 127])
+@pytest.mark.parametrize("activation", [-1.0, 1.0])
+def test_the_largest_bytes_overflow_nowhere(form: str, weight: int, activation: float) -> None:
+    """Sums of 16 bits, and bytes whose sign an offset takes, are at their limits: all weights and activations are."""
+    raw = np.full((8, 4, 34), weight, dtype=np.int8).view(np.uint8)
+    raw[..., :2] = np.array([1.0], dtype=np.float16).view(np.uint8)
+    matrix = native.Matrix(form, 8, 128)  # type: ignore[union-attr]
+    matrix.take_blocks(raw.reshape(8, -1), "Q8_0", 0)
+    kept = np.empty((1, 128), dtype=np.float32)
+    matrix.embed(np.array([3]), kept)
+    for isa in ISAS:
+        for rows in range(1, 10):
+            out = np.empty((rows, 8), dtype=np.float32)
+            matrix.linear(np.full((rows, 128), 127 * activation, dtype=np.float32), out, isa)
+            np.testing.assert_allclose(out, 127 * activation * kept.sum(), rtol=1e-6, err_msg=f"{isa}, {rows} rows")
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_embedding_rows_come_back_exactly(kind: str) -> None:
     raw, weight = random_blocks(np.random.default_rng(3), kind, 24, 96)
@@ -119,6 +141,14 @@ def test_floats_are_packed_to_within_half_a_step() -> None:
     matrix.embed(np.arange(16), out)
     step = np.abs(weight.reshape(16, 2, 32)).max(-1) / 127
     assert (np.abs(out - weight).reshape(16, 2, 32) <= step[..., None] * 0.51 + 1e-6).all()
+
+
+def test_a_processor_with_vnni_runs_the_kernels_for_it() -> None:
+    wanted = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
+    missing = wanted - set(inspect_machine().instruction_sets)
+    if missing:
+        pytest.skip(f"this processor is not known to have {', '.join(sorted(missing))}")
+    assert ISAS == ["avx512vnni", "avx2", "portable"]
 
 
 def test_wrong_arguments_are_errors() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.config import available_memory
 
 _TELLING_FLAGS = (
-    "sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16",
-    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni",
+    "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )
 """Instruction sets that decide which number formats are quick, x86 then Arm."""
