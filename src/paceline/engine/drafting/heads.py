@@ -10,18 +10,17 @@ import torch
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
-from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
-from paceline.engine.drafting.lines import Line, lines_layout
+from paceline.engine.drafting.cached_models import base_of, draft_paths
+from paceline.engine.drafting.lines import Line, blocks_layout, lines_layout
 from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
-from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
-from paceline.models.heads.interface import Head, Opened, Pass, Round
+from paceline.models.heads.interface import Best, Head, Opened, Pass, Round
 from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
@@ -108,9 +107,7 @@ class HeadModel:
         self._positions = cache.max_blocks_per_seq * cache.block_size
         """That a sequence can hold."""
         self._longest = min(longest, self._positions)
-        group = storage.groups[GROUP]
-        self._window = group.window
-        self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
+        self._window = storage.groups[GROUP].window
         self._sampler = DraftSampler(vocab_size)
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
 
@@ -192,12 +189,10 @@ class HeadModel:
 
     def _layout(self, members: Seq[Member], one: Pass, rows: int) -> Layout:
         """A pass over `rows` rows of each sequence."""
-        groups = []
-        for member in members:
-            # Who has no position left for a pass that others need writes over its last one, and is not asked any more.
-            start = min(member.anchor + one.first, member.end - rows)
-            groups.append(ReadRows(member.seq, start, [0] * rows, None, rows))
-        layout = self._builder.build(groups).layout
+        # Who has no position left for a pass that others need writes over its last one, and is not asked any more.
+        starts = [min(member.anchor + one.first, member.end - rows) for member in members]
+        layout = blocks_layout(starts, rows, [member.seq for member in members], self._cache.tables[GROUP],
+                               self._cache.block_size, self._window)
         layout.mutual = one.mutual
         return self._on_device(layout)
 
@@ -223,6 +218,7 @@ class HeadModel:
         if any(len(one.place.path) != depth for one in asked) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
         rows: list[int] = []
+        best: Best | None = None
         while opened.taken <= depth and opened.round is not None:
             # Tokens that a sequence is continued from come first, and there is one line of them.
             rows = self._forked(opened, asked) if opened.taken == depth else [one.member for one in asked]
@@ -233,8 +229,11 @@ class HeadModel:
                 for row, one in zip(rows, asked):
                     if row != NOWHERE:
                         opened.previous[row] = one.place.path[opened.taken - 1]
-            previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
-            logits, confidence = opened.round.logits(previous)
+            if opened.taken == depth and all(_is_plain(one.place) for one in asked):
+                best = opened.round.best(opened.previous)
+            if best is None:
+                previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
+                logits, confidence = opened.round.logits(previous)
             opened.taken += 1
             opened.left -= 1
             if not opened.left:
@@ -242,7 +241,10 @@ class HeadModel:
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         able = [(row, one.place) for row, one in zip(rows, asked) if row != NOWHERE]
-        found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
+        if best is not None:
+            found = iter([Samples([best.tokens[row]], confidences=[min(1.0, best.chances[row])]) for row, _ in able])
+        else:
+            found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
         samples = iter([NO_SAMPLES if row == NOWHERE else next(found) for row in rows])
         return [[next(samples) for _ in ask.at] for ask in asks]
 
