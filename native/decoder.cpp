@@ -127,15 +127,28 @@ void Decoder::store_head(const Layer& layer, float* x, bool key, int head, int64
     if (cache_ == Cache::kI8) (key ? layer.cache.key_scales : layer.cache.value_scales)[at] = factor;
 }
 
-void Decoder::keep(const Matrix& matrix, const float* norm, const float* hidden, int rows, const int64_t* positions,
-                   const int64_t* slots) {
+void Decoder::keep(const Matrix& mix, const Matrix& matrix, const float* norm, const std::vector<const float*>& taps,
+                   int rows, const int64_t* positions, const int64_t* slots) {
     if (rows == 0) return;
     reserve(rows);
-    const int d = shape_.head_dim, kv = shape_.kv_heads, each = 2 * kv;
-    const int64_t width = matrix.view().rows, heads = int64_t(layers_.size()) * each;
+    const int d = shape_.head_dim, kv = shape_.kv_heads, each = 2 * kv, blocks = shape_.hidden / kBlock;
+    const int64_t width = matrix.view().rows, heads = int64_t(layers_.size()) * each, streams = int64_t(taps.size());
     kept_.resize(std::max(kept_.size(), size_t(rows) * size_t(width)));
+    mixed_.resize(std::max(mixed_.size(), size_t(rows) * size_t(shape_.hidden)));
+    taps_int8_.resize(std::max(taps_int8_.size(), Quantised::bytes(rows, int(streams) * blocks)));
+    const Quantised tapped{taps_int8_.data(), int(streams) * blocks};
     pool_.run([&](int id) {
-        gemm(id, matrix, rounded(id, hidden, norm, matrix, rows), rows, kept_.data(), width, false);
+        int64_t first, last;
+        Team::share(rows * streams, id, pool_.size(), &first, &last);
+        for (int64_t job = first; job < last; job++) {
+            const int64_t row = job / streams, stream = job % streams;
+            kernels_->quantise(taps[size_t(stream)] + row * shape_.hidden, blocks, tapped, int(row), int(stream) * blocks,
+                               mix.view().spread);
+        }
+        pool_.team().barrier();
+        gemm(id, mix, tapped, rows, mixed_.data(), shape_.hidden, false);
+        pool_.team().barrier();
+        gemm(id, matrix, rounded(id, mixed_.data(), norm, matrix, rows), rows, kept_.data(), width, false);
         pool_.team().barrier();
         int64_t begin, end;
         Team::share(rows * heads, id, pool_.size(), &begin, &end);

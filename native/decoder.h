@@ -46,10 +46,10 @@ class Decoder {
     // [first, last].
     void run(const StepView& step, int first, int last, float* hidden, const std::vector<Tap>& taps = {});
 
-    // Only store: keys and values of every layer, made of norm(hidden[r]) by one matrix that holds the rows of keys and
-    // values of layer after layer. slots: of the rows.
-    void keep(const Matrix& matrix, const float* norm, const float* hidden, int rows, const int64_t* positions,
-              const int64_t* slots);
+    // Only store: keys and values of every layer, made of norm(mix . (taps[0][r], taps[1][r], ...)) by one matrix that
+    // holds the rows of keys and values of layer after layer. taps: [rows, hidden] each. slots: of the rows.
+    void keep(const Matrix& mix, const Matrix& matrix, const float* norm, const std::vector<const float*>& taps, int rows,
+              const int64_t* positions, const int64_t* slots);
 
     // out[r] = matrix . norm(hidden[r]) for `rows` rows.
     void head(const Matrix& matrix, const float* norm, const float* hidden, int rows, float* out, int64_t ldout);
@@ -78,8 +78,8 @@ class Decoder {
     PagedAttention attention_;
 
     // Scratch, grown as needed.
-    std::vector<float> normed_, qkv_, attended_, gate_up_, kept_;
-    std::vector<uint8_t> int8_, gated_int8_;
+    std::vector<float> normed_, qkv_, attended_, gate_up_, kept_, mixed_;
+    std::vector<uint8_t> int8_, gated_int8_, taps_int8_;
     std::vector<std::vector<uint8_t>> own_int8_;   // a thread's own, for few rows
 };
 

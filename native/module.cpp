@@ -11,6 +11,7 @@
 
 #include "boundary.h"
 #include "decoder.h"
+#include "markov_module.h"
 #include "sampler_module.h"
 #include "suffix_module.h"
 #include "workers_module.h"
@@ -140,24 +141,32 @@ class Model {
         decoder_->run(step, first, last, hidden.data(), copies);
     }
 
-    void keep(std::shared_ptr<Matrix> matrix, const Vector<float>& norm, const Rows<float>& hidden,
+    void keep(std::shared_ptr<Matrix> mix, std::shared_ptr<Matrix> matrix, const Vector<float>& norm, nb::list taps,
               const Vector<int64_t>& positions, const Vector<int64_t>& slots) {
         if (!bound_) throw std::invalid_argument("bind the cache before running");
         const size_t wide = decoder_->layers().size() * 2 * size_t(shape_.kv_heads) * size_t(shape_.head_dim);
+        checked(mix, shape_.hidden, int(nb::len(taps)) * shape_.hidden, "what mixes the taps");
         if (!matrix || matrix->view().cols != shape_.hidden || size_t(matrix->view().rows) < wide)
             throw std::invalid_argument("the matrix must hold the rows of keys and values of every layer");
-        if (norm.shape(0) != size_t(shape_.hidden) || hidden.shape(1) != size_t(shape_.hidden))
-            throw std::invalid_argument("norm and hidden must be as wide as the model");
-        if (positions.shape(0) != hidden.shape(0) || slots.shape(0) != hidden.shape(0))
-            throw std::invalid_argument("one position and one slot a row");
+        if (norm.shape(0) != size_t(shape_.hidden)) throw std::invalid_argument("norm must be as wide as the model");
+        const size_t rows = positions.shape(0);
+        if (slots.shape(0) != rows) throw std::invalid_argument("one position and one slot a row");
+        std::vector<Rows<float>> held;
+        std::vector<const float*> streams;
+        for (size_t t = 0; t < nb::len(taps); t++) {
+            held.push_back(nb::cast<Rows<float>>(taps[t], false));
+            if (held.back().shape(0) != rows || held.back().shape(1) != size_t(shape_.hidden))
+                throw std::invalid_argument("what is tapped must be [rows, hidden]");
+            streams.push_back(held.back().data());
+        }
         const int64_t limit = *std::min_element(slots_.begin(), slots_.end());
-        for (size_t r = 0; r < hidden.shape(0); r++) {
+        for (size_t r = 0; r < rows; r++) {
             if (positions(r) < 0 || positions(r) >= decoder_->max_positions())
                 throw std::invalid_argument("a row lies beyond the model's positions");
             if (slots(r) < 0 || slots(r) >= limit) throw std::invalid_argument("a slot lies outside the cache");
         }
         nb::gil_scoped_release free;
-        decoder_->keep(*matrix, norm.data(), hidden.data(), int(hidden.shape(0)), positions.data(), slots.data());
+        decoder_->keep(*mix, *matrix, norm.data(), streams, int(rows), positions.data(), slots.data());
     }
 
     void head(std::shared_ptr<Matrix> matrix, const Vector<float>& norm, const Rows<float>& hidden,
@@ -284,12 +293,13 @@ NB_MODULE(_native, m) {
         .def("run", &Model::run, "hidden"_a.noconvert(), "positions"_a.noconvert(), "offsets"_a.noconvert(), "starts"_a.noconvert(), "parents"_a.none(), "block_size"_a,
              "tables"_a, "slots"_a, "windows"_a, "first"_a, "last"_a, "mutual"_a = false, "taps"_a = nb::list(),
              "tapped"_a = nb::list())
-        .def("keep", &Model::keep, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "positions"_a.noconvert(),
+        .def("keep", &Model::keep, "mix"_a, "matrix"_a, "norm"_a.noconvert(), "taps"_a, "positions"_a.noconvert(),
              "slots"_a.noconvert())
         .def("head", &Model::head, "matrix"_a, "norm"_a.noconvert(), "hidden"_a.noconvert(), "out"_a.noconvert())
         .def_prop_ro("kernels", &Model::kernels)
         .def_prop_ro("threads", &Model::threads);
     bind_workers(m);
+    bind_markov(m);
     bind_sampler(m);
     bind_suffix(m);
     m.def("available_kernels", [] {

@@ -95,6 +95,9 @@ class KeepingRound:
         self._head = head
         self.calls = 0
 
+    def best(self, previous: Any) -> None:
+        return None
+
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.calls += 1
         assert len(previous) == len(self._logits)
@@ -131,6 +134,9 @@ class KnowingRound:
         self._width = width
         self._wrong = wrong
         self._calls = 0
+
+    def best(self, previous: Any) -> None:
+        return None
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         out = torch.zeros(len(previous), self._width)

@@ -127,15 +127,19 @@ class DraftHand(Hand):
     @torch.inference_mode()
     def draft(self, seqs: list[Held], anchors: list[int], drafted: list[list[int]]) -> tuple[Any, Any]:
         """Logits [S, K, draft vocabulary] and confidences [S, K] or None, where these tokens are chosen."""
-        depth = len(drafted[0]) + 1
+        drafting = self.open(seqs, anchors, len(drafted[0]) + 1)
+        found = [drafting.logits(torch.tensor(previous)) for previous in [anchors, *zip(*drafted)]]
+        confidences = None if found[0][1] is None else torch.stack([one for _, one in found], dim=1)
+        return torch.stack([one for one, _ in found], dim=1), confidences
+
+    @torch.inference_mode()
+    def open(self, seqs: list[Held], anchors: list[int], depth: int) -> Any:
+        """A round of so many tokens."""
         layouts = [self._pass_layout(seqs, one.first, one.rows, one.mutual) for one in self.head.passes(depth)]
         size = self.block_size
         before = [seq.tables[0][(len(seq.tokens) - 1) // size] * size + (len(seq.tokens) - 1) % size for seq in seqs]
         opened = Opened(torch.tensor(anchors), torch.tensor(before), layouts, depth)
-        drafting = self.head.open(opened, self.planes, self.kernels)
-        found = [drafting.logits(torch.tensor(previous)) for previous in [anchors, *zip(*drafted)]]
-        confidences = None if found[0][1] is None else torch.stack([one for _, one in found], dim=1)
-        return torch.stack([one for one, _ in found], dim=1), confidences
+        return self.head.open(opened, self.planes, self.kernels)
 
     def _pass_layout(self, seqs: list[Held], first: int, rows: int, mutual: bool) -> Layout:
         layout = self.layout([Rows(Held(seq.tokens + [0] * first, seq.tables), [0] * rows) for seq in seqs])

@@ -63,8 +63,9 @@ def test_layers_follow_other_planes_wherever_these_lie():
     kernels, config = NativeKernels(1), CONFIGS["dspark"]
     first = {plane.name: torch.zeros(8, *plane.shape) for plane in head.planes(torch.float32, torch.float32)}
     second = {name: plane if name.endswith("keys") else torch.zeros_like(plane) for name, plane in first.items()}
+    tapped = [torch.ones(1, config.hidden_size) for _ in config.taps]
     for planes in (first, second):
-        head.native.keep(torch.ones(1, config.hidden_size), torch.tensor([3]), torch.tensor([5]), planes, kernels)
+        head.native.keep(tapped, torch.tensor([3]), torch.tensor([5]), planes, kernels)
     assert all(plane[5].any() for plane in second.values())
 
 
@@ -80,13 +81,15 @@ def keeping() -> Iterator[tuple[Any, dict[str, Any]]]:
     model.add_layer(ones, ones, *matrices, 0, nothing, nothing, nothing)
     keys, values = torch.zeros(8, 2, 16), torch.zeros(8, 2, 16)  # the model holds none of them
     model.bind_cache([keys], [values], [], [])
-    yield model, {"matrix": native.Matrix("q8", 64, 64), "norm": ones, "hidden": np.ones((2, 64), dtype=np.float32),
-                  "positions": np.array([3, 4]), "slots": np.array([1, 7])}
+    yield model, {"mix": native.Matrix("q8", 64, 128), "matrix": native.Matrix("q8", 64, 64), "norm": ones,
+                  "taps": [np.ones((2, 64), dtype=np.float32)] * 2, "positions": np.array([3, 4]),
+                  "slots": np.array([1, 7])}
     del keys, values
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("norm", np.ones(32, dtype=np.float32)), ("hidden", np.ones((2, 32), dtype=np.float32)),
+    ("norm", np.ones(32, dtype=np.float32)), ("taps", [np.ones((2, 32), dtype=np.float32)] * 2),
+    ("taps", [np.ones((2, 64), dtype=np.float32)]), ("taps", [np.ones((1, 64), dtype=np.float32)] * 2),
     ("positions", np.array([3])), ("positions", np.array([3, 16])), ("positions", np.array([-1, 4])),
     ("slots", np.array([1])), ("slots", np.array([1, 8])), ("slots", np.array([-1, 2]))])
 def test_wrong_arguments_are_errors(keeping, name, value):
@@ -101,6 +104,47 @@ def test_a_matrix_without_every_layers_rows_is_an_error(keeping):
     for rows, cols in ((56, 64), (64, 32)):
         with pytest.raises(ValueError):
             model.keep(**(arguments | {"matrix": native.Matrix("q8", rows, cols)}))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_greedy_tokens_of_a_block_in_one_call(threads):
+    """What the logits say slot by slot, whoever is in company, and also behind tokens that are not the likeliest."""
+    from paceline.kernels.cpu.backend import NativeKernels
+    head: Any = made("dspark", packed=True)
+    assert head.greedy is not None
+    hand, texts = DraftHand(target(packed=True), head, NativeKernels(threads)), [text(1, 21), text(2, 6), text(5, 9)]
+    seqs = [hand.new() for _ in texts]
+    hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
+    previous, depth = [tokens[-1] for tokens in texts], longest(CONFIGS["dspark"])
+    slowly, quickly = (hand.open(seqs, previous, depth) for _ in range(2))
+    for slot in range(depth):
+        logits, confidence = slowly.logits(torch.tensor(previous))
+        tokens, chances = quickly.best(previous)
+        assert tokens == head.target_ids[logits.argmax(-1)].tolist()
+        np.testing.assert_allclose(chances, confidence.numpy(), atol=1e-5)
+        previous = [7, 8, 9] if slot == 1 else tokens
+
+
+def test_of_equally_likely_tokens_the_first():
+    """Whichever thread has looked at it, and beyond the last whole group of tokens."""
+    assert native is not None
+    first, second = native.Matrix("q8", 24, 32), native.Matrix("q8", 24, 32)
+    for matrix in (first, second):
+        matrix.take_floats(np.zeros((24, 32), dtype=np.float32), 0)
+    chain = native.Markov(first, second, 22, np.arange(22) + 2, 3)
+    base = np.zeros((2, 3, 22), dtype=np.float32)
+    base[0, 1, [5, 13, 21]] = 1.0
+    base[1, 1, 21] = 1.0
+    tokens = np.empty((2, 3), dtype=np.int64)
+    chain.best(base, np.array([0, 1]), tokens)
+    assert tokens.tolist() == [[2, 7, 2], [2, 23, 2]]
+    for wrong in ({"base": base[:, :, :16].copy()}, {"previous": np.array([0])}, {"previous": np.array([0, 24])},
+                  {"tokens": np.empty((2, 2), dtype=np.int64)}):
+        with pytest.raises(ValueError):
+            chain.best(**({"base": base, "previous": np.array([0, 1]), "tokens": tokens} | wrong))
+    for ids, width in ((np.arange(22) + 3, 22), (np.arange(21), 22), (np.arange(25), 25)):
+        with pytest.raises(ValueError):
+            native.Markov(first, second, width, ids, 1)
 
 
 def test_rows_of_trees_are_no_block(keeping):

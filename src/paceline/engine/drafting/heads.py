@@ -21,7 +21,7 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
-from paceline.models.heads.interface import Head, Opened, Pass, Round
+from paceline.models.heads.interface import Best, Head, Opened, Pass, Round
 from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
@@ -223,6 +223,7 @@ class HeadModel:
         if any(len(one.place.path) != depth for one in asked) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
         rows: list[int] = []
+        best: Best | None = None
         while opened.taken <= depth and opened.round is not None:
             # Tokens that a sequence is continued from come first, and there is one line of them.
             rows = self._forked(opened, asked) if opened.taken == depth else [one.member for one in asked]
@@ -233,8 +234,11 @@ class HeadModel:
                 for row, one in zip(rows, asked):
                     if row != NOWHERE:
                         opened.previous[row] = one.place.path[opened.taken - 1]
-            previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
-            logits, confidence = opened.round.logits(previous)
+            if opened.taken == depth and all(_is_plain(one.place) for one in asked):
+                best = opened.round.best(opened.previous)
+            if best is None:
+                previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
+                logits, confidence = opened.round.logits(previous)
             opened.taken += 1
             opened.left -= 1
             if not opened.left:
@@ -242,7 +246,10 @@ class HeadModel:
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         able = [(row, one.place) for row, one in zip(rows, asked) if row != NOWHERE]
-        found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
+        if best is not None:
+            found = iter([Samples([best.tokens[row]], confidences=[min(1.0, best.chances[row])]) for row, _ in able])
+        else:
+            found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
         samples = iter([NO_SAMPLES if row == NOWHERE else next(found) for row in rows])
         return [[next(samples) for _ in ask.at] for ask in asks]
 

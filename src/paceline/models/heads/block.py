@@ -8,7 +8,8 @@ draft is to be accepted (confidence head).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 
@@ -17,7 +18,8 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.greedy import GreedySlots
+from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.markov import MarkovHead, markov_head
 from paceline.models.heads.native import NativeLayers
@@ -45,9 +47,13 @@ class BlockHead(BaseHead):
                                      weights.take("confidence_head.proj.bias", (1,)))
         self.rope = load_rope(config, max_model_len, self.device)
         self.native: NativeLayers | None = None
-        if NativeLayers.fits(config, self.layers, self.context):
-            self.native = NativeLayers(config, self.layers, self.norms, self.context.weight, self.hidden_norm,
+        if NativeLayers.fits(config, self.layers, self.fc, self.context):
+            self.native = NativeLayers(config, self.layers, self.norms, self.fc, self.context, self.hidden_norm,
                                        self.rope)
+        self.greedy: GreedySlots | None = None
+        if GreedySlots.fits(config, self.markov, self.confidence):
+            assert self.markov is not None and self.confidence is not None
+            self.greedy = GreedySlots(config, self.markov, self.confidence, self.norm, self.target_ids)
         assert config.mask_token_id is not None
         self.mask = self.embed(torch.tensor([config.mask_token_id], device=self.device))
 
@@ -58,11 +64,11 @@ class BlockHead(BaseHead):
         return (Pass(0, self.config.block_size, mutual=True),)
 
     def store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows, planes: Planes, kernels: Kernels) -> None:
-        streams = self.fc(torch.cat([tapped[tap] for tap in self.config.taps], dim=-1), kernels).contiguous()
+        streams = [tapped[tap] for tap in self.config.taps]
         if self.native is not None and isinstance(kernels, NativeKernels) and self.native.takes(planes):
             self.native.keep(streams, rows.layout.positions, rows.view.slots, planes, kernels)
             return
-        context = kernels.norm(streams, self.hidden_norm)
+        context = kernels.norm(self.fc(torch.cat(streams, dim=-1), kernels).contiguous(), self.hidden_norm)
         turned = self.rope.at(rows.layout.positions)
         for layer, kv in zip(self.layers, self.context(context, kernels).chunk(len(self.layers), dim=-1)):
             layer.keep(kv, turned, rows.view.slots, planes, kernels)
@@ -73,29 +79,44 @@ class BlockHead(BaseHead):
         rows = len(layout.positions) // sequences
         anchors = self.embed(opened.anchors)
         x = torch.cat((anchors[:, None], self.mask.expand(sequences, rows - 1, -1)), dim=1).flatten(0, 1)
-        if self.native is not None and isinstance(kernels, NativeKernels) and self.native.takes(planes):
-            self.native.run(x, layout, planes, kernels)
+        native = self.native
+        if native is not None and isinstance(kernels, NativeKernels) and native.takes(planes):
+            native.run(x, layout, planes, kernels)
         else:
+            native = None
             turned = self.rope.at(layout.positions)
             for layer, norm in zip(self.layers, self.norms):
                 x = layer(x, norm, x, layout, view, turned, planes, kernels)
         first = 0 if self.config.sample_from_anchor else 1
         slots = min(opened.depth, rows - first)
-        drafting = x.view(sequences, rows, -1)[:, first:first + slots].flatten(0, 1)
-        hidden = kernels.norm(drafting, self.norm)
-        logits = self.lm_head(hidden, kernels).float()
-        return BlockRound(self, hidden.view(sequences, slots, -1), logits.view(sequences, slots, -1), kernels)
+        drafting = x.view(sequences, rows, -1)[:, first:first + slots].contiguous()
+        logits = None
+        if native is not None and isinstance(kernels, NativeKernels):
+            logits = native.logits(drafting.flatten(0, 1), self.norm, self.lm_head, planes, kernels)
+        return BlockRound(self, drafting, logits, kernels)
 
 
 class BlockRound:
     """The Markov head and the confidence head, slot after slot."""
 
-    def __init__(self, head: BlockHead, hidden: torch.Tensor, logits: torch.Tensor, kernels: Kernels) -> None:
-        self._head, self._hidden, self._logits, self._kernels = head, hidden, logits, kernels
+    def __init__(self, head: BlockHead, drafting: torch.Tensor, logits: torch.Tensor | None, kernels: Kernels) -> None:
+        """drafting [S, slots, h]: what the layers left. `logits` [S slots, V]: of that, where somebody has made them
+        of it already."""
+        self._head, self._drafting, self._kernels = head, drafting, kernels
+        if logits is None:
+            logits = head.lm_head(self._hidden.flatten(0, 1), kernels).float()
+        self._logits = logits.view(*drafting.shape[:2], -1)
         self._slot = 0
         self._state: torch.Tensor | None = None
         self._blocks: torch.Tensor | None = None
         """The block that each line goes through; None: line i through block i."""
+        self._ahead: list[Best] = []
+        """What follows greedily, slot after slot, up to the last one."""
+
+    @cached_property
+    def _hidden(self) -> torch.Tensor:
+        """[S, slots, h], normed."""
+        return self._kernels.norm(self._drafting.flatten(0, 1), self._head.norm).view(self._drafting.shape)
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         head, kernels, slot = self._head, self._kernels, self._slot
@@ -114,6 +135,18 @@ class BlockRound:
         if before is not None and head.config.confidence_head_with_markov:
             seen = torch.cat((hidden, before), dim=-1)
         return logits.contiguous(), torch.sigmoid(head.confidence(seen, kernels).float()[:, 0])
+
+    def best(self, previous: Sequence[int]) -> Best | None:
+        greedy, kernels, slot = self._head.greedy, self._kernels, self._slot
+        if greedy is None or not isinstance(kernels, NativeKernels) or self._blocks is not None:
+            return None
+        self._slot += 1
+        count = self._logits.shape[1]
+        expected = self._ahead[slot - 1 - count].tokens if 0 < count - slot < len(self._ahead) else None
+        if expected != previous:  # the first call, or somebody went another way
+            logits, drafting = self._logits[:, slot:].numpy(), self._drafting[:, slot:].numpy()
+            self._ahead = greedy.best(logits, drafting, previous, kernels)
+        return self._ahead[slot - count]
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._blocks = lines if self._blocks is None else self._blocks.index_select(0, lines)

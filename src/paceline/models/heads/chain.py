@@ -8,7 +8,7 @@ looks at it (GroupView.first).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from paceline.kernels.layout import Layout
 from paceline.kernels.operands import Norm
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.target import Target
 from paceline.models.heads.tensors import MTP
@@ -94,6 +94,9 @@ class ChainRound:
         x = head.layer(x, norm, onto, layout, view, head.rope.at(layout.positions), self._planes, self._kernels)
         self._feature, logits = head.leave(x, self._kernels)
         return logits, None
+
+    def best(self, previous: Sequence[int]) -> Best | None:
+        return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         assert self._feature is not None and layout is not None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -74,6 +74,15 @@ class Opened:
     """Tokens to draft; Round.logits will be called at most so often."""
 
 
+class Best(NamedTuple):
+    """Of each line."""
+
+    tokens: Sequence[int]
+    """The target's ids."""
+    chances: Sequence[float]
+    """That the target will accept them, as Round.logits has it."""
+
+
 class Round(Protocol):
     """Lines of drafted tokens that go on together, at first one of each sequence."""
 
@@ -81,6 +90,11 @@ class Round(Protocol):
         """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
         what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
         TARGET's: the tokens drafted last; at the first call the anchors."""
+        ...
+
+    def best(self, previous: Sequence[int]) -> Best | None:
+        """In place of a call of `logits`, where the likeliest tokens alone are wanted: what those logits say is the
+        likeliest after each line. None: nothing was done, there is no way to it but through the logits."""
         ...
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

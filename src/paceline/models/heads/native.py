@@ -29,23 +29,24 @@ NAMES = {torch.float32: "float32", torch.float16: "float16"}
 
 
 class NativeLayers:
-    """The layers of a head that reads its own stream (BlockHead), with the norms before their attention, and `context`,
-    which makes all their keys and values of the target's hidden states."""
+    """The layers of a head that reads its own stream (BlockHead), with the norms before their attention; `mix`, which
+    makes one stream of the target's hidden states, and `context`, which makes all keys and values of that, normed."""
 
-    def __init__(self, config: HeadConfig, layers: Sequence[DraftLayer], norms: Sequence[Norm], context: Weight,
-                 context_norm: Norm, rope: Rope) -> None:
+    def __init__(self, config: HeadConfig, layers: Sequence[DraftLayer], norms: Sequence[Norm], mix: Linear,
+                 context: Linear, context_norm: Norm, rope: Rope) -> None:
         self._config = config
         self._layers, self._norms, self._rope = layers, norms, rope
-        self._context, self._context_norm = _packed(context), _array(context_norm.weight)
+        self._mix, self._context = _packed(mix.weight), _packed(context.weight)
+        self._context_norm = _array(context_norm.weight)
         self._models: dict[tuple[int, torch.dtype], Any] = {}
         self._bound: dict[int, Planes] = {}
         """What each is bound to; kept, so that no others can lie where these did."""
 
     @staticmethod
-    def fits(config: HeadConfig, layers: Sequence[DraftLayer], context: Linear) -> bool:
+    def fits(config: HeadConfig, layers: Sequence[DraftLayer], mix: Linear, context: Linear) -> bool:
         """Whether native code knows layers of this shape, packed as they are."""
-        weights = [context.weight, *(one.weight for layer in layers
-                                     for one in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+        weights = [one.weight for one in (mix, context)]
+        weights += [one.weight for layer in layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
         return (all(isinstance(weight, PackedWeight) and not isinstance(weight, OutlierWeight) for weight in weights)
                 and not any(width % 32 for width in widths) and config.num_kv_heads * config.head_dim % 8 == 0
@@ -62,11 +63,22 @@ class NativeLayers:
             [np.ascontiguousarray(view.tables.numpy())], [view.slots.numpy()], [view.window or 0], 0,
             len(self._layers), mutual=layout.mutual)
 
-    def keep(self, streams: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, planes: Planes,
+    def logits(self, x: torch.Tensor, norm: Norm, lm_head: Linear, planes: Planes,
+               kernels: NativeKernels) -> torch.Tensor | None:
+        """[N, h] float32, normed, through a head: [N, V] float32; None: not with a head like this one."""
+        weight = lm_head.weight
+        if not isinstance(weight, PackedWeight) or isinstance(weight, OutlierWeight) or lm_head.bias is not None:
+            return None
+        out = np.empty((x.shape[0], weight.matrix.rows), dtype=np.float32)
+        self._model(planes, kernels).head(weight.matrix, _array(norm.weight), x.numpy(), out)
+        return torch.from_numpy(out)[:, :weight.shape[0]]
+
+    def keep(self, tapped: Sequence[torch.Tensor], positions: torch.Tensor, slots: torch.Tensor, planes: Planes,
              kernels: NativeKernels) -> None:
-        """Store keys and values of rows whose context, not normed yet, is `streams` [N, h] float32."""
-        self._model(planes, kernels).keep(self._context.matrix, self._context_norm,
-                                          np.ascontiguousarray(streams.numpy()), positions.numpy(), slots.numpy())
+        """Store keys and values of rows of which the target's hidden states are `tapped`, [N, h] float32 each."""
+        self._model(planes, kernels).keep(self._mix.matrix, self._context.matrix, self._context_norm,
+                                          [one.contiguous().numpy() for one in tapped], positions.numpy(),
+                                          slots.numpy())
 
     def _model(self, planes: Planes, kernels: NativeKernels) -> Any:
         """For as many threads as the kernels have, bound to these planes."""

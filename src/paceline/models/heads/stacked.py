@@ -3,7 +3,7 @@ target's head read last. Hydra's also see the tokens drafted so far."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.chain import FEATURES
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.target import Target
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
@@ -83,6 +83,9 @@ class StackedRound:
         for block in head.blocks[index]:
             x = block(x, kernels)
         return head.outs[index](x, kernels).float().contiguous(), None
+
+    def best(self, previous: Sequence[int]) -> Best | None:
+        return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._seen = [seen.index_select(0, lines) for seen in self._seen]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ from paceline.models.forward import Forward
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.chain import FEATURES
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import load_norm
 from paceline.models.heads.target import Target
 from paceline.models.heads.tensors import MTP
@@ -118,6 +118,9 @@ class TargetLayerRound:
         x = head.block(x, head.context(layout, view, self._planes, kernels), *turned)
         self._feature = kernels.norm(x, head.norm)
         return head.lm_head(self._feature, kernels).float().contiguous(), None
+
+    def best(self, previous: Sequence[int]) -> Best | None:
+        return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         assert layout is not None

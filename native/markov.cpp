@@ -1,0 +1,92 @@
+#include "markov.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace paceline {
+
+Markov::Markov(std::shared_ptr<Matrix> first, std::shared_ptr<Matrix> second, int width, std::vector<int64_t> ids,
+               const Kernels* kernels, int threads)
+    : first_(std::move(first)), second_(std::move(second)), width_(width), ids_(std::move(ids)), kernels_(kernels),
+      shared_(Pool::shared(threads)) {
+    if (!first_ || !second_ || first_->view().cols != second_->view().cols)
+        throw std::invalid_argument("both matrices must have as many columns");
+    if (width_ < 1 || width_ > second_->view().rows) throw std::invalid_argument("the second matrix has too few rows");
+    if (!ids_.empty() && ids_.size() != size_t(width_)) throw std::invalid_argument("one id a token of the draft vocabulary");
+    if (ids_.empty() && width_ > first_->view().rows) throw std::invalid_argument("the first matrix has too few rows");
+    for (const int64_t id : ids_)
+        if (id < 0 || id >= first_->view().rows) throw std::invalid_argument("an id has no row in the first matrix");
+}
+
+// Of tokens [begin, end), begin being a multiple of kLanes.
+Markov::Leader Markov::leader(const float* base, const float* bias, int begin, int end) const {
+    // Lane by lane, which compilers turn into a few vector instructions.
+    float score[kLanes];
+    int at[kLanes];
+    std::fill(score, score + kLanes, -std::numeric_limits<float>::infinity());
+    std::fill(at, at + kLanes, begin);
+    int token = begin;
+    for (; token + kLanes <= end; token += kLanes)
+        for (int lane = 0; lane < kLanes; lane++) {
+            const float sum = base[token + lane] + bias[token + lane];
+            const bool better = sum > score[lane];
+            score[lane] = better ? sum : score[lane];
+            at[lane] = better ? token + lane : at[lane];
+        }
+    Leader found{score[0], at[0]};
+    for (int lane = 1; lane < kLanes; lane++)
+        if (score[lane] > found.score || (score[lane] == found.score && at[lane] < found.token)) found = {score[lane], at[lane]};
+    for (; token < end; token++) {
+        const float sum = base[token] + bias[token];
+        if (sum > found.score) found = {sum, token};
+    }
+    return found;
+}
+
+void Markov::best(const float* base, int lines, int slots, const int64_t* previous, int64_t* tokens) {
+    if (lines == 0 || slots == 0) return;
+    const std::lock_guard<std::mutex> turn(mutex_);
+    const Packed& first = first_->view();
+    const Packed& second = second_->view();
+    const int blocks = first.cols / kBlock, threads = pool_.size();
+    const size_t rank = size_t(first.cols), stride = size_t(second.rows), wide = size_t(width_);
+    before_.resize(std::max(before_.size(), size_t(lines) * rank));
+    bias_.resize(std::max(bias_.size(), size_t(lines) * stride));
+    rounded_.resize(std::max(rounded_.size(), Quantised::bytes(lines, blocks)));
+    leaders_.resize(size_t(threads) * size_t(lines));
+    const Quantised rounded{rounded_.data(), blocks};
+    pool_.run([&](int id) {
+        int64_t begin, end;
+        Team::share(second.groups(), id, threads, &begin, &end);
+        const int from = std::min(int(begin) * kLanes, width_), to = std::min(int(end) * kLanes, width_);
+        for (int slot = 0; slot < slots; slot++) {
+            // Rows are read and rounded in no time: one thread does it for all.
+            if (id == 0)
+                for (int line = 0; line < lines; line++) {
+                    const int64_t token = slot == 0 ? previous[line] : tokens[size_t(line) * size_t(slots) + size_t(slot - 1)];
+                    float* row = before_.data() + size_t(line) * rank;
+                    first_->row(int(token), row);
+                    kernels_->quantise(row, blocks, rounded, line, 0, second.spread);
+                }
+            pool_.team().barrier();
+            kernels_->gemm(second, rounded, lines, int(begin), int(end), bias_.data(), second.rows, false);
+            for (int line = 0; line < lines; line++) {
+                const float* own = base + (size_t(line) * size_t(slots) + size_t(slot)) * wide;
+                leaders_[size_t(id) * size_t(lines) + size_t(line)] = leader(own, bias_.data() + size_t(line) * stride, from, to);
+            }
+            pool_.team().barrier();
+            if (id != 0) continue;
+            for (int line = 0; line < lines; line++) {
+                Leader found = leaders_[size_t(line)];
+                for (int other = 1; other < threads; other++) {
+                    const Leader& more = leaders_[size_t(other) * size_t(lines) + size_t(line)];
+                    if (more.score > found.score) found = more;
+                }
+                tokens[size_t(line) * size_t(slots) + size_t(slot)] = ids_.empty() ? found.token : ids_[size_t(found.token)];
+            }
+        }
+    });
+}
+
+}  // namespace paceline

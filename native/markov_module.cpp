@@ -1,0 +1,44 @@
+// The Markov head's Python boundary: shapes and ids are checked here, so that a mistake is an exception.
+#include "markov_module.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+
+#include "boundary.h"
+#include "markov.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace paceline {
+namespace {
+
+using Blocks = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+void best(Markov& self, const Blocks& base, const Vector<int64_t>& previous, MutableRows<int64_t> tokens) {
+    if (base.shape(2) != size_t(self.width())) throw std::invalid_argument("logits must be as wide as the draft vocabulary");
+    if (previous.shape(0) != base.shape(0)) throw std::invalid_argument("one token before each line");
+    if (tokens.shape(0) != base.shape(0) || tokens.shape(1) != base.shape(1))
+        throw std::invalid_argument("tokens must be [lines, slots]");
+    for (size_t i = 0; i < previous.shape(0); i++)
+        if (previous(i) < 0 || previous(i) >= self.target_tokens()) throw std::invalid_argument("an id has no row");
+    nb::gil_scoped_release free;
+    self.best(base.data(), int(base.shape(0)), int(base.shape(1)), previous.data(), tokens.data());
+}
+
+}  // namespace
+
+void bind_markov(nb::module_& m) {
+    nb::class_<Markov>(m, "Markov")
+        .def("__init__", [](Markov* self, std::shared_ptr<Matrix> first, std::shared_ptr<Matrix> second, int width,
+                            const Vector<int64_t>& ids, int threads, const std::string& kernels) {
+            if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+            new (self) Markov(std::move(first), std::move(second), width, {ids.data(), ids.data() + ids.size()},
+                              kernels_named(kernels), threads);
+        }, "first"_a, "second"_a, "width"_a, "ids"_a.noconvert(), "threads"_a, "kernels"_a = "")
+        .def("best", &best, "base"_a.noconvert(), "previous"_a.noconvert(), "tokens"_a.noconvert());
+}
+
+}  // namespace paceline
