@@ -10,12 +10,11 @@ import torch
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
-from paceline.engine.drafting.cached_models import ReadRows, base_of, draft_paths
-from paceline.engine.drafting.lines import Line, lines_layout
+from paceline.engine.drafting.cached_models import base_of, draft_paths
+from paceline.engine.drafting.lines import Line, blocks_layout, lines_layout
 from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import bring_into_place
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
-from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
@@ -108,9 +107,7 @@ class HeadModel:
         self._positions = cache.max_blocks_per_seq * cache.block_size
         """That a sequence can hold."""
         self._longest = min(longest, self._positions)
-        group = storage.groups[GROUP]
-        self._window = group.window
-        self._builder = BatchBuilder(cache.tables[GROUP:GROUP + 1], [group], cache.block_size)
+        self._window = storage.groups[GROUP].window
         self._sampler = DraftSampler(vocab_size)
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
 
@@ -192,12 +189,10 @@ class HeadModel:
 
     def _layout(self, members: Seq[Member], one: Pass, rows: int) -> Layout:
         """A pass over `rows` rows of each sequence."""
-        groups = []
-        for member in members:
-            # Who has no position left for a pass that others need writes over its last one, and is not asked any more.
-            start = min(member.anchor + one.first, member.end - rows)
-            groups.append(ReadRows(member.seq, start, [0] * rows, None, rows))
-        layout = self._builder.build(groups).layout
+        # Who has no position left for a pass that others need writes over its last one, and is not asked any more.
+        starts = [min(member.anchor + one.first, member.end - rows) for member in members]
+        layout = blocks_layout(starts, rows, [member.seq for member in members], self._cache.tables[GROUP],
+                               self._cache.block_size, self._window)
         layout.mutual = one.mutual
         return self._on_device(layout)
 

@@ -1,4 +1,6 @@
-"""Lines: the paths of a tree that a head drafts, each of which sees the text and its own tokens alone.
+"""The rows of a head's passes laid out: as a text goes on, or in lines.
+
+Lines are the paths of a tree that a head drafts, each of which sees the text and its own tokens alone.
 
 Tokens at one depth of a tree share a position and need slots of their own: what is written of the n-th token that the
 head reads beyond the text lies at the n-th position behind it, as the rows of a verified tree do. Which slots a line
@@ -26,6 +28,18 @@ class Line:
     places: tuple[int, ...]
     """Physical positions of what is written of them, the anchor first; only the first and the number of them matter
     to heads that write nothing."""
+
+
+def blocks_layout(starts: Seq[int], rows: int, seqs: Seq[Sequence], table: np.ndarray, block_size: int,
+                  window: int | None) -> Layout:
+    """A pass over `rows` rows of each sequence, from its position in `starts` on, where the text has its slots."""
+    seats = np.array([seq.allocation.seat for seq in seqs], dtype=np.int64)
+    places = np.array(starts, dtype=np.int64)[:, None] + np.arange(rows)
+    pages = places // block_size
+    slots = table[seats[:, None], pages] * block_size + (places - pages * block_size)
+    view = GroupView(torch.from_numpy(table[seats, :int(pages.max()) + 1]), torch.from_numpy(slots.reshape(-1)), window)
+    return Layout(torch.from_numpy(places.reshape(-1)), list(range(0, len(seqs) * rows + 1, rows)), list(starts),
+                  [None] * len(seqs), block_size, [view])
 
 
 def lines_layout(lines: Seq[Line], seqs: Seq[Sequence], table: np.ndarray, block_size: int,

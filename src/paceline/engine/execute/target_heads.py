@@ -51,6 +51,8 @@ class TargetHeads:
                    if plane.startswith(f"{name}.")} for name in heads}
         self._looks_back = any(head.config.kind not in BLOCK_KINDS for head in heads.values())
         """Whether what is kept of a token is made of what the one before it left."""
+        self._nowhere = torch.empty(0, dtype=torch.int64)
+        """In place of where that lies, which then nobody reads."""
 
     def number(self, name: str) -> int:
         """By which a device tells them apart, from 1 on."""
@@ -90,7 +92,7 @@ class TargetHeads:
             return
         layout = context.layout
         view = layout.views[GROUP]
-        before = slots_before(layout, view) if self._looks_back else tokens.new_empty(0)
+        before = slots_before(layout, view) if self._looks_back else self._nowhere
         rows = StoredRows(tokens, layout, view, before)
         for name, head in self.heads.items():
             if name not in self.lost:
