@@ -59,8 +59,8 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a worker: signals that reach everybody, at a terminal or from `timeout`, are the parent's to answer. A worker that
-    died of one in the midst of its kernels took the parent along where processes share a card (CUDA's MPS)."""
+    """In a worker: signals that reach everybody, at a terminal or from `timeout`, are the parent's to answer. A worker
+    that died of one in the midst of its kernels took the parent along where processes share a card (CUDA's MPS)."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
