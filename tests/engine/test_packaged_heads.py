@@ -16,12 +16,14 @@ from paceline.bench.gpu_shapes import config_of
 from paceline.cli import options as cli_options
 from paceline.config import EngineOptions
 from paceline.engine.build import build_engine
+from paceline.engine.trained_heads import comes_along
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.models.heads.block import BlockHead
 from paceline.models.heads.formats.read import read_head
 from paceline.models.heads.packaged import MOST_BYTES, PACKAGED_HEADS, packaged_heads
 from paceline.models.heads.tensors import MAPS
 from paceline.models.load.default_model import PACKAGED_MODELS
+from paceline.speculation.spec import parse
 
 FAMILY = Path(__file__).parents[1] / "family"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -57,6 +59,13 @@ def test_an_engine_has_the_head_of_its_model_without_being_told(packaged: Path, 
     bare = engine(packaged, heads=[])
     assert not bare.engine.heads.heads and not bare.engine.storage.extra
     assert bare.generate(["The king"], PARAMS)[0].outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_on_a_card_they_come_along_where_their_method_is_asked_for() -> None:
+    card, processor = torch.device("cuda"), torch.device("cpu")
+    assert all(comes_along(processor, parse(wish)) for wish in (None, "auto", "dspark"))
+    assert comes_along(card, parse({"method": "dspark", "k": 3}))
+    assert not any(comes_along(card, parse(wish)) for wish in (None, "auto", "ngram"))
 
 
 def test_who_names_a_head_gets_that_one(packaged: Path) -> None:

@@ -20,7 +20,7 @@ from paceline.engine.card import Card, check_card, check_weights, inspect_card, 
 from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.execute.target_heads import head_planes
-from paceline.engine.trained_heads import head_folder, load_heads, packaged_for
+from paceline.engine.trained_heads import comes_along, head_folder, load_heads, packaged_for
 from paceline.errors import ConfigError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
@@ -76,7 +76,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     heads = load_heads(named, model, tokenizer, options)
-    if options.heads is None and not named:
+    if options.heads is None and not named and comes_along(device, wish):
         heads = packaged_for(model, tokenizer, options, packaged, device, cache_dtype(model, options, dtype),
                              head_kernels(model, kernels_for(model, options, device), options))
     engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,

@@ -24,6 +24,7 @@ from paceline.models.interface import CausalLM, activations
 from paceline.models.load.default_model import DEFAULT_MODEL
 from paceline.models.load.resolve import resolve
 from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.spec import HEADS, Speculation
 
 log = logging.getLogger("paceline.engine")
 TRIAL_TOKENS = 64
@@ -53,6 +54,12 @@ def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenize
     fingerprint = tokenizer.fingerprint() if tokenizer is not None and folders else None
     return {name: load_head(folder, cast(Target, model), longest, tokenizer=fingerprint)
             for name, folder in folders.items()}
+
+
+def comes_along(device: torch.device, wish: Speculation | None) -> bool:
+    """Whether packaged heads are loaded though nobody has named one. On a card only for their own methods: a round of
+    drafts takes more there than it saves (docs/notebook.md, A trained head: the first one)."""
+    return device.type != "cuda" or (wish is not None and wish.method in HEADS)
 
 
 def packaged_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, packaged: Path,
