@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engine.execute.graphs.chances import LEAST_CHANCE, MEMORY, Chances
-from paceline.kernels.device.lookup import HIGHEST, LOOK_BACK, MOST_DRAFTED
+from paceline.engine.execute.graphs.chances import MEMORY, Chances
+from paceline.kernels.device.lookup import HIGHEST, LEAST_CHANCE, LOOK_BACK, MOST_DRAFTED
 from paceline.speculation.drafters.ngram import confidence
 from paceline.speculation.stats import Round
 

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.kernels.device.head_rounds import HeadRounds
 from paceline.kernels.device.operands import Controls, PackedDrafts, SampledRows, Verdicts
 from paceline.kernels.device.repeats import Drafts, RepeatInputs, RepeatRows
 from paceline.kernels.device.rows import DeviceRows, RowsShape
@@ -155,6 +156,10 @@ class DeviceKernels(Protocol):
     def verifier(self, groups: int, depth: int, device: torch.device) -> Verifier:
         """For up to `groups` groups at a time, and paths of up to `depth` accepted tokens; longer ones are cut short
         there, which costs drafts and changes no token."""
+        ...
+
+    def head_rounds(self, groups: int, device: torch.device) -> HeadRounds:
+        """For up to `groups` groups at a time."""
         ...
 
     def compaction(self, planes: Sequence[Tensor]) -> Compaction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 LONGEST_N = 16
@@ -10,11 +11,13 @@ LOOK_BACK = 32
 ALWAYS = 1 << 24
 HIGHEST = 15
 """Of the levels of chance that a drafted token can have; 0: it is not worth a row."""
+LEAST_CHANCE = 0.12
+"""A token that is less likely to be reached and accepted is not drafted."""
+LOG_LEAST = math.log(LEAST_CHANCE)
 MOST_DRAFTED = 15
 """Tokens that a device drafts for one sequence at a time, at most."""
-
-
-_HEAD = 1 << 25
+HEAD = 1 << 25
+"""Times its number, the head that a word of columns.LOOKUP asks for."""
 MOST_HEADS = 15
 """That can be told apart."""
 
@@ -39,7 +42,7 @@ class HeadDraft(NamedTuple):
 
     def packed(self, most: int, always: bool = False) -> int:
         """As columns.LOOKUP holds it; nothing is looked up in the text."""
-        return self.number * _HEAD + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
+        return self.number * HEAD + 65536 * min(most, MOST_DRAFTED) + (ALWAYS if always else 0)
 
 
 class EitherDraft(NamedTuple):
@@ -64,7 +67,7 @@ def most_wanted(word: Any) -> Any:
 
 def head_number(word: Any) -> Any:
     """Of the head that a word of columns.LOOKUP asks for; 0: of none. A number, or a tensor of them."""
-    return word // _HEAD
+    return word // HEAD
 
 
 def looks_up(word: Any) -> Any:
@@ -74,4 +77,4 @@ def looks_up(word: Any) -> Any:
 
 def without_head(word: int) -> int:
     """The word of who looks drafts up, and has lost the head that it had besides."""
-    return word % _HEAD
+    return word % HEAD

@@ -18,6 +18,7 @@ from paceline.kernels.device.seats import SeatTables
 from paceline.kernels.operands import Heads
 from paceline.kernels.reference.attention import CHUNK_BYTES
 from paceline.kernels.reference.quantised import as_bytes
+from paceline.kernels.stepped.head_rounds import SteppedHeadRounds
 
 
 class SteppedDevice:
@@ -136,6 +137,9 @@ class SteppedDevice:
 
     def verifier(self, groups: int, depth: int, device: torch.device) -> SteppedVerifier:
         return SteppedVerifier(groups, depth)
+
+    def head_rounds(self, groups: int, device: torch.device) -> SteppedHeadRounds:
+        return SteppedHeadRounds()
 
     def compaction(self, planes: Sequence[Tensor]) -> SteppedCompaction:
         return SteppedCompaction(planes)

@@ -16,6 +16,7 @@ from paceline.kernels.operands import Heads
 from paceline.kernels.triton import latent
 from paceline.kernels.triton.attention import Tuning, tile_rows, tuning
 from paceline.kernels.triton.drafts_device import propose_kernel, record_kernel, spread_kernel
+from paceline.kernels.triton.head_rounds import TritonHeadRounds
 from paceline.kernels.triton.plan import room_for
 from paceline.kernels.triton.sampling.compaction import TritonCompaction
 from paceline.kernels.triton.sampling.sampler import TritonSampler
@@ -132,6 +133,9 @@ class TritonDevice:
 
     def verifier(self, groups: int, depth: int, device: torch.device) -> TritonVerifier:
         return TritonVerifier(groups, depth, device)
+
+    def head_rounds(self, groups: int, device: torch.device) -> TritonHeadRounds:
+        return TritonHeadRounds(groups, device)
 
     def compaction(self, planes: Sequence[Tensor]) -> TritonCompaction:
         return TritonCompaction(planes)

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from paceline.kernels.cpu.backend import NativeKernels
+from paceline.kernels.device.head_rounds import DraftSlot, Sureness
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
@@ -104,8 +105,9 @@ class BlockRound:
         of it already."""
         self._head, self._drafting, self._kernels = head, drafting, kernels
         if logits is None:
-            logits = head.lm_head(self._hidden.flatten(0, 1), kernels).float()
-        self._logits = logits.view(*drafting.shape[:2], -1)
+            logits = head.lm_head(self._hidden.flatten(0, 1), kernels)
+        self._raw = logits.view(*drafting.shape[:2], -1)
+        """[S, slots, V], without what the token before adds."""
         self._slot = 0
         self._state: torch.Tensor | None = None
         self._blocks: torch.Tensor | None = None
@@ -117,6 +119,10 @@ class BlockRound:
     def _hidden(self) -> torch.Tensor:
         """[S, slots, h], normed."""
         return self._kernels.norm(self._drafting.flatten(0, 1), self._head.norm).view(self._drafting.shape)
+
+    @cached_property
+    def _logits(self) -> torch.Tensor:
+        return self._raw.float()
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         head, kernels, slot = self._head, self._kernels, self._slot
@@ -135,6 +141,22 @@ class BlockRound:
         if before is not None and head.config.confidence_head_with_markov:
             seen = torch.cat((hidden, before), dim=-1)
         return logits.contiguous(), torch.sigmoid(head.confidence(seen, kernels).float()[:, 0])
+
+    def slot(self, previous: torch.Tensor) -> DraftSlot:
+        head, slot = self._head, self._slot
+        bigrams = None if head.markov is None else head.markov.bigrams
+        if self._blocks is not None or (bigrams is None) != (head.markov is None):
+            return self._finished(previous)
+        self._slot += 1
+        sure = None
+        if head.confidence is not None:
+            assert isinstance(head.confidence.weight, torch.Tensor) and head.confidence.bias is not None
+            sure = Sureness(self._hidden[:, slot], head.confidence.weight[0], head.confidence.bias)
+        return DraftSlot(self._raw[:, slot], bigrams, sure)
+
+    def _finished(self, previous: torch.Tensor) -> DraftSlot:
+        logits, chances = self.logits(previous)
+        return DraftSlot(logits, chances=chances)
 
     def best(self, previous: Sequence[int]) -> Best | None:
         greedy, kernels, slot = self._head.greedy, self._kernels, self._slot

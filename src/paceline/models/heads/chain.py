@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from paceline.kernels.device.head_rounds import DraftSlot
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import Layout
 from paceline.kernels.operands import Norm
@@ -94,6 +95,9 @@ class ChainRound:
         x = head.layer(x, norm, onto, layout, view, head.rope.at(layout.positions), self._planes, self._kernels)
         self._feature, logits = head.leave(x, self._kernels)
         return logits, None
+
+    def slot(self, previous: torch.Tensor) -> DraftSlot:
+        return DraftSlot(self.logits(previous)[0])
 
     def best(self, previous: Sequence[int]) -> Best | None:
         return None

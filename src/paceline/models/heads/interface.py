@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from paceline.kernels.device.head_rounds import DraftSlot
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.heads.config import HeadConfig
@@ -90,6 +91,10 @@ class Round(Protocol):
         """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
         what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
         TARGET's: the tokens drafted last; at the first call the anchors."""
+        ...
+
+    def slot(self, previous: torch.Tensor) -> DraftSlot:
+        """In place of a call of `logits`, for who can draw tokens from less than that (HeadRounds.draw)."""
         ...
 
     def best(self, previous: Sequence[int]) -> Best | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from paceline.kernels.device.head_rounds import Bigrams
 from paceline.kernels.interface import Kernels
 from paceline.kernels.packed import PackedWeight
 from paceline.models.heads.config import HeadConfig
@@ -26,6 +27,13 @@ class MarkovHead:
         """[S] ids of the target -> [S, rank]."""
         return self.w1.rows(tokens) if isinstance(self.w1, PackedWeight) else F.embedding(tokens, self.w1)
 
+    @property
+    def bigrams(self) -> Bigrams | None:
+        """All there is to it; None: there is more, or the matrices are packed."""
+        if isinstance(self.w1, torch.Tensor) and isinstance(self.w2.weight, torch.Tensor):
+            return Bigrams(self.w1, self.w2.weight)
+        return None
+
     def bias(self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None,
              kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor | None]:
         """before [S, rank]: of the token before; hidden [S, h] of the slot -> what is added to the logits, float32, and
@@ -41,6 +49,10 @@ class GatedMarkovHead(MarkovHead):
         self.gate = load_linear(weights, [f"{NAME}.gate_proj"], [config.markov_rank],
                                 config.hidden_size + config.markov_rank, True)
 
+    @property
+    def bigrams(self) -> Bigrams | None:
+        return None
+
     def bias(self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None,
              kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor | None]:
         gate = torch.sigmoid(self.gate(torch.cat((hidden, before), dim=-1), kernels))
@@ -54,6 +66,10 @@ class RecurrentMarkovHead(MarkovHead):
         super().__init__(config, weights)
         rank = config.markov_rank
         self.joint = load_linear(weights, [f"{NAME}.joint_proj"], [3 * rank], 2 * rank + config.hidden_size, True)
+
+    @property
+    def bigrams(self) -> Bigrams | None:
+        return None
 
     def bias(self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None,
              kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from paceline.kernels.device.head_rounds import DraftSlot
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
@@ -83,6 +84,9 @@ class StackedRound:
         for block in head.blocks[index]:
             x = block(x, kernels)
         return head.outs[index](x, kernels).float().contiguous(), None
+
+    def slot(self, previous: torch.Tensor) -> DraftSlot:
+        return DraftSlot(self.logits(previous)[0])
 
     def best(self, previous: Sequence[int]) -> Best | None:
         return None

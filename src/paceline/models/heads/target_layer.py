@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from paceline.errors import ModelFormatError
+from paceline.kernels.device.head_rounds import DraftSlot
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
@@ -118,6 +119,9 @@ class TargetLayerRound:
         x = head.block(x, head.context(layout, view, self._planes, kernels), *turned)
         self._feature = kernels.norm(x, head.norm)
         return head.lm_head(self._feature, kernels).float().contiguous(), None
+
+    def slot(self, previous: torch.Tensor) -> DraftSlot:
+        return DraftSlot(self.logits(previous)[0])
 
     def best(self, previous: Sequence[int]) -> Best | None:
         return None

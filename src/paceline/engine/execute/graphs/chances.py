@@ -8,12 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.kernels.device.lookup import HIGHEST, LOOK_BACK, MOST_DRAFTED
+from paceline.kernels.device.lookup import HIGHEST, LEAST_CHANCE, LOOK_BACK, MOST_DRAFTED
 from paceline.speculation.drafters.ngram import confidence
 from paceline.speculation.stats import Round
 
-LEAST_CHANCE = 0.12
-"""A token that is less likely to be reached and accepted is not drafted."""
 DOUBT = 24.0
 """Sightings that what was fitted stands for."""
 MEMORY = 2000.0
