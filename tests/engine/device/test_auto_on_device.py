@@ -11,7 +11,7 @@ from engine.test_head_storage import PARAMS, PROMPTS
 from engine.tiny import tiny_llm, tiny_model
 from engine.toy_heads import KnowingHead, shape_of
 from paceline import SamplingParams
-from paceline.engine.execute.graphs.draft_rows import DraftRows
+from paceline.engine.execute.graphs.draft_rows import LOOKUPS, PLAIN, DraftRows, Sources
 from paceline.engine.execute.graphs.head_drafter import HeadDrafter
 from paceline.kernels.device.lookup import EitherDraft, HeadDraft, Lookup, head_number, looks_up, without_head
 from paceline.speculation.drafters.auto import AutoDrafter
@@ -79,13 +79,16 @@ def test_a_word_of_the_table_names_both() -> None:
     assert without_head(word) == Lookup(1, 3).packed(5, always=True)
 
 
+ITS = Sources(("it",))
+
+
 def test_rows_are_judged_apart_by_who_drafts() -> None:
     """A head that wins nothing must not cost those their rows who look up, nor the other way round."""
     draft_rows = DraftRows()
     for _ in range(100):
-        for heads, tokens in (((), 2.0), (("it",), 0.9)):
-            rows = draft_rows.choose(2, heads)
-            draft_rows.learn(2, rows, tokens if rows else 1.0, 1.0, heads)
-    assert draft_rows.choose(2) > 0 and not draft_rows.tries(2, draft_rows.choose(2))
-    assert [draft_rows.choose(2, ("it",)) for _ in range(12)].count(0) > 9
-    assert draft_rows.plain(2, ("it",)) == 1.0 and draft_rows.plain(2, ("other",)) is None
+        for sources, tokens in ((LOOKUPS, 2.0), (ITS, 0.9)):
+            plan = draft_rows.choose(2, sources)
+            draft_rows.learn(2, plan, tokens if plan.rows else 1.0, 1.0, sources)
+    assert draft_rows.choose(2).rows > 0 and not draft_rows.tries(2, draft_rows.choose(2))
+    assert [draft_rows.choose(2, ITS) for _ in range(12)].count(PLAIN) > 9
+    assert draft_rows.plain(2) == 1.0 and draft_rows.plain(1) is None

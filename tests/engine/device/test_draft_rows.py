@@ -8,16 +8,25 @@ from typing import Any
 
 from engine.device.on_device import executor_of, made
 from paceline import SamplingParams
-from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_ROWS, TRIAL, DraftRows, choices
+from paceline.engine.execute.graphs.draft_rows import (
+    GROUPS,
+    MOST_ROWS,
+    PLAIN,
+    TRIAL,
+    DraftPlan,
+    DraftRows,
+    Sources,
+    choices,
+)
 
 
 def choose(draft_rows: DraftRows, running: int, steps: int, tokens: Callable[[int], float],
            seconds: Callable[[int], float]) -> Counter[int]:
     chosen = Counter[int]()
     for _ in range(steps):
-        rows = draft_rows.choose(running)
-        chosen[rows] += 1
-        draft_rows.learn(running, rows, tokens(rows), seconds(rows))
+        plan = draft_rows.choose(running)
+        chosen[plan.rows] += 1
+        draft_rows.learn(running, plan, tokens(plan.rows), seconds(plan.rows))
     return chosen
 
 
@@ -47,13 +56,14 @@ def test_texts_that_begin_to_repeat_themselves_are_found_out() -> None:
 
 def test_only_what_is_known_to_be_best_is_more_than_a_try() -> None:
     draft_rows = DraftRows()
-    assert not draft_rows.tries(8, 0)  # nobody has asked yet: nothing is tried
+    assert not draft_rows.tries(8, PLAIN)  # nobody has asked yet: nothing is tried
     for _ in range(3):
-        rows = draft_rows.choose(8)
-        assert draft_rows.tries(8, rows)
-        draft_rows.learn(8, rows, 1.5 if rows == 16 else 1.0, 1.0)
-    assert draft_rows.choose(8) == 16 and not draft_rows.tries(8, 16)
-    assert draft_rows.tries(8, 0) and draft_rows.tries(8, 32) and not draft_rows.tries(64, 128)
+        plan = draft_rows.choose(8)
+        assert draft_rows.tries(8, plan)
+        draft_rows.learn(8, plan, 1.5 if plan.rows == 16 else 1.0, 1.0)
+    assert draft_rows.choose(8) == DraftPlan(16) and not draft_rows.tries(8, DraftPlan(16))
+    assert draft_rows.tries(8, PLAIN) and draft_rows.tries(8, DraftPlan(32))
+    assert not draft_rows.tries(64, DraftPlan(128))
 
 
 def test_tries_are_short_and_what_pays_is_repeated() -> None:
@@ -82,22 +92,38 @@ def test_tries_are_short_and_what_pays_is_repeated() -> None:
 def test_what_the_host_has_to_do_counts_where_it_takes_longer() -> None:
     draft_rows = DraftRows()
     for _ in range(3):
-        rows = draft_rows.choose(64)
-        draft_rows.learn(64, rows, {0: 1.0, 128: 1.6, 256: 1.5}[rows], 1.0)
-        draft_rows.learn_host(64, rows, {0: 0.5, 128: 2.0, 256: 1.2}[rows])
-    assert draft_rows.choose(64) == 256  # 1.25 a second beside 1.0 and 0.8
-    draft_rows.learn_host(64, 99, 1.0)
-    draft_rows.learn_host(1, 0, 1.0)
+        plan = draft_rows.choose(64)
+        draft_rows.learn(64, plan, {0: 1.0, 128: 1.6, 256: 1.5}[plan.rows], 1.0)
+        draft_rows.learn_host(64, plan, {0: 0.5, 128: 2.0, 256: 1.2}[plan.rows])
+    assert draft_rows.choose(64) == DraftPlan(256)  # 1.25 a second beside 1.0 and 0.8
+    draft_rows.learn_host(64, DraftPlan(99), 1.0)
+    draft_rows.learn_host(1, PLAIN, 1.0)
+
+
+def test_heads_take_part_where_that_pays_beside_lookups_alone() -> None:
+    """The head's drafts are better; its passes cost something, which many sequences do not notice."""
+    draft_rows, sources = DraftRows(), Sources(("it",))
+    last: dict[int, DraftPlan] = {}
+    for running, passes in ((2, 0.1), (64, 0.6)):
+        for _ in range(100):
+            plan = draft_rows.choose(running, sources)
+            tokens = 1.0 if not plan.rows else 2.0 if plan.heads else 1.6
+            draft_rows.learn(running, plan, tokens, 1.0 + 0.1 * (plan.rows > 0) + passes * bool(plan.heads), sources)
+            if not draft_rows.tries(running, plan, sources):
+                last[running] = plan
+    assert last[2].heads == ("it",) and last[64].heads == () and last[64].rows > 0
+    assert all(plan.heads for plan in (draft_rows.choose(2, Sources(("it",), lookups=False)) for _ in range(20))
+               if plan.rows)
 
 
 def test_a_step_that_was_not_chosen_teaches_nothing() -> None:
     draft_rows = DraftRows()
-    draft_rows.learn(3, 99, 5.0, 1.0)
-    assert draft_rows.choose(3) == 0  # plain comes first: all is measured against it
+    draft_rows.learn(3, DraftPlan(99), 5.0, 1.0)
+    assert draft_rows.choose(3) == PLAIN  # plain comes first: all is measured against it
 
 
 def test_more_sequences_than_there_are_steps_for_are_not_drafted_for() -> None:
-    assert DraftRows().choose(GROUPS[-1] + 1) == 0
+    assert DraftRows().choose(GROUPS[-1] + 1) == PLAIN
 
 
 def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
@@ -105,7 +131,7 @@ def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
     choose(draft_rows, 1, 10, lambda rows: 4.0, lambda rows: 1.0)
     draft_rows.refuse(4)
     assert set(choose(draft_rows, 1, 50, lambda rows: 4.0, lambda rows: 1.0)) == {0, 2}
-    assert draft_rows.choose(32) == 0 and draft_rows.insist(1, 15) == 3 and draft_rows.insist(4, 1) == 0
+    assert draft_rows.choose(32) == PLAIN and draft_rows.insist(1, 15) == 3 and draft_rows.insist(4, 1) == 0
 
 
 def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.device.on_device import PROMPTS, executor_of, full, made, outs, run
 from paceline import LLM, SamplingParams
-from paceline.engine.execute.graphs.draft_rows import DraftRows
+from paceline.engine.execute.graphs.draft_rows import PLAIN, DraftPlan, DraftRows
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import RepeatedInFlight
 from paceline.engine.execute.graphs.moment import Moment
@@ -90,12 +90,12 @@ def test_by_the_real_clock_there_is_something_to_tell() -> None:
 def test_plain_steps_are_known_once_they_were_measured() -> None:
     draft_rows = DraftRows()
     assert draft_rows.plain(3) is None
-    draft_rows.learn(3, 8, 2.0, 1.5)
+    draft_rows.learn(3, DraftPlan(8), 2.0, 1.5)
     assert draft_rows.plain(3) is None
-    draft_rows.learn(3, 0, 1.0, 0.5)
+    draft_rows.learn(3, PLAIN, 1.0, 0.5)
     assert draft_rows.plain(3) == draft_rows.plain(4) == 0.5 and draft_rows.plain(5) is None
     assert draft_rows.plain(1000) is None
-    draft_rows.learn(1000, 0, 1.0, 0.5)
+    draft_rows.learn(1000, PLAIN, 1.0, 0.5)
     assert draft_rows.plain(1000) is None
 
 

@@ -16,7 +16,7 @@ from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
 from paceline.engine.execute.graphs.attended import Attended
 from paceline.engine.execute.graphs.chances import Chances
-from paceline.engine.execute.graphs.draft_rows import TRIAL, DraftRows
+from paceline.engine.execute.graphs.draft_rows import PLAIN, TRIAL, DraftPlan, DraftRows, Sources
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
@@ -207,40 +207,40 @@ class GraphExecutor:
         decode = self.graphs.decode
         if self._memory.lacks(Use.DECODE) or len(running) > decode.most_rows:
             return None
-        rows, most = self._rows(running)
-        if rows and not self._drafted_ready(running, rows):
-            rows = 0
-        if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, rows)):
+        plan, most = self._drafts(running)
+        if plan.rows and not self._drafted_ready(running, plan):
+            plan = PLAIN
+        if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, plan)):
             return None
-        return Repeat(min(most, times), rows, decode.lookahead(running, rows))
+        return Repeat(min(most, times), plan.rows, decode.lookahead(running, plan), plan.heads)
 
-    def _drafted_ready(self, running: Seq[Sequence], rows: int) -> bool:
+    def _drafted_ready(self, running: Seq[Sequence], plan: DraftPlan) -> bool:
         """Make a step with drafts ready. False: there is no memory for it, or a head broke what was captured with it;
         it will not be asked again."""
         decode = self.graphs.decode
         before = decode.lost_heads
         try:
-            if self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, rows), final=False):
+            if self._memory.allows(Use.LOOKUP, lambda: decode.ready(running, plan), final=False):
                 return True
         except Exception:
             if decode.lost_heads == before:
                 raise
             return False
-        self._refuse(rows)
+        self._refuse(plan.rows)
         return False
 
-    def _rows(self, running: Seq[Sequence]) -> tuple[int, int]:
-        """Of a repeated step of those who run: as many as pay, or as somebody insists on; 0: nothing is drafted. And
-        how often it may be repeated."""
+    def _drafts(self, running: Seq[Sequence]) -> tuple[DraftPlan, int]:
+        """Of a repeated step of those who run: as many as pay, or as somebody insists on. And how often it may be
+        repeated."""
         wishes = [seq.request.speculation for seq in running if self.graphs.decode.drafts_for(seq)]
         if not wishes:
-            return 0, MOST_REPEATS
+            return PLAIN, MOST_REPEATS
+        sources = self.graphs.decode.sources(running)
         count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]
         if fixed:
-            return self._draft_rows.insist(count, max(fixed)), MOST_REPEATS
-        heads = self.graphs.decode.heads_for(running)
-        rows = self._draft_rows.choose(count, heads)
-        return rows, TRIAL if self._draft_rows.tries(count, rows, heads) else MOST_REPEATS
+            return DraftPlan(self._draft_rows.insist(count, max(fixed)), sources.heads), MOST_REPEATS
+        plan = self._draft_rows.choose(count, sources)
+        return plan, TRIAL if self._draft_rows.tries(count, plan, sources) else MOST_REPEATS
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """Just long enough for the host to keep up: who ends inside keeps others from a seat, and who comes waits for
@@ -342,14 +342,14 @@ class GraphExecutor:
         for decision in decisions:  # what comes behind the end of a text says nothing of it
             self._chances.learn(decision.rounds if decision.finish is None else decision.rounds[:-1])
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
-        heads = self._heads_of(step)
+        count, sources = len(step.groups), self._sources(step)
         if told:
-            self._draft_rows.learn(len(step.groups), step.drafted_rows, sum(each) / len(each), reading.seconds, heads)
-        return RepeatTimes(reading.seconds, self._draft_rows.plain(len(step.groups), heads))
+            self._draft_rows.learn(count, _plan(step), sum(each) / len(each), reading.seconds, sources)
+        return RepeatTimes(reading.seconds, self._draft_rows.plain(count))
 
-    def _heads_of(self, step: Step) -> tuple[str, ...]:
-        """Trained heads that draft for those of a repeated step, whether or not they did in this one."""
-        return self.graphs.decode.heads_for([group.seq for group in step.groups])
+    def _sources(self, step: Step) -> Sources:
+        """Of drafts for those of a repeated step, whether or not there were some."""
+        return self.graphs.decode.sources([group.seq for group in step.groups])
 
     def advance(self) -> None:
         if self._flight and not over(self._flight[0].step):
@@ -443,8 +443,12 @@ class GraphExecutor:
                 step = self._read_last
                 # What is only tried is repeated less, and would have as much to do for it.
                 times = max(step.repeat, self._times)
-                self._draft_rows.learn_host(len(step.groups), step.drafted_rows, host_seconds / times,
-                                            self._heads_of(step))
+                self._draft_rows.learn_host(len(step.groups), _plan(step), host_seconds / times, self._sources(step))
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled
+
+
+def _plan(step: Step) -> DraftPlan:
+    """What a repeated step was planned as."""
+    return DraftPlan(step.drafted_rows, step.heads)

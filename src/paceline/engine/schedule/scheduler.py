@@ -202,7 +202,7 @@ class Scheduler:
         if not groups:
             return None
         step = Step(self._next_step, groups, copies, self._moves, preempted, planned.times,
-                    planned.drafted_rows)
+                    planned.drafted_rows, planned.heads)
         self._next_step += 1
         self._moves = []
         self._flight.append(step)

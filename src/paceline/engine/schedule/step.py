@@ -25,6 +25,8 @@ class Repeat(NamedTuple):
     """Of the step, those of drafts that a device finds included; 0: it finds none, there is one row per group."""
     lookahead: int = 0
     """Tokens that may be drafted for one group at a time."""
+    heads: tuple[str, ...] = ()
+    """Trained heads that take part in finding them."""
 
 
 class Planned(NamedTuple):
@@ -124,6 +126,8 @@ class Step:
     token each time, and those of accepted drafts, until it comes to that end or ends its sequence."""
     drafted_rows: int = 0
     """Of a repeated step with drafts: its rows, theirs included. 0: there are none."""
+    heads: tuple[str, ...] = ()
+    """Trained heads that take part in finding those."""
 
     @property
     def taps(self) -> frozenset[int]:

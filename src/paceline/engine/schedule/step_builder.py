@@ -139,7 +139,8 @@ class StepBuilder:
         blocks for. `apart`: of those only who are not in flight."""
         groups = self._groups = []
         running = self.free(apart)[:self.config.max_batch_tokens]
-        times, drafted_rows, lookahead = self._affordable(running, repeat)
+        repeat = self._affordable(running, repeat)
+        times, lookahead = repeat.times, repeat.lookahead
         for seq in running:
             start = seq.computed
             if seq.least_computed >= seq.limit - 1 or seq.status is not RUNNING:  # what is in flight ends it
@@ -168,7 +169,7 @@ class StepBuilder:
                 seq.drift()
             else:
                 group.end = seq.computed = min(group.end, group.start + times)
-        return groups, *self._filled(), Repeat(times, drafted_rows, lookahead)
+        return groups, *self._filled(), repeat._replace(times=times)
 
     def _affordable(self, running: list[Sequence], repeat: Repeat) -> Repeat:
         """How often a step can be repeated, and with how much lookahead, without taking blocks from anybody for drafts
@@ -183,7 +184,7 @@ class StepBuilder:
             if times == 1:
                 return Repeat(repeat.times)
             times //= 2
-        return Repeat(times, repeat.drafted_rows, lookahead)
+        return repeat._replace(times=times)
 
     def abandon(self) -> None:
         """Forget the step being built, if fill() was broken off, and the copies for it."""

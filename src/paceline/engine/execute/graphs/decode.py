@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
-from paceline.engine.execute.graphs.draft_rows import GROUPS, choices
+from paceline.engine.execute.graphs.draft_rows import GROUPS, PLAIN, DraftPlan, Sources, choices
 from paceline.engine.execute.graphs.head_drafter import HeadDrafter
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
@@ -115,22 +115,21 @@ class DecodeGraphs:
         """What was made ready last."""
         self._graphs = graphs
 
-    def ready(self, running: Seq[Sequence], rows: int = 0) -> None:
-        """Capture what the running sequences need, if it is not there yet. `rows`: of the step, where there are to be
-        drafts (draft_rows.choices)."""
-        self._planned = self.shape(running, rows)
+    def ready(self, running: Seq[Sequence], plan: DraftPlan = PLAIN) -> None:
+        """Capture what the running sequences need, if it is not there yet."""
+        self._planned = self.shape(running, plan)
         self._for(self._planned, self._seats.seat_all(running))
 
-    def shape(self, sequences: Seq[Sequence], rows: int = 0) -> DecodeShape:
-        """The least one that has room for these; with `rows` in all where there are to be drafts."""
-        heads = self.heads_for(sequences) if rows else ()
+    def shape(self, sequences: Seq[Sequence], plan: DraftPlan = PLAIN) -> DecodeShape:
+        """The least one that has room for these, and for the drafts that are planned."""
+        heads = tuple(name for name in self.heads_for(sequences) if name in plan.heads)
         wanted: dict[int, int] = {}
         for seq in sequences if heads else ():
             number = head_number(seq.lookup)
             wanted[number] = max(wanted.get(number, 0), most_wanted(seq.lookup))
         depth = max((self._head_drafters[name].depth(wanted[self._target_heads.number(name)]) for name in heads),
                     default=0)
-        return self._room(len(sequences), rows, any(seq.adapter is not None for seq in sequences), heads, depth)
+        return self._room(len(sequences), plan.rows, any(seq.adapter is not None for seq in sequences), heads, depth)
 
     def heads_for(self, sequences: Seq[Sequence]) -> tuple[str, ...]:
         """Trained heads that draft for some of these, where there are to be drafts."""
@@ -138,9 +137,13 @@ class DecodeGraphs:
         return tuple(name for name in self._head_drafters
                      if self._target_heads.number(name) in wanted and name not in self._target_heads.lost)
 
-    def lookahead(self, sequences: Seq[Sequence], rows: int) -> int:
+    def sources(self, sequences: Seq[Sequence]) -> Sources:
+        """Where drafts for these can come from."""
+        return Sources(self.heads_for(sequences), any(looks_up(seq.lookup) for seq in sequences))
+
+    def lookahead(self, sequences: Seq[Sequence], plan: DraftPlan) -> int:
         """Positions that a step of this shape may take for drafts, of each of these, each time."""
-        shape = self.shape(sequences, rows)
+        shape = self.shape(sequences, plan)
         if not shape.heads or any(looks_up(seq.lookup) for seq in sequences):
             return shape.most
         return min(shape.most, max(self._head_drafters[name].reach(shape.depth) for name in shape.heads))
@@ -169,7 +172,7 @@ class DecodeGraphs:
         self._storage.apply(step.moves, step.copies)
         sequences = [group.seq for group in groups]
         controls = self._seats.seat_all(sequences)
-        shape = self.shape(sequences, step.drafted_rows)
+        shape = self.shape(sequences, DraftPlan(step.drafted_rows, step.heads))
         if self._planned.covers(shape):  # who is left out takes no room
             shape = self._planned
         captured = self._for(shape, controls)

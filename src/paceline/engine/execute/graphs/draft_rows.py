@@ -1,7 +1,10 @@
-"""DraftRows: how many rows of a repeated step drafts get, for all of its sequences together. Every choice is judged by
-what it was measured to yield: tokens a second, of the step as it really runs."""
+"""DraftRows: how many rows of a repeated step drafts get, for all of its sequences together, and whether trained heads
+take part in finding them. Every choice is judged by what it was measured to yield: tokens a second, of the step as it
+really runs."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from paceline.kernels.device.lookup import MOST_DRAFTED
 
@@ -18,7 +21,25 @@ TRIAL = 4
 """Times that a step is repeated which is only tried: long enough to be measured, short beside those that pay."""
 
 
-Heads = tuple[str, ...]
+class Sources(NamedTuple):
+    """Where the drafts of some sequences can come from."""
+
+    heads: tuple[str, ...] = ()
+    """Trained heads that some of them ask for."""
+    lookups: bool = True
+    """Some look drafts up in their texts."""
+
+
+class DraftPlan(NamedTuple):
+    """A step of a number of rows, and the heads that take part in it."""
+
+    rows: int = 0
+    """0: nothing is drafted."""
+    heads: tuple[str, ...] = ()
+
+
+PLAIN = DraftPlan()
+LOOKUPS = Sources()
 
 
 def choices(groups: int) -> list[int]:
@@ -29,7 +50,7 @@ def choices(groups: int) -> list[int]:
 
 
 class _Choice:
-    """What came of one number of rows."""
+    """What came of one plan."""
 
     __slots__ = ("host", "left", "pause", "seconds", "tokens")
 
@@ -52,11 +73,13 @@ class _Choice:
 
 
 class DraftRows:
-    """For one engine. Choices are kept by how many sequences there are, roughly, and by the trained heads (`heads`)
-    that draft for some of them: a head's passes take time, and its drafts are accepted more often, or less."""
+    """For one engine. Choices are kept by how many sequences there are, roughly, and by where drafts can come from: a
+    head's passes take time, and its drafts are accepted more often, or less."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Heads], dict[int, _Choice]] = {}
+        self._known: dict[tuple[int, Sources], dict[DraftPlan, _Choice]] = {}
+        self._plain: dict[int, _Choice] = {}
+        """Without drafts, by how many there are alone: nobody's drafts cost anything then."""
         self._most_rows = MOST_ROWS
         """What there is memory for, as far as is known."""
 
@@ -64,7 +87,7 @@ class DraftRows:
         """There was no memory for a step of so many rows."""
         self._most_rows = min(self._most_rows, rows - 1)
         for known in self._known.values():
-            for beyond in [other for other in known if other > self._most_rows]:
+            for beyond in [other for other in known if other.rows > self._most_rows]:
                 del known[beyond]
 
     def insist(self, running: int, depth: int) -> int:
@@ -74,57 +97,58 @@ class DraftRows:
         fitting = [rows for factor in (2, 3, 5, 8, 16) if (rows := factor * groups) <= self._most_rows]
         return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
 
-    def choose(self, running: int, heads: Heads = ()) -> int:
-        """Rows of the next step of so many sequences; 0: as many as there are, without drafts."""
+    def choose(self, running: int, sources: Sources = LOOKUPS) -> DraftPlan:
+        """For the next step of so many sequences."""
         groups = _groups(running)
         if not groups:
-            return 0
-        known = self._choices(groups, heads)
-        for rows, one in known.items():
+            return PLAIN
+        known = self._choices(groups, sources)
+        for plan, one in known.items():
             if not one.seconds:
-                return rows
+                return plan
         best = _best(known)
         known[best].pause = 0
-        for rows, one in known.items():
-            if rows == best:
+        for plan, one in known.items():
+            if plan == best:
                 continue
             if not one.pause:
                 one.pause = one.left = FIRST_PAUSE
             one.left -= 1
             if one.left <= 0:  # once more: the texts may have changed
                 one.pause = one.left = min(2 * one.pause, LONGEST_PAUSE)
-                return rows
+                return plan
         return best
 
-    def learn_host(self, running: int, rows: int, seconds: float, heads: Heads = ()) -> None:
+    def learn_host(self, running: int, plan: DraftPlan, seconds: float, sources: Sources = LOOKUPS) -> None:
         """The host had so much to do for each time of such a step."""
-        choice = self._known.get((_groups(running), heads), {}).get(rows)
+        choice = self._known.get((_groups(running), sources), {}).get(plan)
         if choice is not None:
             choice.host += (WEIGHT if choice.host else 1.0) * (seconds - choice.host)
 
-    def tries(self, running: int, rows: int, heads: Heads = ()) -> bool:
-        """Whether so many rows, chosen for so many sequences, are not what is known to be best for them."""
-        known = self._known.get((_groups(running), heads))
-        return known is not None and (rows != _best(known) or not all(one.seconds for one in known.values()))
+    def tries(self, running: int, plan: DraftPlan, sources: Sources = LOOKUPS) -> bool:
+        """Whether what was chosen for so many sequences is not what is known to be best for them."""
+        known = self._known.get((_groups(running), sources))
+        return known is not None and (plan != _best(known) or not all(one.seconds for one in known.values()))
 
-    def learn(self, running: int, rows: int, tokens: float, seconds: float, heads: Heads = ()) -> None:
-        """A step of so many sequences and rows (0: without drafts) yielded so many tokens for each of them, every time
-        it ran."""
+    def learn(self, running: int, plan: DraftPlan, tokens: float, seconds: float, sources: Sources = LOOKUPS) -> None:
+        """Such a step of so many sequences yielded so many tokens for each of them, every time it ran."""
         groups = _groups(running)
-        choice = self._choices(groups, heads).get(rows) if groups else None
+        choice = self._choices(groups, sources).get(plan) if groups else None
         if choice is not None and seconds > 0.0:
             choice.learn(tokens, seconds)
 
-    def plain(self, running: int, heads: Heads = ()) -> float | None:
+    def plain(self, running: int) -> float | None:
         """Seconds of a step of so many sequences without drafts; None: it was not measured."""
-        choice = self._known.get((_groups(running), heads), {}).get(0)
+        choice = self._plain.get(_groups(running))
         return choice.seconds if choice is not None and choice.seconds else None
 
-    def _choices(self, groups: int, heads: Heads) -> dict[int, _Choice]:
-        known = self._known.get((groups, heads))
+    def _choices(self, groups: int, sources: Sources) -> dict[DraftPlan, _Choice]:
+        known = self._known.get((groups, sources))
         if known is None:
-            possible = [rows for rows in choices(groups) if rows <= self._most_rows]
-            known = self._known[groups, heads] = {rows: _Choice() for rows in (0, *possible)}
+            by = dict.fromkeys((sources.heads, ()) if sources.lookups else (sources.heads,))
+            possible = [DraftPlan(rows, heads) for heads in by for rows in choices(groups) if rows <= self._most_rows]
+            plain = self._plain.setdefault(groups, _Choice())
+            known = self._known[groups, sources] = {PLAIN: plain, **{plan: _Choice() for plan in possible}}
         return known
 
 
@@ -133,5 +157,5 @@ def _groups(running: int) -> int:
     return next((groups for groups in GROUPS if groups >= running), 0)
 
 
-def _best(known: dict[int, _Choice]) -> int:
-    return max(known, key=lambda rows: known[rows].speed if rows else LEAST_WIN * known[rows].speed)
+def _best(known: dict[DraftPlan, _Choice]) -> DraftPlan:
+    return max(known, key=lambda plan: known[plan].speed * (1.0 if plan.rows else LEAST_WIN))
