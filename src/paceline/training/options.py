@@ -154,7 +154,8 @@ _LEAST = {"self_made": 0, "samples": 1, "answers": 1, "first_job": 0, "new_token
 
 HELP = {
     "model": "The target: a folder, a .gguf file, a hub id or a short name. Default: the default model.",
-    "data": "Prompts: .jsonl with a \"prompt\" a line, or .txt whose paragraphs are prompts; .gz is unpacked.",
+    "data": "Prompts: .jsonl with a \"prompt\" (or \"messages\") a line, or .txt whose paragraphs are prompts; .gz is "
+            "unpacked.",
     "out": "The folder to write: the head, its checkpoints, the texts and the report.",
     "self_made": "So many prompts are made by the target, from its bare chat template.",
     "samples": "Answers to each prompt, each at the next of --temperatures.",

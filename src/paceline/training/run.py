@@ -23,7 +23,7 @@ from paceline.training.memory import TRAINING, Engines, divide_card
 from paceline.training.news import News, Show
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
-from paceline.training.prompts import read_prompts
+from paceline.training.prompts import Prompt, read_prompts
 from paceline.training.prune import prune, write_pruned
 from paceline.training.rehearsal import rehearse
 from paceline.training.shape import choose_taps
@@ -56,7 +56,7 @@ def train(options: TrainOptions, show: Show) -> dict[str, Any]:
 @dataclass
 class Run:
     options: TrainOptions
-    prompts: list[str]
+    prompts: list[Prompt]
     show: Show
     stop: Stop
     supply: Supply | None = None
