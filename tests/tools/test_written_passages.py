@@ -16,7 +16,7 @@ import training_prompts
 import written_passages
 
 TOPICS = {kind: [f"{kind} {n}" for n in range(9)] for kind in prompt_topics.QUESTIONS}
-STORY = " ".join(f"In year {n} the river rose by {n} feet." for n in range(30))
+STORY = " ".join(f"River{n} rose by {n} feet near town{n}." for n in range(30))
 
 
 class Writer:
