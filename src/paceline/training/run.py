@@ -14,7 +14,7 @@ from paceline.llm import LLM
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.registry import read_config
-from paceline.training import checkpoints, vocabulary
+from paceline.training import checkpoints, vocabulary, written
 from paceline.training.clock import Clock
 from paceline.training.factory import Factory
 from paceline.training.given import GivenTexts, OtherRun
@@ -27,7 +27,7 @@ from paceline.training.pool import Pool
 from paceline.training.prompts import Prompt, read_prompts
 from paceline.training.prune import prune, write_pruned
 from paceline.training.rehearsal import rehearse
-from paceline.training.shape import choose_taps
+from paceline.training.shape import choose_taps, shaped_like
 from paceline.training.shards import make_folder
 from paceline.training.source import Source
 from paceline.training.supply import SELF_MADE, Supply, self_made
@@ -88,6 +88,10 @@ class Run:
         if engines.workers < workers:
             self.show(News("workers", 0.0, f"The card has memory for {engines.workers} of {workers} workers beside "
                                            "training."))
+        begun = None
+        if options.init is not None:
+            begun = written.read(options.init, options.kind, self.llm.engine.model.config)
+            options = self.options = shaped_like(options, begun.config)
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         compiles = device.type == "cuda" and options.compile == "auto"
         self.target = Target(self.llm, choose_taps(options, self.llm.engine.model.config), rows, compiles)
@@ -95,7 +99,9 @@ class Run:
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
         if saved is not None:
             self.clock.go_on(saved["elapsed"])
-        begun = self.factory.begun() if saved is None else None
+            begun = None
+        if begun is not None:
+            self.factory.check(begun)
         known = not options.self_made or (options.out / "data" / SELF_MADE).exists()
         engine |= {"max_num_seqs": at_once, "kv_blocks": engines.kv_blocks}
         if known:
