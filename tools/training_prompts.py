@@ -42,12 +42,12 @@ NEIGHBOURS = 0.25
 """Of summaries: of several passages that follow each other."""
 NAMED = 0.7
 """Of questions to be answered from passages: about what a passage is known to tell; the rest are of the collections."""
-PASSAGES = (2, 5)
+PASSAGES = (2, 6)
 ALIKE = 0.6
 """Of the passages beside the one that answers: about something of the same kind."""
 LONGER = 0.15
 """Of conversations: with two earlier exchanges."""
-LONGEST = 3400
+LONGEST = 3800
 """Characters of all passages of a prompt together: about a thousand tokens."""
 EXCHANGE = 1800
 """Characters of an earlier turn."""
@@ -118,9 +118,9 @@ class Maker:
                                     if len(row["prompt"]) <= EXCHANGE and len(row["response"]) >= 120
                                     and "Options:" not in row["prompt"]])
         self.long = [one for one in sources.passages if len(one.text) >= 200]
-        self.named = [one for one in [*self.long, *sources.written] if one.topic]
+        self.named = [one for one in self.long if one.topic]
         self.by_kind: dict[str, list[Passage]] = {}
-        for one in self.named:
+        for one in [*self.named, *sources.written]:
             self.by_kind.setdefault(one.kind, []).append(one)
         self.left = {language: luck.sample(texts, len(texts)) for language, texts in sources.foreign.items()}
         self.makers: dict[str, Callable[[], Row | None]] = {
@@ -167,7 +167,7 @@ class Maker:
             begin = luck.randrange(len(self.long))
             text = "\n\n".join(one.text for one in self.long[begin:begin + luck.randint(2, 8)])
             return kinds.summarise(luck, text[:text.rfind(". ", 0, LONGEST) + 1])
-        return kinds.summarise(luck, self.text(500, LONGEST))
+        return kinds.summarise(luck, self.text(700, LONGEST))
 
     def rewrite(self) -> Row | None:
         return kinds.rewrite(self.luck, self.text(80, 900))
@@ -175,8 +175,9 @@ class Maker:
     def answer(self) -> Row | None:
         """A question, the passage that should answer it, and others that do not."""
         luck, about, kind = self.luck, self.sources.topics, ""
-        if about is not None and self.named and (luck.random() < NAMED or not self.asked):
-            passage = luck.choice(self.named)
+        named = self.sources.written if self.sources.written and luck.random() < WRITTEN else self.named
+        if about is not None and named and (luck.random() < NAMED or not self.asked):
+            passage = luck.choice(named)
             kind = passage.kind
             asked, text = kinds.question_for(luck, about, passage), excerpt(luck, passage.text, 400, 1400)
         elif self.asked:
@@ -184,10 +185,10 @@ class Maker:
         else:
             return None
         parts, count = [text], luck.randint(*PASSAGES)
-        while len(parts) < count and sum(map(len, parts)) < LONGEST - 900:
+        while len(parts) < count and sum(map(len, parts)) < LONGEST - 1000:
             alike = self.by_kind.get(kind, [])
-            parts.append(excerpt(luck, luck.choice(alike).text, 250, 900) if alike and luck.random() < ALIKE
-                         else self.text(250, 900))
+            parts.append(excerpt(luck, luck.choice(alike).text, 300, 1000) if alike and luck.random() < ALIKE
+                         else self.text(300, 1000))
         return kinds.answer(luck, asked, parts)
 
     def fact(self) -> Row | None:

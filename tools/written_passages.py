@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--model", help="the target; default: the default model")
     parser.add_argument("--wordnet", type=Path, required=True, help="WordNet's data.noun, plain or .gz")
     parser.add_argument("--count", type=int, default=6000)
-    parser.add_argument("--new-tokens", type=int, default=480, help="longest text")
+    parser.add_argument("--new-tokens", type=int, default=600, help="longest text")
     parser.add_argument("--at-once", type=int, default=512)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)

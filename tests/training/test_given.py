@@ -90,9 +90,12 @@ def scrambled(folder: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def of_another_target(folder: Path) -> None:
-    manifest = damaged(folder, "texts")
-    manifest.write_text(manifest.read_text().replace('"revision": "', '"revision": "not-'))
+def another(name: str) -> Any:
+    def change(folder: Path) -> None:
+        manifest = damaged(folder, "texts")
+        manifest.write_text(manifest.read_text().replace(f'"{name}": "', f'"{name}": "not-'))
+
+    return change
 
 
 def emptied(folder: Path) -> None:
@@ -103,7 +106,8 @@ def emptied(folder: Path) -> None:
 @pytest.mark.parametrize(("damage", "says"), [
     (cut_short, r"shard-00000.npz is missing or cut short: copy it again"),
     (scrambled, "A shard in .* cannot be read"),
-    (of_another_target, "another target's.*--model"),
+    (another("revision"), r"another target's \(revision\).*--model"),
+    (another("tokenizer"), r"another target's \(tokenizer\)"),
     (emptied, "has 0 answers to learn from"),
     (lambda folder: damaged(folder, "held_out").unlink(), "holds no answers"),
     (lambda folder: damaged(folder, "texts").write_text("{"), "cannot be read"),

@@ -40,12 +40,14 @@ class OtherRun:
             raise ConfigError(f"{self.texts.folder / MANIFEST} does not say how long its texts may be: {AGAIN}")
         return replace(options, **lengths)  # type: ignore[arg-type]
 
-    def read(self, revision: str) -> tuple[list[Text], list[Text]]:
-        """Those to learn from and those held out, for the target of this revision."""
+    def read(self, target: dict[str, str | None]) -> tuple[list[Text], list[Text]]:
+        """Those to learn from and those held out, for a target of this identity."""
         for part in (self.texts, self.held_out):
-            if part.settings.get("revision") != revision:
-                raise ConfigError(f"The answers in {part.folder} are another target's: heads learn from answers of the "
-                                  "target they draft for. Name that one with --model, or another run with --texts.")
+            other = [name for name, value in target.items() if part.settings.get(name) != value]
+            if other:
+                raise ConfigError(f"The answers in {part.folder} are another target's ({', '.join(other)}): heads "
+                                  "learn from answers of the target they draft for. Name that one with --model, or "
+                                  "another run with --texts.")
         try:
             texts, held_out = ([text for text in part.read() if text.answer > least]
                                for part, least in ((self.texts, 1), (self.held_out, 2)))
@@ -63,9 +65,9 @@ class GivenTexts:
     beside = False
     rate = 0.0
 
-    def __init__(self, options: TrainOptions, pool: Pool, run: OtherRun, revision: str) -> None:
+    def __init__(self, options: TrainOptions, pool: Pool, run: OtherRun, target: dict[str, str | None]) -> None:
         self.options, self.pool = options, pool
-        texts, self._held_out = run.read(revision)
+        texts, self._held_out = run.read(target)
         pool.add(texts)
 
     def first_answers(self, resumed: bool) -> list[Text]:

@@ -70,6 +70,12 @@ def job_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "little")
 
 
+def identity(llm: LLM) -> dict[str, str | None]:
+    """Of a target: texts are of use to no other."""
+    tokenizer = llm.engine.tokenizer
+    return {"revision": llm.engine.revision, "tokenizer": None if tokenizer is None else tokenizer.fingerprint()}
+
+
 def encoder(llm: LLM) -> Encode:
     """A prompt as the target sees it: through its chat template, or plainly where it has none."""
     engine = llm.engine

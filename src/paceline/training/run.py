@@ -19,6 +19,7 @@ from paceline.training.clock import Clock
 from paceline.training.factory import Factory
 from paceline.training.given import GivenTexts, OtherRun
 from paceline.training.interrupts import Interrupted, Stop, watched
+from paceline.training.jobs import identity
 from paceline.training.learning import Learning
 from paceline.training.memory import TRAINING, Engines, divide_card
 from paceline.training.news import News, Show
@@ -136,7 +137,7 @@ class Run:
         options = self.options
         pool = Pool(options.seed, options.batch_tokens, self.target.padded)
         if self.other is not None:
-            self.supply = GivenTexts(options, pool, self.other, self.llm.engine.revision)
+            self.supply = GivenTexts(options, pool, self.other, identity(self.llm))
             if saved is not None:
                 pool.check(saved["pool"])
             return

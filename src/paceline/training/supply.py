@@ -18,7 +18,7 @@ from paceline.llm import LLM
 from paceline.training.clock import Clock
 from paceline.training.generate import AnswerMaker, Order
 from paceline.training.interrupts import Interrupted, Stop
-from paceline.training.jobs import Jobs, encoder, make_prompts
+from paceline.training.jobs import Jobs, encoder, identity, make_prompts
 from paceline.training.news import News, Show
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
@@ -82,7 +82,7 @@ class Supply:
         order = np.random.default_rng([options.seed, 3]).permutation(len(self.prompts))
         vocab = self.llm.engine.model.config.vocab_size
         digest = hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
-        settings = options.data_settings() | {"prompts": digest, "revision": self.llm.engine.revision}
+        settings = options.data_settings() | {"prompts": digest} | identity(self.llm)
         held_out = [self.prompts[place] for place in order[:count]]
         self.held_shards = Shards(folder / "held_out", settings, vocab)
         self.held = Order(self._jobs(held_out), self.held_shards, 0, count, greedy=True)
