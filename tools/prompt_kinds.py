@@ -100,8 +100,8 @@ def excerpt(luck: random.Random, text: str, shortest: int, longest: int) -> str:
         return text.strip()
     start = SENTENCE_END.search(text, luck.randrange(len(text) - length))
     begin = start.end() if start and start.end() + shortest < len(text) else 0
-    end = SENTENCE_END.search(text, begin + length - 1)
-    return text[begin:end.start() if end else len(text)].strip()
+    end = SENTENCE_END.search(text, begin + length - 1, begin + length + longest)
+    return text[begin:end.start() if end else begin + length + longest].strip()
 
 
 def summarise(luck: random.Random, text: str) -> Row:

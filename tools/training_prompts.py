@@ -49,6 +49,8 @@ LONGER = 0.15
 """Of conversations: with two earlier exchanges."""
 LONGEST = 3800
 """Characters of all passages of a prompt together: about a thousand tokens."""
+SHORTEST = 300
+"""Characters of a text that is worth reading for an answer."""
 EXCHANGE = 1800
 """Characters of an earlier turn."""
 
@@ -117,7 +119,7 @@ class Maker:
         self.exchanges = by_source([row for row in [*answered, *written]
                                     if len(row["prompt"]) <= EXCHANGE and len(row["response"]) >= 120
                                     and "Options:" not in row["prompt"]])
-        self.long = [one for one in sources.passages if len(one.text) >= 200]
+        self.long = [one for one in sources.passages if len(one.text) >= SHORTEST]
         self.named = [one for one in self.long if one.topic]
         self.by_kind: dict[str, list[Passage]] = {}
         for one in [*self.named, *sources.written]:
