@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
+from paceline.models.heads.formats.read import read_head
+from paceline.models.heads.formats.write import write_head
 from paceline.request import SamplingParams
 from paceline.training import checkpoints, interrupts, rehearsal, supply, trainer
 from paceline.training.__main__ import main
@@ -167,6 +170,24 @@ def test_a_head_is_trained_further(options: Any, tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="has no config"):
         train(options(steps=1, out=tmp_path / "none", init=tmp_path), heard.append)
     assert not heard  # before anything else was done
+
+
+def test_a_packaged_head_is_trained_further(options: Any, tmp_path: Path) -> None:
+    """Its weights are int8, and its shape need not be said again."""
+    first = options(steps=4, intermediate=40, taps=(1, 3), layers=1)
+    train(first, quiet)
+    target = LLM(first.model, device="cpu", kernels="eager", max_model_len=64).engine.model.config
+    whole = read_head(first.out / "head", target)
+    write_head(tmp_path / "packaged", whole.config, whole.tensors, storage="int8")
+    packaged = read_head(tmp_path / "packaged", target)
+    again = options(steps=1, out=tmp_path / "further", init=tmp_path / "packaged", lr=1e-12)
+    train(again, quiet)
+    further = read_head(again.out / "head", target)
+    assert further.config.taps == (1, 3) and further.config.intermediate_size == 40 and further.config.num_layers == 1
+    for name, tensor in packaged.tensors.items():
+        torch.testing.assert_close(further.tensors[name].float(), tensor.float(), rtol=1e-3, atol=1e-4, msg=name)
+    assert any(not torch.equal(tensor.float(), whole.tensors[name].float()) for name, tensor in further.tensors.items())
+    assert train(replace(again, steps=2), quiet)["steps"] == 2  # goes on from its checkpoint
 
 
 def test_texts_of_other_prompts_are_refused(begun: Any, prompts: Path, tmp_path: Path) -> None:

@@ -26,7 +26,32 @@ def test_prompts_of_all_kinds_of_files(tmp_path: Path) -> None:
         "one", "t\u2028wo", "first line\nsecond line", "another"]
 
 
+CONVERSATION = [{"role": "user", "content": "fox river"}, {"role": "assistant", "content": "the fox jumps."},
+                {"role": "user", "content": "and then?"}]
+
+
+def test_conversations_are_prompts(tmp_path: Path, target_folder: Path) -> None:
+    alone = [{"role": "user", "content": "fox river"}]
+    rows: list[dict[str, object]] = [{"messages": CONVERSATION}, {"messages": alone}, {"prompt": "fox river"},
+                                     {"messages": CONVERSATION, "kind": "again"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    talk, prompt = read_prompts([tmp_path / "a.jsonl"])
+    assert prompt == "fox river"  # a single turn is a prompt like any other
+    llm = LLM(str(target_folder), device="cpu", kernels="eager", max_model_len=96)
+    encode = encoder(llm)
+    assert encode(talk) == llm.render(CONVERSATION) != encode(prompt) == llm.render(alone)
+    assert llm.engine.chat is not None
+    llm.engine.chat.source = None
+    assert encoder(llm)(talk) == llm.engine.tokenizer.encode("fox river\n\nthe fox jumps.\n\nand then?")
+
+
 @pytest.mark.parametrize(("name", "content", "says"), [
+    ("a.jsonl", b'{"messages": "x"}\n', 'line 1: "messages" is a list of objects'),
+    ("a.jsonl", b'{"messages": ["x"]}\n', 'line 1: "messages" is a list of objects'),
+    ("a.jsonl", b'{"messages": []}\n', 'must end with a user'),
+    ("a.jsonl", b'{"messages": [{"role": "assistant", "content": "x"}]}\n', 'must end with a user'),
+    ("a.jsonl", b'{"messages": [{"role": "user", "content": "x"}, {"role": "cat", "content": "y"}]}\n', "message 2"),
+    ("a.jsonl", b'{"messages": [{"role": "user", "content": " "}]}\n', 'message 1 needs a "role"'),
     ("a.jsonl", b'{"prompt": "x"}\nnot json\n', "line 2: not JSON"),
     ("a.jsonl", b'{"prompt": "x"}\n\n{"text": "y"}\n', 'line 3: there is no "prompt"'),
     ("a.jsonl", b'{"prompt": 3}\n', "line 1"),

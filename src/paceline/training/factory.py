@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from paceline.llm import LLM
-from paceline.training import written
 from paceline.training.loss import Judge, Weights
 from paceline.training.networks.build import build_network
 from paceline.training.networks.draft import DraftModel, begin_like
@@ -18,6 +17,7 @@ from paceline.training.options import TrainOptions
 from paceline.training.prune import Pruned
 from paceline.training.shape import draft_shape, head_config
 from paceline.training.target import Target
+from paceline.training.written import Begun
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,6 @@ class Factory:
         config = head_config(options, engine.model.config, len(ids), mask, tokenizer, options.model or "default")
         return build_network(config, judge)
 
-    def begun(self) -> written.Begun | None:
-        """The head of --init, which must be of the shape that is trained."""
-        if self.options.init is None:
-            return None
-        begun = written.read(self.options.init, self.options.kind, self.llm.engine.model.config)
+    def check(self, begun: Begun) -> None:
+        """The head of --init must be of the shape that is trained."""
         self.network(begun.ids, begun.mask).take(begun.tensors)
-        return begun

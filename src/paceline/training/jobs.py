@@ -12,8 +12,9 @@ import numpy as np
 from paceline.errors import PacelineError, RequestError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
+from paceline.training.prompts import Prompt, messages_of, plain_text
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[Prompt], list[int]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Job:
 class Jobs:
     """All answers of one set of prompts: sample 0 of every prompt in a drawn order, then sample 1, and so on."""
 
-    prompts: list[str]
+    prompts: list[Prompt]
     encode: Encode
     seed: int
     temperatures: tuple[float, ...]
@@ -57,7 +58,7 @@ class Jobs:
         turn = self.temperatures if sample < len(self.temperatures) or not warm else warm
         return turn[(sample + prompt) % len(turn)]
 
-    def _encode(self, prompt: str) -> list[int] | None:
+    def _encode(self, prompt: Prompt) -> list[int] | None:
         try:
             ids = self.encode(prompt)
         except PacelineError:
@@ -69,6 +70,12 @@ def job_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "little")
 
 
+def identity(llm: LLM) -> dict[str, str | None]:
+    """Of a target: texts are of use to no other."""
+    tokenizer = llm.engine.tokenizer
+    return {"revision": llm.engine.revision, "tokenizer": None if tokenizer is None else tokenizer.fingerprint()}
+
+
 def encoder(llm: LLM) -> Encode:
     """A prompt as the target sees it: through its chat template, or plainly where it has none."""
     engine = llm.engine
@@ -77,8 +84,8 @@ def encoder(llm: LLM) -> Encode:
         raise RequestError("This model came without a tokenizer, so prompts cannot become its tokens: name another "
                            "one with --model.", "model")
     if engine.chat is not None and engine.chat.source is not None:
-        return lambda prompt: llm.render([{"role": "user", "content": prompt}])
-    return lambda prompt: tokenizer.encode(prompt)
+        return lambda prompt: llm.render(messages_of(prompt))
+    return lambda prompt: tokenizer.encode(plain_text(prompt))
 
 
 _MARK = "\u241ePROMPT\u241e"

@@ -16,7 +16,7 @@ from paceline.training.factory import Factory
 from paceline.training.interrupts import Stop
 from paceline.training.news import News, Show
 from paceline.training.progress import Log, line
-from paceline.training.supply import Supply
+from paceline.training.source import Source
 from paceline.training.target import Batch
 from paceline.training.trainer import Trainer
 
@@ -24,7 +24,7 @@ from paceline.training.trainer import Trainer
 @dataclass
 class Learning:
     factory: Factory
-    supply: Supply
+    supply: Source
     trainer: Trainer
     held_out: list[Batch]
     ids: np.ndarray

@@ -26,6 +26,7 @@ class TrainOptions:
     model: str | None = None
     data: tuple[Path, ...] = ()
     self_made: int = 0
+    texts: Path | None = None
     samples: int = 1
     answers: int | None = None
     first_job: int = 0
@@ -71,9 +72,12 @@ class TrainOptions:
         if self.kind not in KINDS:
             raise ConfigError(f"There is no training of {self.kind!r}: choose one of {', '.join(KINDS)}.")
         self._check_pruning()
-        if not self.data and not self.self_made:
-            raise ConfigError("There is nothing to train on: name files of prompts with --data, or let the target make "
-                              "its own with --self-made N.")
+        if not self.data and not self.self_made and self.texts is None:
+            raise ConfigError("There is nothing to train on: name files of prompts with --data, let the target make "
+                              "its own with --self-made N, or take another run's answers with --texts.")
+        if self.texts is not None and (self.self_made or (self.data and self.kind != "prune")):
+            raise ConfigError("--texts are answers that are there already, so --data and --self-made are of no use "
+                              "beside them: leave those out, or --texts.")
         if self.minutes is None and self.steps is None and self.kind != "prune":
             raise ConfigError("Say how long to train, with --minutes or with --steps.")
         if self.minutes is not None and self.steps is not None:
@@ -154,9 +158,11 @@ _LEAST = {"self_made": 0, "samples": 1, "answers": 1, "first_job": 0, "new_token
 
 HELP = {
     "model": "The target: a folder, a .gguf file, a hub id or a short name. Default: the default model.",
-    "data": "Prompts: .jsonl with a \"prompt\" a line, or .txt whose paragraphs are prompts; .gz is unpacked.",
+    "data": "Prompts: .jsonl with a \"prompt\" (or \"messages\") a line, or .txt whose paragraphs are prompts; .gz is "
+            "unpacked.",
     "out": "The folder to write: the head, its checkpoints, the texts and the report.",
     "self_made": "So many prompts are made by the target, from its bare chat template.",
+    "texts": "Another run's --out: learn from its answers, and make none. Its --prompt-tokens and --new-tokens hold.",
     "samples": "Answers to each prompt, each at the next of --temperatures.",
     "answers": "Answers in all. Default: samples times prompts.",
     "first_job": "The number of the first answer: a later run with another one makes other texts.",

@@ -5,25 +5,48 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
 
+ROLES = ("system", "user", "assistant")
 
-def read_prompts(paths: Sequence[Path]) -> list[str]:
+
+class Message(NamedTuple):
+    role: str
+    content: str
+
+
+Prompt = str | tuple[Message, ...]
+"""What a user says, or a conversation that ends with what a user says."""
+
+
+def messages_of(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """As chat templates take them."""
+    turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    return [turn._asdict() for turn in turns]
+
+
+def plain_text(prompt: Prompt) -> str:
+    """For who has no chat template."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(turn.content for turn in prompt)
+
+
+def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
     """All prompts of all files, in their order, each once."""
-    prompts: dict[str, None] = {}
+    prompts: dict[Prompt, None] = {}
     for path in paths:
-        found = _lines(path) if ".jsonl" in path.suffixes or ".json" in path.suffixes else _paragraphs(path)
+        found: Sequence[Prompt] = _lines(path) if {".jsonl", ".json"} & {*path.suffixes} else _paragraphs(path)
         if not found:
             raise ConfigError(f"{path} holds no prompts: give a file with at least one, or leave it out.")
         prompts.update(dict.fromkeys(found))
     return list(prompts)
 
 
-def _lines(path: Path) -> list[str]:
-    prompts = []
+def _lines(path: Path) -> list[Prompt]:
+    prompts: list[Prompt] = []
     for number, line in enumerate(_text(path).split("\n"), 1):  # no other line ends: JSON texts hold them
         if not line.strip():
             continue
@@ -32,12 +55,34 @@ def _lines(path: Path) -> list[str]:
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}, line {number}: not JSON ({error.msg}): one object a line, with a \"prompt\"."
                               ) from None
-        prompt = entry.get("prompt") if isinstance(entry, dict) else None
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ConfigError(f"{path}, line {number}: there is no \"prompt\" with a text in it: give one, or leave "
-                              "the line out.")
-        prompts.append(prompt)
+        if not isinstance(entry, dict):
+            entry = {}
+        where = f"{path}, line {number}"
+        if "messages" in entry:
+            prompts.append(_conversation(entry["messages"], where))
+        elif _is_text(entry.get("prompt")):
+            prompts.append(entry["prompt"])
+        else:
+            raise ConfigError(f"{where}: there is no \"prompt\" with a text in it, and no \"messages\": give one, or "
+                              "leave the line out.")
     return prompts
+
+
+def _conversation(turns: Any, where: str) -> Prompt:
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ConfigError(f"{where}: \"messages\" is a list of objects, each with a \"role\" and a \"content\".")
+    for place, turn in enumerate(turns, 1):
+        if turn.get("role") not in ROLES or not _is_text(turn.get("content")):
+            raise ConfigError(f"{where}: message {place} needs a \"role\" ({', '.join(ROLES)}) and a \"content\" with "
+                              "a text in it.")
+    messages = tuple(Message(turn["role"], turn["content"]) for turn in turns)
+    if not messages or messages[-1].role != "user":
+        raise ConfigError(f"{where}: \"messages\" must end with a user's: the target answers that one.")
+    return messages[0].content if len(messages) == 1 else messages
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _paragraphs(path: Path) -> list[str]:

@@ -29,6 +29,7 @@ from paceline.training.networks.draft import DraftModel
 from paceline.training.networks.llama import Layer, LlamaShape
 from paceline.training.networks.parts import Rotation
 from paceline.training.options import TrainOptions
+from paceline.training.prompts import Prompt, plain_text
 
 FAMILIES = ("llama", "mistral")
 CALIBRATION = 16384
@@ -64,7 +65,7 @@ class Pruned:
         return model
 
 
-def prune(path: Path, prompts: Sequence[str], options: TrainOptions) -> Pruned:
+def prune(path: Path, prompts: Sequence[Prompt], options: TrainOptions) -> Pruned:
     """The target in `path` without what `options` leaves out, by what `prompts` show of it."""
     device = choose_device(options.device)
     with open_checkpoint(path) as checkpoint, torch.no_grad():
@@ -79,7 +80,7 @@ def prune(path: Path, prompts: Sequence[str], options: TrainOptions) -> Pruned:
     return Pruned(shape, tensors, layers)
 
 
-def write_pruned(options: TrainOptions, prompts: Sequence[str]) -> dict[str, Any]:
+def write_pruned(options: TrainOptions, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Without distilling: the model in --out, and the report."""
     path = resolve(options.model)
     found = prune(path, prompts, options)
@@ -227,7 +228,7 @@ def _rows(places: torch.Tensor, size: int) -> torch.Tensor:
 # ---------------------------------------------------------------- texts
 
 
-def _texts(checkpoint: Checkpoint, prompts: Sequence[str], longest: int) -> list[list[int]]:
+def _texts(checkpoint: Checkpoint, prompts: Sequence[Prompt], longest: int) -> list[list[int]]:
     """The first prompts, as plain texts, cut where they are too long."""
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
     if tokenizer is None:
@@ -236,7 +237,7 @@ def _texts(checkpoint: Checkpoint, prompts: Sequence[str], longest: int) -> list
     found: list[list[int]] = []
     left = CALIBRATION
     for prompt in prompts:
-        ids = tokenizer.encode(prompt)[:min(longest, left)]
+        ids = tokenizer.encode(plain_text(prompt))[:min(longest, left)]
         if ids:
             found.append(ids)
         left -= len(ids)

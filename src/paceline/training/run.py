@@ -14,20 +14,23 @@ from paceline.llm import LLM
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.registry import read_config
-from paceline.training import checkpoints, vocabulary
+from paceline.training import checkpoints, vocabulary, written
 from paceline.training.clock import Clock
 from paceline.training.factory import Factory
+from paceline.training.given import GivenTexts, OtherRun
 from paceline.training.interrupts import Interrupted, Stop, watched
+from paceline.training.jobs import identity
 from paceline.training.learning import Learning
 from paceline.training.memory import TRAINING, Engines, divide_card
 from paceline.training.news import News, Show
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
-from paceline.training.prompts import read_prompts
+from paceline.training.prompts import Prompt, read_prompts
 from paceline.training.prune import prune, write_pruned
 from paceline.training.rehearsal import rehearse
-from paceline.training.shape import choose_taps
+from paceline.training.shape import choose_taps, shaped_like
 from paceline.training.shards import make_folder
+from paceline.training.source import Source
 from paceline.training.supply import SELF_MADE, Supply, self_made
 from paceline.training.target import Batch, Target
 from paceline.training.trainer import Trainer
@@ -41,12 +44,15 @@ def train(options: TrainOptions, show: Show) -> dict[str, Any]:
     """The report. Goes on from the checkpoint in --out where there is one. A script that calls this with workers needs
     the usual `if __name__ == "__main__":`, for each of them is a process that reads the script again."""
     options.check()
+    other = None if options.texts is None else OtherRun.open(options.texts)
+    if other is not None:
+        options = other.fit(options)
     prompts = read_prompts(options.data)
     make_folder(options.out)
     if not options.learns:
         return write_pruned(options, prompts)
     with watched() as stop:
-        run = Run(options, prompts, show, stop)
+        run = Run(options, prompts, show, stop, other)
         try:
             return run.whole()
         finally:
@@ -56,10 +62,12 @@ def train(options: TrainOptions, show: Show) -> dict[str, Any]:
 @dataclass
 class Run:
     options: TrainOptions
-    prompts: list[str]
+    prompts: list[Prompt]
     show: Show
     stop: Stop
-    supply: Supply | None = None
+    other: OtherRun | None = None
+    """Whose texts are learned from, in place of new ones."""
+    supply: Source | None = None
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.options.minutes, self.options.steps)
@@ -69,9 +77,10 @@ class Run:
         device = choose_device(options.device)
         path = resolve(options.model)
         at_once = options.concurrent or (512 if device.type == "cuda" else 16)
-        workers = options.workers_on(device.type)
-        # Beside workers the parent answers the held-out prompts, and makes prompts.
+        workers = 0 if self.other is not None else options.workers_on(device.type)
+        # Beside workers the parent answers the held-out prompts, and makes prompts; with given texts, nothing.
         own = min(at_once, max(options.held_out, options.self_made, FEWEST)) if workers else at_once
+        own = own if self.other is None else 1
         engine = self._engine(path, device)
         # Before answers are made: what cannot be pruned is refused now.
         pruned = prune(path, self.prompts, options) if options.kind == "prune" else None
@@ -80,6 +89,10 @@ class Run:
         if engines.workers < workers:
             self.show(News("workers", 0.0, f"The card has memory for {engines.workers} of {workers} workers beside "
                                            "training."))
+        begun = None
+        if options.init is not None:
+            begun = written.read(options.init, options.kind, self.llm.engine.model.config)
+            options = self.options = shaped_like(options, begun.config)
         rows = max(options.target_rows, options.prompt_tokens + options.new_tokens + 32)
         compiles = device.type == "cuda" and options.compile == "auto"
         self.target = Target(self.llm, choose_taps(options, self.llm.engine.model.config), rows, compiles)
@@ -87,7 +100,9 @@ class Run:
         saved = checkpoints.load(options.out, options.network_settings(), self.target.device)
         if saved is not None:
             self.clock.go_on(saved["elapsed"])
-        begun = self.factory.begun() if saved is None else None
+            begun = None
+        if begun is not None:
+            self.factory.check(begun)
         known = not options.self_made or (options.out / "data" / SELF_MADE).exists()
         engine |= {"max_num_seqs": at_once, "kv_blocks": engines.kv_blocks}
         if known:
@@ -120,15 +135,20 @@ class Run:
 
     def _open(self, saved: dict[str, Any] | None, engines: Engines, engine: dict[str, Any]) -> None:
         options = self.options
+        pool = Pool(options.seed, options.batch_tokens, self.target.padded)
+        if self.other is not None:
+            self.supply = GivenTexts(options, pool, self.other, identity(self.llm))
+            if saved is not None:
+                pool.check(saved["pool"])
+            return
         if options.self_made:
             self.prompts = list(dict.fromkeys([*self.prompts, *self_made(options, self.llm, self.show)]))
-        pool = Pool(options.seed, options.batch_tokens, self.target.padded)
-        self.supply = Supply(options, self.llm, self.prompts, pool, self.clock, self.show, self.stop)
+        self.supply = supply = Supply(options, self.llm, self.prompts, pool, self.clock, self.show, self.stop)
         if saved is not None:
             pool.check(saved["pool"])
-        self.supply.begin(engines.workers, engine)
+        supply.begin(engines.workers, engine)
 
-    def _learning(self, supply: Supply, held_out: list[Batch], saved: dict[str, Any] | None,
+    def _learning(self, supply: Source, held_out: list[Batch], saved: dict[str, Any] | None,
                   begun: Begun | None) -> Learning:
         options, engine, pool = self.options, self.llm.engine, supply.pool
         vocab, tokenizer = engine.model.config.vocab_size, engine.tokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.heads.config import HeadConfig
@@ -22,6 +24,13 @@ def choose_taps(options: TrainOptions, target: ModelConfig) -> tuple[int, ...]:
         raise ConfigError(f"--taps are layers from 0 to {target.num_layers}, ascending, got "
                           f"{','.join(map(str, taps))}.")
     return taps
+
+
+def shaped_like(options: TrainOptions, head: HeadConfig) -> TrainOptions:
+    """With the shape of a head that is trained further, where nothing else was said."""
+    layers = head.num_layers if options.kind == "dspark" else None
+    return replace(options, taps=options.taps or head.taps, layers=options.layers or layers,
+                   intermediate=options.intermediate or head.intermediate_size or None)
 
 
 def draft_shape(options: TrainOptions, target: ModelConfig) -> LlamaShape:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,38 @@ def unpack(packed: Packed) -> list[Text]:
     return [Text(index, tokens[end - length:end], prompt) for end, length, prompt, index in sizes]
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """Which texts a folder holds, and how they were made."""
+
+    folder: Path
+    settings: dict[str, Any]
+    shards: list[dict[str, Any]]
+
+    def read(self) -> Iterable[Text]:
+        """All texts, in the order in which they were added."""
+        for entry in self.shards:
+            with np.load(self.folder / entry["file"]) as data:
+                packed = {name: data[name] for name in data.files}
+            yield from unpack(packed)
+
+
+def read_manifest(folder: Path, remedy: str) -> Manifest:
+    """Of shards that are all there. `remedy`: what to do where they are not."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(folder, found["settings"], found["shards"])
+        entries = [(str(entry["file"]), int(entry["bytes"])) for entry in manifest.shards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): {remedy}") from None
+    for name, size in entries:
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise ConfigError(f"{file} is missing or cut short: {remedy}")
+    return manifest
+
+
 class Shards:
     """A folder of texts. What was broken off while it was written is as if it had never begun."""
 
@@ -62,7 +94,7 @@ class Shards:
         """Opens what is there; `settings` must be those it was made with."""
         self.folder = folder
         self._dtype = token_dtype(vocab_size)
-        self._manifest: dict[str, Any] = {"settings": settings, "shards": []}
+        self._manifest = Manifest(folder, settings, [])
         self.done: set[int] = set()
         """Jobs that are there, or were left out."""
         make_folder(folder)
@@ -70,40 +102,26 @@ class Shards:
             self._open(settings)
 
     def _open(self, settings: dict[str, Any]) -> None:
-        path = self.folder / MANIFEST
-        try:
-            self._manifest = json.loads(path.read_text(encoding="utf-8"))
-            found = self._manifest["settings"]
-            entries = [(str(entry["file"]), int(entry["bytes"])) for entry in self._manifest["shards"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}): remove the folder {self.folder} to make its texts "
-                              "again.") from None
+        self._manifest = read_manifest(self.folder, f"remove the folder {self.folder} to make its texts again.")
+        found = self._manifest.settings
         other = sorted(name for name in {*settings, *found} if settings.get(name) != found.get(name))
         if other:
             raise ConfigError(f"The texts in {self.folder} were made with other settings ({', '.join(other)}): use the "
                               "same ones, or another --out.")
-        for name, size in entries:
-            file = self.folder / name
-            if not file.is_file() or file.stat().st_size != size:
-                raise ConfigError(f"{file} is missing or cut short: remove the folder {self.folder} to make its texts "
-                                  "again.")
         for text in self.read():
             self.done.add(text.index)
-        for entry in self._manifest["shards"]:
+        for entry in self._manifest.shards:
             self.done.update(entry["left_out"])
 
     def read(self) -> Iterable[Text]:
         """All texts, in the order in which they were added."""
-        for entry in self._manifest["shards"]:
-            with np.load(self.folder / entry["file"]) as data:
-                packed = {name: data[name] for name in data.files}
-            yield from unpack(packed)
+        return self._manifest.read()
 
     def add(self, texts: list[Text], left_out: list[int]) -> None:
         """Written as a new shard; on disk when this returns."""
         if not texts and not left_out:
             return
-        name = f"shard-{len(self._manifest['shards']):05}.npz"
+        name = f"shard-{len(self._manifest.shards):05}.npz"
         arrays = pack(texts, self._dtype)
 
         def write(path: Path) -> None:
@@ -113,8 +131,9 @@ class Shards:
         replace_file(self.folder / name, write)
         entry = {"file": name, "bytes": (self.folder / name).stat().st_size, "texts": len(texts),
                  "tokens": int(arrays["lengths"].sum()), "left_out": left_out}
-        manifest = self._manifest | {"shards": [*self._manifest["shards"], entry]}
-        replace_file(self.folder / MANIFEST, lambda path: _write_json(path, manifest))
+        manifest = replace(self._manifest, shards=[*self._manifest.shards, entry])
+        content = {"settings": manifest.settings, "shards": manifest.shards}
+        replace_file(self.folder / MANIFEST, lambda path: _write_json(path, content))
         self._manifest = manifest
         self.done.update([text.index for text in texts], left_out)
 

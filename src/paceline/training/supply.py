@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,11 @@ from paceline.llm import LLM
 from paceline.training.clock import Clock
 from paceline.training.generate import AnswerMaker, Order
 from paceline.training.interrupts import Interrupted, Stop
-from paceline.training.jobs import Jobs, encoder, make_prompts
+from paceline.training.jobs import Jobs, encoder, identity, make_prompts
 from paceline.training.news import News, Show
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
-from paceline.training.prompts import read_prompts
+from paceline.training.prompts import Prompt, read_prompts
 from paceline.training.shards import Shards, Text, make_folder, replace_file
 from paceline.training.worker import Work
 from paceline.training.workers import PATIENCE, Workers
@@ -37,7 +38,7 @@ FIRST_SHARE = 0.3
 """Of the time: then training begins with what answers there are."""
 
 
-def self_made(options: TrainOptions, llm: LLM, show: Show) -> list[str]:
+def self_made(options: TrainOptions, llm: LLM, show: Show) -> Sequence[Prompt]:
     """Prompts by the target itself, made once."""
     path = options.out / "data" / SELF_MADE
     if path.exists():
@@ -58,7 +59,7 @@ class Supply:
 
     options: TrainOptions
     llm: LLM
-    prompts: list[str]
+    prompts: list[Prompt]
     pool: Pool
     clock: Clock
     show: Show
@@ -81,7 +82,7 @@ class Supply:
         order = np.random.default_rng([options.seed, 3]).permutation(len(self.prompts))
         vocab = self.llm.engine.model.config.vocab_size
         digest = hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
-        settings = options.data_settings() | {"prompts": digest, "revision": self.llm.engine.revision}
+        settings = options.data_settings() | {"prompts": digest} | identity(self.llm)
         held_out = [self.prompts[place] for place in order[:count]]
         self.held_shards = Shards(folder / "held_out", settings, vocab)
         self.held = Order(self._jobs(held_out), self.held_shards, 0, count, greedy=True)
@@ -93,7 +94,7 @@ class Supply:
         self.maker = AnswerMaker(self.llm, [self.held], options.new_tokens)
         self.pool.add(list(self.shards.read()))
 
-    def _jobs(self, prompts: list[str]) -> Jobs:
+    def _jobs(self, prompts: list[Prompt]) -> Jobs:
         options = self.options
         return Jobs(prompts, encoder(self.llm), options.seed, options.temperatures, options.prompt_tokens)
 

@@ -27,6 +27,7 @@ from paceline.llm import LLM
 from paceline.training.generate import AnswerMaker, Order
 from paceline.training.interrupts import leave_to_parent
 from paceline.training.jobs import Jobs, encoder
+from paceline.training.prompts import Prompt
 from paceline.training.shards import Packed, Text, pack, token_dtype
 
 EVERY = 1.0
@@ -39,7 +40,7 @@ class Work:
 
     engine: dict[str, Any]
     """Arguments of its LLM."""
-    prompts: list[str]
+    prompts: list[Prompt]
     seed: int
     temperatures: tuple[float, ...]
     prompt_tokens: int

@@ -44,8 +44,9 @@ def write_model(folder: Path, config: dict[str, object], tensors: dict[str, torc
 
 @dataclass(frozen=True)
 class Begun:
-    """A head to train further."""
+    """A head to train further; its weights are floats, however they were stored."""
 
+    config: HeadConfig
     tensors: dict[str, torch.Tensor]
     ids: np.ndarray
     mask: int | None
@@ -63,4 +64,4 @@ def read(folder: Path, kind: str, target: ModelConfig) -> Begun:
     if config.reduced:
         ids = ids + found.tensors["d2t"].cpu().numpy().astype(np.int64)
     tensors = {name: tensor.float() for name, tensor in found.tensors.items() if name not in ("d2t", "t2d")}
-    return Begun(tensors, ids, config.mask_token_id)
+    return Begun(config, tensors, ids, config.mask_token_id)
