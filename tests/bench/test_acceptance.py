@@ -214,3 +214,13 @@ def test_mistakes_are_refused_before_a_model_is_loaded(dataset: Path, capsys: py
                       ["--temperatures", "hot"], ["--context", "64", "--text", "nowhere.txt"]):
         assert main(["bench", "acceptance", "--dataset", str(dataset), *arguments]) == 2, arguments
         assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_what_a_device_drafts_by_itself_is_counted_too(dataset: Path) -> None:
+    device = LLM(str(FAMILY / "target"), device="cpu", kernels="stepped", heads=[str(FAMILY / "dspark")], kv_blocks=64)
+    result = acceptance.run(dataset, depths=(3,), nodes=0, temperatures=(0.0,), max_tokens=16, llm=device)
+    for row in result["rows"]:
+        assert row["reached"][0] == row["drafts"] and row["drafted"] > 2 * row["drafts"]
+        assert row["accepted"] == sum(round(share * reached) for share, reached in
+                                      zip(row["conditional_acceptance"], row["reached"]))
+    assert result["rows"][0]["mean_accepted_tokens"] > 1.2
