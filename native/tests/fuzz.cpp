@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../decoder.h"
+#include "fuzz_markov.h"
 #include "fuzz_sampler.h"
 #include "fuzz_suffix.h"
 
@@ -273,6 +274,7 @@ int main() {
         if (table == nullptr) continue;
         kernels(*table);
         decoder(table);
+        fuzz_markov(table);
         tables++;
     }
     std::printf("%d tables, nothing wrong\n", tables);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.measure.agreement import Best
 from paceline.models.load.opening import open_checkpoint
+
+FAMILY = Path(__file__).parents[1] / "family" / "target"
 
 
 class Stub:
@@ -122,6 +125,32 @@ def test_a_peer_with_worse_answers_counts_in_the_first_ratio_only(no_rest):
     assert rows["top1"]["paceline"] == 100.0 and rows["top1"]["note"] == "mute: it does not tell"
     assert rows["kl"]["peers"]["coarse"] > rows["kl"]["peers"]["good"] > rows["kl"]["paceline"] > 0
     assert "equal quality" in table(result) and "1.20x" in table(result)
+
+
+def test_peers_are_judged_on_a_text_beside_their_speed(no_rest, monkeypatch, tmp_path, capsys):
+    """The whole command with a peer that is as fast as can be and knows nothing."""
+    text = tmp_path / "text.txt"
+    text.write_text("Call me Ishmael. Some years ago I thought I would sail about a little. " * 30)
+    peer = Stub("blind", 1.0, 1e-9)
+    monkeypatch.setattr(cpu_quality, "TOKENS", 200)
+    monkeypatch.setattr(cpu_quality, "WINDOW", 100)
+    peer.logits = lambda tokens: np.zeros((len(tokens), 1024), dtype=np.float32)
+    monkeypatch.setattr(cpu, "available", lambda model, threads: ([peer], []))
+    result = cpu.run(str(FAMILY), "step_1", peers=True, repeats=1, threads=1, text=str(text))
+    rows = {row["case"]: row for row in result["rows"]}
+    assert rows["top1"]["paceline"] > 95.0 > rows["top1"]["peers"]["blind"]
+    assert rows["kl"]["paceline"] < 0.01 < rows["kl"]["peers"]["blind"]
+    assert rows["step_1"]["ratio"] < 1.0 and rows["step_1"]["equal_ratio"] is None, "nobody else is as good"
+    printed = table(result)
+    assert "equal quality" in printed and "top1" in printed and "kl" in printed
+    assert "--text" not in capsys.readouterr().err
+
+
+def test_without_a_text_peers_are_not_judged_and_that_is_said(no_rest, monkeypatch, capsys):
+    monkeypatch.setattr(cpu, "available", lambda model, threads: ([Stub("peer", 50.0, 4.0)], []))
+    result = cpu.run(str(FAMILY), "step_1", peers=True, repeats=1, threads=1)
+    assert [row["case"] for row in result["rows"]] == ["step_1"] and "equal_ratio" not in result["rows"][0]
+    assert "--text" in capsys.readouterr().err
 
 
 def mute(tokens):

@@ -37,6 +37,19 @@ def test_accepted_length_counts_the_bonus_and_a_plain_step_counts_one() -> None:
     assert stats.as_dict()["acceptance_by_position"] == [0.5] * 4
 
 
+def test_conditional_acceptance_counts_the_drafts_that_got_there() -> None:
+    stats = SpeculationStats("x")
+    stats.record(depth=3, path=3, drafted=3, emitted=4)
+    stats.record(depth=3, path=1, drafted=3, emitted=2)
+    stats.record(depth=1, path=1, drafted=1, emitted=2)  # right as far as it went: it says nothing of depth 2
+    stats.record(depth=3, path=0, drafted=3, emitted=1)
+    assert stats.conditional_acceptance == [3 / 4, 1 / 2, 1.0]
+    assert stats.acceptance_by_position == [3 / 4, 1 / 3, 1 / 3]
+    never = SpeculationStats("x")
+    never.record(depth=2, path=0, drafted=2, emitted=1)
+    assert never.conditional_acceptance == [0.0], "nothing is known of a depth that was never reached"
+
+
 def test_net_speed_is_what_plain_decoding_would_have_taken_over_what_was_spent() -> None:
     stats = SpeculationStats("x")
     stats.spend(draft=0.1, verify=0.5, sample=0.1, whole=0.8, plain=1.2)

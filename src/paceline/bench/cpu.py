@@ -238,6 +238,8 @@ def run(model: str | None = None, cases: str | None = None, peers: bool = False,
     others, missing = available(resolve(model), threads) if peers else ([], [])
     for line in missing:
         say(f"cpu: {line}")
+    if others and text is None:
+        say("cpu: whose answers are as good is not measured: give a text with --text")
     qualities = None if text is None else compare([ours, *others], *reference(model, text, threads))
     neighbours = Neighbours()
     best = measure(chosen, [ours, *others], ours.vocab_size, repeats)

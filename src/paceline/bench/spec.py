@@ -18,7 +18,7 @@ from paceline.bench.questions import Question, choose, read_questions
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.bench.spec_table import show
 from paceline.errors import ConfigError, PacelineError
-from paceline.llm import LLM
+from paceline.llm import LLM, Prompt
 from paceline.request import RequestOutput, SamplingParams
 from paceline.speculation.spec import BUILDERS, SCRIPTED, heads_named, parse
 from paceline.speculation.stats import SpeculationStats
@@ -164,14 +164,19 @@ def run_question(llm: LLM, question: Question, one: Contender, params: Callable[
     outs: list[RequestOutput] = []
     for turn in question.turns:
         conversation.append({"role": "user", "content": turn})
-        prompt: Any = ("\n".join(message["content"] for message in conversation) if llm.engine.chat is None
-                       else llm.render(list(conversation)))
-        out = llm.generate([prompt], params(one.name), speculation=one.wish)[0]
+        out = llm.generate([prompt_of(llm, conversation)], params(one.name), speculation=one.wish)[0]
         if out.error is not None:
             raise out.error
         outs.append(out)
         conversation.append({"role": "assistant", "content": out.outputs[0].text})
     return outs
+
+
+def prompt_of(llm: LLM, conversation: Sequence[dict[str, str]]) -> Prompt:
+    """Through the model's chat template, where it has one."""
+    if llm.engine.chat is None:
+        return "\n".join(message["content"] for message in conversation)
+    return llm.render(list(conversation))
 
 
 def decode_time(outs: Sequence[RequestOutput]) -> tuple[int, float]:

@@ -244,6 +244,54 @@ def spec(
         raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
 
 
+@app.command("acceptance")
+def acceptance(
+    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    methods: Annotated[str, typer.Option(help="heads (all that are loaded), names separated by commas, or JSON "
+                                              "objects.")] = "heads",
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="METHOD.KEY=VALUE", help="A method's option; repeatable.")
+    ] = None,
+    head: Annotated[list[str] | None, typer.Option("--head", help="Folder or name of a trained head; repeatable. "
+                                                                  "Default, on a CPU: those that come along.")] = None,
+    depths: Annotated[str, typer.Option(help="Tokens of a chain, separated by commas.")] = "3,5,7",
+    nodes: Annotated[int, typer.Option(min=0, help="Tokens of a tree; 0: no trees.")] = 60,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas; 0 is greedy.")] = "0,1",
+    context: Annotated[str, typer.Option(help="Tokens of a prompt, separated by commas: the question behind a text; "
+                                              "0: the questions as they are.")] = "0",
+    text: Annotated[str | None, typer.Option(help="What they are asked behind: UTF-8, plain or .gz.")] = None,
+    per_category: Annotated[int, typer.Option(min=0, help="Questions of each category; 0: all of them.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions in all, at most.")] = None,
+    categories: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
+    at_once: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 32,
+    device: options.Device = "auto",
+    kernels: options.KernelChoice = "auto",
+) -> None:
+    """Tokens that drafts have accepted, by category and by position: greedy and sampled, chains and trees, untimed."""
+    from paceline.bench.acceptance import LOADED, check, finish, run
+    from paceline.bench.questions import choose, read_questions
+    from paceline.bench.spec import contenders
+    from paceline.engine.build import choose_device
+
+    chains, heats = _counts(depths, "--depths"), _temperatures(temperatures)
+    contexts = _counts(context, "--context", least=0)
+    check(contexts, text)
+    choose(read_questions(dataset), per_category or None, limit, categories)
+    if methods != LOADED:
+        contenders(methods, option or ())
+    choose_device(device)
+    _fetch(model)
+    result = run(dataset, model, methods, option or (), head or (), chains, nodes, heats, contexts, text,
+                 per_category or None, limit, categories, max_tokens, at_once, device, kernels)
+    try:
+        finish(result, json_file)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
+
+
 @app.command("crowd")
 def crowd(
     dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
@@ -287,10 +335,10 @@ def _temperatures(text: str) -> tuple[float, ...]:
     return found
 
 
-def _counts(text: str, option: str) -> tuple[int, ...]:
+def _counts(text: str, option: str, least: int = 1) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{option} must be whole numbers from 1 separated by commas, got {text!r}.")
+    if not all(part.isdigit() and int(part) >= least for part in parts):
+        raise ConfigError(f"{option} must be whole numbers from {least} separated by commas, got {text!r}.")
     return tuple(int(part) for part in parts)
 
 

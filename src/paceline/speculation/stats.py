@@ -47,6 +47,8 @@ class SpeculationStats:
     """by_depth[d]: cycles in which the draft was accepted at depth d + 1."""
     tried_by_depth: list[int] = field(default_factory=list)
     """tried_by_depth[d]: cycles whose draft reached depth d + 1."""
+    reached_by_depth: list[int] = field(default_factory=list)
+    """reached_by_depth[d]: those of them in which all before it was accepted."""
     provenance: list[Provenance] = field(default_factory=list)
     """Per output token of sample 0."""
     plain: int = 0
@@ -98,6 +100,11 @@ class SpeculationStats:
         """Of the cycles whose draft reached depth 1, 2, ...: the share in which it was accepted there."""
         return [hits / tries for hits, tries in zip(self.by_depth, self.tried_by_depth)]
 
+    @property
+    def conditional_acceptance(self) -> list[float]:
+        """The same of the cycles in which everything before that depth was accepted."""
+        return [hits / reached if reached else 0.0 for hits, reached in zip(self.by_depth, self.reached_by_depth)]
+
     def spend(self, draft: float, verify: float, sample: float, whole: float, plain: float | None) -> None:
         """Seconds of one decode step, and what plain decoding would have taken for its tokens; None: nobody knows."""
         self.draft_s += draft
@@ -116,6 +123,7 @@ class SpeculationStats:
         self.emitted += emitted
         _add_up(self.by_depth, [1] * path + [0] * (depth - path))
         _add_up(self.tried_by_depth, [1] * depth)
+        _add_up(self.reached_by_depth, [1] * min(depth, path + 1))
 
     def record_rounds(self, rounds: Sequence[Round], tokens: int) -> None:
         """What a device drafted by itself, time after time, and the tokens that came of it."""
@@ -131,6 +139,7 @@ class SpeculationStats:
         tried = _reaching([one.drafted for one in drafts])
         _add_up(self.by_depth, _reaching([one.accepted for one in drafts], len(tried)))
         _add_up(self.tried_by_depth, tried)
+        _add_up(self.reached_by_depth, _reaching([min(one.drafted, one.accepted + 1) for one in drafts]))
 
     def add(self, other: SpeculationStats) -> None:
         """Another request's counts and times on top of these; method, rules, provenance and failure stay."""
@@ -141,6 +150,7 @@ class SpeculationStats:
         self.plain += other.plain
         _add_up(self.by_depth, other.by_depth)
         _add_up(self.tried_by_depth, other.tried_by_depth)
+        _add_up(self.reached_by_depth, other.reached_by_depth)
         self.draft_s += other.draft_s
         self.verify_s += other.verify_s
         self.sample_s += other.sample_s
@@ -153,7 +163,8 @@ class SpeculationStats:
                 "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
                 "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,
-                "acceptance_by_position": self.acceptance_by_position, "accepted_by_depth": list(self.by_depth),
+                "acceptance_by_position": self.acceptance_by_position,
+                "conditional_acceptance": self.conditional_acceptance, "accepted_by_depth": list(self.by_depth),
                 "spent_s": self.spent_s, "compared_s": self.compared_s, "plain_s": self.plain_s,
                 "draft_s": self.draft_s, "verify_s": self.verify_s, "sample_s": self.sample_s,
                 "net_speed": self.net_speed, "won_s": self.won_s, "failure": self.failure,
