@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.training import checkpoints, generate
+from paceline.training import checkpoints, generate, trainer
 from paceline.training.__main__ import main
+from paceline.training.clock import Clock
 from paceline.training.news import News
 from paceline.training.run import train
 from paceline.training.supply import Supply
@@ -61,14 +62,22 @@ def test_it_is_as_if_the_texts_had_been_made(given: Any, begun_folder: Path) -> 
     assert all(torch.equal(tensor, other["network"][name]) for name, tensor in one["network"].items())
 
 
-def test_all_minutes_are_for_learning_and_a_run_goes_on(given: Any) -> None:
+def test_all_minutes_are_for_learning_and_a_run_goes_on(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that nothing but a step moves on."""
+    now, step = [0.0], trainer.Trainer.train_step
+
+    def steps(self: Any, progress: float) -> Any:
+        now[0] += 10.0
+        return step(self, progress)
+
+    monkeypatch.setattr(Clock, "elapsed", property(lambda self: now[0]))
+    monkeypatch.setattr(trainer.Trainer, "train_step", steps)
     heard: list[News] = []
-    report = train(given(steps=None, minutes=0.04, log_steps=1), heard.append)
-    assert {news.stage for news in heard} == {"training", "measured"} and report["steps"] > 1
-    again = train(given(steps=None, minutes=0.08, log_steps=1), quiet)
-    assert again["steps"] > report["steps"]
+    report = train(given(steps=None, minutes=0.5, log_steps=1), heard.append)
+    assert {news.stage for news in heard} == {"training", "measured"} and report["steps"] == 3
+    assert train(given(steps=None, minutes=1.0), quiet)["steps"] == 6
     with pytest.raises(ConfigError, match=r"before the first step.*more --minutes"):
-        train(given(steps=None, minutes=1e-6, out=given().out / "other"), quiet)
+        train(given(steps=None, minutes=0.5, out=given().out / "other"), quiet)
 
 
 def test_pruning_sees_prompts_and_learns_from_texts(given: Any, prompts: Path) -> None:
