@@ -95,7 +95,7 @@ class ChainRound:
         self._feature, logits = head.leave(x, self._kernels)
         return logits, None
 
-    def best(self, previous: Sequence[int]) -> Best | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

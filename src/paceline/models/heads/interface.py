@@ -92,9 +92,11 @@ class Round(Protocol):
         TARGET's: the tokens drafted last; at the first call the anchors."""
         ...
 
-    def best(self, previous: Sequence[int]) -> Best | None:
-        """In place of a call of `logits`, where the likeliest tokens alone are wanted: what those logits say is the
-        likeliest after each line. None: nothing was done, there is no way to it but through the logits."""
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
+        """In place of all calls of `logits`, where the likeliest tokens alone are wanted: step after step what those
+        logits say is the likeliest after each line. It may end where no line is likely to be accepted so far any more,
+        that is with a probability of its `least`. None: nothing was done, there is no way to it but through the
+        logits."""
         ...
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

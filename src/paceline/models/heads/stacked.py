@@ -84,7 +84,7 @@ class StackedRound:
             x = block(x, kernels)
         return head.outs[index](x, kernels).float().contiguous(), None
 
-    def best(self, previous: Sequence[int]) -> Best | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

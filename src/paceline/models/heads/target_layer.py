@@ -119,7 +119,7 @@ class TargetLayerRound:
         self._feature = kernels.norm(x, head.norm)
         return head.lm_head(self._feature, kernels).float().contiguous(), None
 
-    def best(self, previous: Sequence[int]) -> Best | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
