@@ -1,4 +1,4 @@
-"""Greedy chains of a head in one go: the drafts that asking token by token gives, and the text that plain decoding does."""
+"""Greedy chains of a head in one go: the drafts of asking token by token, and the text of plain decoding."""
 
 from __future__ import annotations
 

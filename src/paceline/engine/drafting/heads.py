@@ -119,6 +119,7 @@ class HeadModel:
             raise RuntimeError(f"the trained head {self.name} has failed before: {reason(lost)}")
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
+        self._heads.settle()
         bring_into_place(self._storage, *self._scheduler.take_transfers())
         self._place = {}
         found: list[int] = []
