@@ -12,6 +12,13 @@
 
 namespace paceline {
 
+// How likely a slot's token is to be accepted: sigmoid(hidden . x / rms(x) + token . W1[token before it] + bias), x being
+// what the layers left of the slot.
+struct Confidence {
+    std::vector<float> hidden, token;  // token empty: that does not matter
+    float bias = 0.0f, eps = 0.0f;
+};
+
 // Slot j of a block has logits base[j] + W2 W1[token before it]. Only this is sequential, and little of it: the whole
 // block is one parallel region, in which each thread looks at the same tokens of every slot.
 class Markov {
@@ -19,14 +26,18 @@ class Markov {
     // first [tokens of the target, rank], second [at least `width`, rank]; ids [width]: the target's ids of the tokens of
     // the draft vocabulary, empty where they are the same.
     Markov(std::shared_ptr<Matrix> first, std::shared_ptr<Matrix> second, int width, std::vector<int64_t> ids,
-           const Kernels* kernels, int threads);
+           Confidence confidence, const Kernels* kernels, int threads);
 
     int width() const { return width_; }
+    int hidden() const { return int(confidence_.hidden.size()); }
     int64_t target_tokens() const { return first_->view().rows; }
 
     // The likeliest token of each slot after the one before it, of ties the first: tokens [lines, slots], as the target
-    // knows them. base [lines, slots, width]; previous [lines]: before the first slot.
-    void best(const float* base, int lines, int slots, const int64_t* previous, int64_t* tokens);
+    // knows them, and their chances [lines, slots]. base [lines, slots, width], hidden [lines, slots, hidden]; previous
+    // [lines]: before the first slot. Ends behind the slot with which no line is as likely to be accepted so far as its
+    // `least` [lines] any more; returns how many slots there are then.
+    int best(const float* base, const float* hidden, int lines, int slots, const int64_t* previous, const float* least,
+             int64_t* tokens, float* chances);
 
   private:
     struct Leader {
@@ -34,17 +45,19 @@ class Markov {
         int token;
     };
     Leader leader(const float* base, const float* bias, int begin, int end) const;
+    float chance(const float* hidden, const float* before) const;
 
     std::shared_ptr<Matrix> first_, second_;
     int width_;
     std::vector<int64_t> ids_;
+    Confidence confidence_;
     const Kernels* kernels_;
     std::shared_ptr<Pool> shared_;
     Pool& pool_ = *shared_;
     std::mutex mutex_;  // one call at a time: the others wait
 
     // Scratch, grown as needed.
-    std::vector<float> before_, bias_;
+    std::vector<float> before_, bias_, alive_;
     std::vector<uint8_t> rounded_;
     std::vector<Leader> leaders_;  // [threads, lines]
 };

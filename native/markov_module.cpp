@@ -17,15 +17,21 @@ namespace {
 
 using Blocks = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-void best(Markov& self, const Blocks& base, const Vector<int64_t>& previous, MutableRows<int64_t> tokens) {
+int best(Markov& self, const Blocks& base, const Blocks& hidden, const Vector<int64_t>& previous, const Vector<float>& least,
+         MutableRows<int64_t> tokens, MutableRows<float> chances) {
     if (base.shape(2) != size_t(self.width())) throw std::invalid_argument("logits must be as wide as the draft vocabulary");
-    if (previous.shape(0) != base.shape(0)) throw std::invalid_argument("one token before each line");
-    if (tokens.shape(0) != base.shape(0) || tokens.shape(1) != base.shape(1))
-        throw std::invalid_argument("tokens must be [lines, slots]");
+    if (hidden.shape(0) != base.shape(0) || hidden.shape(1) != base.shape(1) || hidden.shape(2) != size_t(self.hidden()))
+        throw std::invalid_argument("hidden must be [lines, slots, hidden]");
+    if (previous.shape(0) != base.shape(0) || least.shape(0) != base.shape(0))
+        throw std::invalid_argument("one token before each line, and one least chance");
+    if (tokens.shape(0) != base.shape(0) || tokens.shape(1) != base.shape(1) || chances.shape(0) != base.shape(0)
+        || chances.shape(1) != base.shape(1))
+        throw std::invalid_argument("tokens and chances must be [lines, slots]");
     for (size_t i = 0; i < previous.shape(0); i++)
         if (previous(i) < 0 || previous(i) >= self.target_tokens()) throw std::invalid_argument("an id has no row");
     nb::gil_scoped_release free;
-    self.best(base.data(), int(base.shape(0)), int(base.shape(1)), previous.data(), tokens.data());
+    return self.best(base.data(), hidden.data(), int(base.shape(0)), int(base.shape(1)), previous.data(), least.data(),
+                     tokens.data(), chances.data());
 }
 
 }  // namespace
@@ -33,12 +39,17 @@ void best(Markov& self, const Blocks& base, const Vector<int64_t>& previous, Mut
 void bind_markov(nb::module_& m) {
     nb::class_<Markov>(m, "Markov")
         .def("__init__", [](Markov* self, std::shared_ptr<Matrix> first, std::shared_ptr<Matrix> second, int width,
-                            const Vector<int64_t>& ids, int threads, const std::string& kernels) {
+                            const Vector<int64_t>& ids, const Vector<float>& of_hidden, const Vector<float>& of_token,
+                            float bias, float eps, int threads, const std::string& kernels) {
             if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+            Confidence confidence{{of_hidden.data(), of_hidden.data() + of_hidden.size()},
+                                  {of_token.data(), of_token.data() + of_token.size()}, bias, eps};
             new (self) Markov(std::move(first), std::move(second), width, {ids.data(), ids.data() + ids.size()},
-                              kernels_named(kernels), threads);
-        }, "first"_a, "second"_a, "width"_a, "ids"_a.noconvert(), "threads"_a, "kernels"_a = "")
-        .def("best", &best, "base"_a.noconvert(), "previous"_a.noconvert(), "tokens"_a.noconvert());
+                              std::move(confidence), kernels_named(kernels), threads);
+        }, "first"_a, "second"_a, "width"_a, "ids"_a.noconvert(), "of_hidden"_a.noconvert(), "of_token"_a.noconvert(),
+             "bias"_a, "eps"_a, "threads"_a, "kernels"_a = "")
+        .def("best", &best, "base"_a.noconvert(), "hidden"_a.noconvert(), "previous"_a.noconvert(), "least"_a.noconvert(),
+             "tokens"_a.noconvert(), "chances"_a.noconvert());
 }
 
 }  // namespace paceline

@@ -95,7 +95,7 @@ class KeepingRound:
         self._head = head
         self.calls = 0
 
-    def best(self, previous: Any) -> None:
+    def chain(self, previous: Any, least: Any) -> None:
         return None
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -135,7 +135,7 @@ class KnowingRound:
         self._wrong = wrong
         self._calls = 0
 
-    def best(self, previous: Any) -> None:
+    def chain(self, previous: Any, least: Any) -> None:
         return None
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -108,7 +108,7 @@ def test_a_matrix_without_every_layers_rows_is_an_error(keeping):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_greedy_tokens_of_a_block_in_one_call(threads):
-    """What the logits say slot by slot, whoever is in company, and also behind tokens that are not the likeliest."""
+    """What the logits say slot by slot, whoever is in company; and no further than is likely to be of use."""
     from paceline.kernels.cpu.backend import NativeKernels
     head: Any = made("dspark", packed=True)
     assert head.greedy is not None
@@ -116,13 +116,18 @@ def test_the_greedy_tokens_of_a_block_in_one_call(threads):
     seqs = [hand.new() for _ in texts]
     hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
     previous, depth = [tokens[-1] for tokens in texts], longest(CONFIGS["dspark"])
-    slowly, quickly = (hand.open(seqs, previous, depth) for _ in range(2))
-    for slot in range(depth):
+    slowly, quickly, shortly = (hand.open(seqs, previous, depth) for _ in range(3))
+    found = quickly.chain(previous, [0.0] * 3)
+    alive = np.cumprod([best.chances for best in found], axis=0)
+    least = float(alive[1].max()) + 1e-6
+    assert shortly.chain(previous, [least] * 3) == found[:2 if alive[0].max() >= least else 1]
+    assert len(found) == depth
+    for best in found:
         logits, confidence = slowly.logits(torch.tensor(previous))
-        tokens, chances = quickly.best(previous)
-        assert tokens == head.target_ids[logits.argmax(-1)].tolist()
-        np.testing.assert_allclose(chances, confidence.numpy(), atol=1e-5)
-        previous = [7, 8, 9] if slot == 1 else tokens
+        assert best.tokens == head.target_ids[logits.argmax(-1)].tolist()
+        np.testing.assert_allclose(best.chances, confidence.numpy(), atol=1e-5)
+        previous = best.tokens
+    assert slowly.chain(previous, [0.0] * 3) is None, "it has begun another way"
 
 
 def test_of_equally_likely_tokens_the_first():
@@ -131,20 +136,30 @@ def test_of_equally_likely_tokens_the_first():
     first, second = native.Matrix("q8", 24, 32), native.Matrix("q8", 24, 32)
     for matrix in (first, second):
         matrix.take_floats(np.zeros((24, 32), dtype=np.float32), 0)
-    chain = native.Markov(first, second, 22, np.arange(22) + 2, 3)
+    sure = {"of_hidden": np.ones(4, dtype=np.float32), "of_token": np.zeros(32, dtype=np.float32), "bias": 0.0,
+            "eps": 0.0}
+    chain = native.Markov(first, second, 22, np.arange(22) + 2, **sure, threads=3)
     base = np.zeros((2, 3, 22), dtype=np.float32)
     base[0, 1, [5, 13, 21]] = 1.0
     base[1, 1, 21] = 1.0
-    tokens = np.empty((2, 3), dtype=np.int64)
-    chain.best(base, np.array([0, 1]), tokens)
+    tokens, chances = np.empty((2, 3), dtype=np.int64), np.empty((2, 3), dtype=np.float32)
+    given = {"base": base, "hidden": np.ones((2, 3, 4), dtype=np.float32), "previous": np.array([0, 1]),
+             "least": np.zeros(2, dtype=np.float32), "tokens": tokens, "chances": chances}
+    assert chain.best(**given) == 3
     assert tokens.tolist() == [[2, 7, 2], [2, 23, 2]]
+    np.testing.assert_allclose(chances, 1.0 / (1.0 + np.exp(-4.0)), rtol=1e-6)
+    assert chain.best(**(given | {"least": np.array([1.0, 0.97], dtype=np.float32)})) == 2, "one line goes on alone"
     for wrong in ({"base": base[:, :, :16].copy()}, {"previous": np.array([0])}, {"previous": np.array([0, 24])},
-                  {"tokens": np.empty((2, 2), dtype=np.int64)}):
+                  {"tokens": np.empty((2, 2), dtype=np.int64)}, {"chances": np.empty((2, 2), dtype=np.float32)},
+                  {"hidden": np.ones((2, 3, 5), dtype=np.float32)}, {"least": np.zeros(1, dtype=np.float32)}):
         with pytest.raises(ValueError):
-            chain.best(**({"base": base, "previous": np.array([0, 1]), "tokens": tokens} | wrong))
+            chain.best(**(given | wrong))
     for ids, width in ((np.arange(22) + 3, 22), (np.arange(21), 22), (np.arange(25), 25)):
         with pytest.raises(ValueError):
-            native.Markov(first, second, width, ids, 1)
+            native.Markov(first, second, width, ids, **sure, threads=1)
+    for wrong in ({"of_hidden": np.ones(0, dtype=np.float32)}, {"of_token": np.zeros(31, dtype=np.float32)}):
+        with pytest.raises(ValueError):
+            native.Markov(first, second, 22, np.arange(22), **(sure | wrong), threads=1)
 
 
 def test_rows_of_trees_are_no_block(keeping):

@@ -49,6 +49,9 @@ class TableModel:
     def open(self, sequences: Sequence[Any], depths: Sequence[int]) -> list[int]:
         return list(depths)
 
+    def chains(self, sequences: Sequence[Any], least: Sequence[float]) -> None:
+        return None
+
     def release(self, sequence: Any) -> None:
         pass
 

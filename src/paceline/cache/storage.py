@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class KVStorage:
         self.extra: dict[str, torch.Tensor] = {}
         self.planes: list[list[torch.Tensor]] = []
         """Of each group the tensors that hold its tokens, each memory once, contiguous, slots first."""
+        self.before_transfer: Callable[[], None] | None = None
+        """Called before anything is moved or copied: who still has something to write to `extra` does it then."""
         self.hosts: dict[Route, HostStorage] = {}
         """What copies on these routes write to or read."""
         for group, blocks in zip(self.groups, num_blocks, strict=True):
@@ -98,6 +100,8 @@ class KVStorage:
 
     def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
         """Moves first, then copies in their order: a block may be shared right after a path was compacted into it."""
+        if self.before_transfer is not None and (moves or copies):
+            self.before_transfer()
         for index, planes in enumerate(self.planes):
             slots = [(move.source, move.target) for move in moves if move.group == index]
             self._transfer(planes, slots)

@@ -16,6 +16,9 @@ FIRST_GUESS = 0.6
 PRIOR_WEIGHT = 2.0
 SCORE_WEIGHT = 10.0
 """Cycles a guess is worth, by place and by score."""
+WORTH_WEIGHT = 6.0
+"""Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
+WORTH_MEMORY = 0.95
 FIRST_YIELD = (1.5, 2.5)
 """Accepted tokens and nodes of a draft of which nothing is known: as sanguine."""
 BEST = 0.995
@@ -64,8 +67,9 @@ class Places:
 
 
 class Yield:
-    """Of a drafter that ends its drafts itself, where they are not sure any more: how many tokens of a draft were
-    accepted, and how many nodes that took. Starts from `wider` (all requests together)."""
+    """Of a drafter that ends its drafts itself, where they are not sure any more: how many tokens of a draft should be
+    accepted, by scores that the text has put right, and how many nodes that takes. Starts from `wider` (all requests
+    together)."""
 
     __slots__ = ("_accepted", "_memory", "_nodes", "_tries", "_wider")
 
@@ -74,7 +78,7 @@ class Yield:
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._accepted = self._nodes = self._tries = 0.0
 
-    def learn(self, accepted: int, nodes: int) -> None:
+    def learn(self, accepted: float, nodes: int) -> None:
         self._accepted = self._memory * self._accepted + accepted
         self._nodes = self._memory * self._nodes + nodes
         self._tries = self._memory * self._tries + 1.0
@@ -86,6 +90,34 @@ class Yield:
         accepted, nodes = FIRST_YIELD if self._wider is None else self._wider.expected()
         weight = self._tries + PRIOR_WEIGHT
         return ((self._accepted + PRIOR_WEIGHT * accepted) / weight, (self._nodes + PRIOR_WEIGHT * nodes) / weight)
+
+
+class Worth:
+    """Of a drafter with scores: the seconds that a proposal should save, those that came to nothing counted, for who
+    has to say whether asking is worth its time. Starts from `wider` (all requests together)."""
+
+    __slots__ = ("_asked", "_memory", "_saved", "_wider")
+
+    def __init__(self, wider: Worth | None = None) -> None:
+        self._wider = wider
+        self._memory = LONG_MEMORY if wider is None else WORTH_MEMORY
+        self._asked = self._saved = 0.0
+
+    def learn(self, saved: float) -> None:
+        self._asked = self._memory * self._asked + 1.0
+        self._saved = self._memory * self._saved + saved
+        if self._wider is not None:
+            self._wider.learn(saved)
+
+    def expected(self, guess: float) -> float:
+        """Of the next proposal; `guess`: while nothing is known."""
+        prior = guess if self._wider is None else self._wider.expected(guess)
+        return (self._saved + WORTH_WEIGHT * prior) / (self._asked + WORTH_WEIGHT)
+
+    def fade(self) -> None:
+        """What is known is old: it counts half."""
+        self._asked *= 0.5
+        self._saved *= 0.5
 
 
 def _bin(score: float) -> int:

@@ -27,7 +27,8 @@ CHEAP = 0.02
 """Share of a step that drafting may always take; a dearer drafter is paused when it brings less than it takes."""
 PATIENCE = 0.4
 """Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
-WORTH_MEMORY = 0.9
+SANGUINE = 3.0
+"""Times its cost that a draft of a method is taken to save of which nothing is known: it is tried some times."""
 NEGLIGIBLE = 1e-3
 DEAR_OPENING = 4.0
 """Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
@@ -75,7 +76,7 @@ class Controller(Protocol):
 class _ControlState:
     """One sequence."""
 
-    __slots__ = ("asked", "branching", "history", "needs", "nodes", "opened", "opening", "pause", "plain", "saved",
+    __slots__ = ("branching", "history", "needs", "nodes", "opened", "opening", "pause", "plain",
                  "spent", "tested", "tokens", "tries", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
@@ -93,8 +94,6 @@ class _ControlState:
         """Of the last proposal."""
         self.tries = PROBE_TRIES if needs.probes and method.cycles < PROBE_TRIES else TRIES * (1 + needs.probes)
         self.plain = self.spent = 0.0
-        self.saved = self.asked = 0.0
-        """Seconds that scored proposals were expected to save, and how many there were, both forgotten slowly."""
         self.tested = 0.0
         """Seconds of drafting since the last pause."""
 
@@ -133,7 +132,8 @@ class AdaptiveController:
         pace = self._pace(state, running, rows)
         price = pace * (self.step_cost(rows + 1) - self.step_cost(rows))
         if state.history.scored and not state.needs.probes:
-            if self._too_dear(state, rows):
+            if self._too_dear(state, running, rows):
+                state.history.worth(running).fade()
                 self._step_back(state)
                 return None
             if state.tested > PATIENCE * self.step_cost(rows):
@@ -160,10 +160,9 @@ class AdaptiveController:
 
     def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
         state = self._states[sequence]
-        state.asked = WORTH_MEMORY * state.asked + 1.0
-        state.saved *= WORTH_MEMORY
         state.history.proposal = draft
         if draft is None:
+            state.history.worth(running).learn(0.0)
             return None
         if not state.opened:
             state.opened = True
@@ -181,7 +180,7 @@ class AdaptiveController:
             win = gained - pace * (cost(rows + index + 1) - start)
             if win > best:
                 best, nodes = win, index + 1
-        state.saved += best / pace
+        state.history.worth(running).learn(best / pace)
         return draft.trimmed(nodes) if best > LEAST_WIN else None
 
     def learn(self, sequence: Hashable, observation: Observation) -> None:
@@ -246,10 +245,12 @@ class AdaptiveController:
                 break
         return size, best > (1.0 + LEAST_WIN) * none
 
-    def _too_dear(self, state: _ControlState, rows: int) -> bool:
+    def _too_dear(self, state: _ControlState, running: int, rows: int) -> bool:
         """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
         step, seconds = self.step_cost(rows), state.history.cost(state.wish.k)
-        return seconds > CHEAP * step and state.tested > PATIENCE * step and seconds > state.saved / state.asked
+        if seconds <= CHEAP * step or state.tested <= PATIENCE * step:
+            return False
+        return seconds > state.history.worth(running).expected(SANGUINE * seconds)
 
     def _dear_to_open(self, state: _ControlState, rows: int) -> bool:
         """Whether even the first draft of a request would take many steps' time: that of a model that has to read the

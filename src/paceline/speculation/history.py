@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
 
-from paceline.speculation.acceptance import Places, Trust, Yield
+from paceline.speculation.acceptance import Places, Trust, Worth, Yield
 from paceline.speculation.costs import CostCurve, OpeningCost
 from paceline.speculation.tree import DraftTree
 
@@ -28,8 +28,8 @@ class History:
     learnt about for all together: both have the same `cost`, `rounds` and `opening`.
     """
 
-    __slots__ = ("_wider", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal", "rounds",
-                 "scored", "yields")
+    __slots__ = ("_wider", "_worth", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal",
+                 "rounds", "scored", "yields")
 
     def __init__(self, wider: History | None = None) -> None:
         self._wider = wider
@@ -41,6 +41,7 @@ class History:
         """Acceptance of a tree's nodes in their order, whatever came of their parents: what trimming cuts at."""
         self.yields: Yield = Yield(None if wider is None else wider.yields)
         """Of whole drafts, for who has to forecast what a draft will bring before there is one."""
+        self._worth: dict[int, Worth] = {}
         self.cost: CostCurve = CostCurve(float) if wider is None else wider.cost
         """Seconds by the depth that was asked for."""
         self.rounds: CostCurve = CostCurve(round_prior) if wider is None else wider.rounds
@@ -53,6 +54,15 @@ class History:
         """Whether the last draft told of here carried scores; None: there was none."""
         self.proposal: DraftTree | None = None
         """The last one, whole, until what came instead is known."""
+
+    def worth(self, running: int) -> Worth:
+        """Of proposals in steps of about so many sequences: in a crowd neither the drafts nor what they save take as
+        long."""
+        company = running.bit_length()
+        known = self._worth.get(company)
+        if known is None:
+            known = self._worth[company] = Worth(None if self._wider is None else self._wider.worth(running))
+        return known
 
     def settled(self) -> DraftTree | None:
         """The proposal whose fate is known now, or None: there was none. It is waited for no more."""

@@ -12,7 +12,7 @@ from paceline.speculation.branching import CHAIN, Branching
 from paceline.speculation.drafter import Budget, DraftContext, Needs, Observation
 from paceline.speculation.dynamic_tree import DynamicTree
 from paceline.speculation.growth import Shape
-from paceline.speculation.models import DraftModel, DraftModels
+from paceline.speculation.models import DraftModel, DraftModels, Samples
 from paceline.speculation.options import Options
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.sparse_tree import SparseTree
@@ -43,6 +43,11 @@ class ModelDrafter:
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         depths = self.model.open(sequences, [budget.depth for budget in budgets])
+        if self._shape.is_chain:
+            chains = self.model.chains(sequences, [budget.price for budget in budgets])
+            if chains is not None:
+                return [self._chain(found, min(budget.nodes, depth))
+                        for found, budget, depth in zip(chains, budgets, depths)]
         growths = [self._shape_of(sequence).start(sequence, budget, depth, self._min_confidence)
                    for sequence, budget, depth in zip(sequences, budgets, depths)]
         while True:
@@ -56,6 +61,12 @@ class ModelDrafter:
                 # One level more costs a row of the target's step and as much time as this one: a node has to be
                 # that likely to be reached.
                 growth.grow(samples, growth.budget.price + share * growth.budget.pace)
+
+    def _chain(self, found: Samples, most: int) -> DraftTree | None:
+        """At most so many tokens of what a model made in one go."""
+        scores = (found.confidences or [])[:most]
+        sure = next((at + 1 for at, score in enumerate(scores) if score < self._min_confidence), len(scores))
+        return DraftTree.chain(found.tokens[:sure], self.name, scores[:sure]) if sure else None
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
         pass

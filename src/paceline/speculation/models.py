@@ -79,6 +79,11 @@ class DraftModel(Protocol):
         """One forward pass for all: per ask the Samples after each of its `at`. Only for sequences that open() let
         in."""
 
+    def chains(self, sequences: Sequence[DraftedSequence], least: Sequence[float]) -> list[Samples] | None:
+        """In place of asking level by level, where all these sequences, which were opened, want a greedy chain and the
+        model makes it in one go: tokens that follow each other, with their confidences, down to the first that is less
+        likely than its sequence's `least` to be accepted with all before it. None: ask."""
+
     def release(self, sequence: DraftedSequence) -> None:
         """Forget a sequence; its cache is free."""
 

@@ -111,6 +111,9 @@ class CachedModel(ABC):
     def release(self, sequence: DraftedSequence) -> None:
         self._held.pop(base_of(sequence)[0], None)
 
+    def chains(self, sequences: Seq[DraftedSequence], least: Seq[float]) -> list[Samples] | None:
+        return None
+
     def sample(self, asks: Seq[Ask]) -> list[list[Samples]]:
         busy = {base_of(ask.sequence)[0] for ask in asks}
         readings = [self._reading(ask, busy) for ask in asks]

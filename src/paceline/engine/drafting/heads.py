@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.cache.manager import CacheManager
@@ -118,6 +119,7 @@ class HeadModel:
             raise RuntimeError(f"the trained head {self.name} has failed before: {reason(lost)}")
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
+        self._heads.settle()
         bring_into_place(self._storage, *self._scheduler.take_transfers())
         self._place = {}
         found: list[int] = []
@@ -147,6 +149,20 @@ class HeadModel:
             for (number, _), own in zip(company, samples):
                 found[number] = own
         return [found[number] for number in range(len(asks))]
+
+    def chains(self, sequences: Seq[DraftedSequence], least: Seq[float]) -> list[Samples] | None:
+        places = [self._place.get(sequence) for sequence in sequences]
+        opened = next((place[0] for place in places if place is not None), None)
+        if opened is None or opened.round is None or len(opened.members) < sum(map(bool, places)):
+            return None
+        if any(member.path or not _is_plain(member.seq) for member in opened.members):
+            return None
+        limits = [one for place, one in zip(places, least) if place is not None]
+        steps = opened.round.chain(opened.previous, limits)
+        if steps is None:
+            return None
+        opened.round = None
+        return [NO_SAMPLES if place is None else _cut(steps, place[1], one) for place, one in zip(places, least)]
 
     def release(self, sequence: DraftedSequence) -> None:
         self._place.pop(sequence, None)
@@ -182,10 +198,12 @@ class HeadModel:
             before.append(int(table[seat, last // size]) * size + last % size if last >= 0 else 0)
         passes = [self._layout(members, one, min(one.rows, members[0].rows) if number == 0 else one.rows)
                   for number, one in enumerate(self.head.passes(depth))]
-        opened = Opened(torch.tensor(anchors, dtype=torch.int64, device=self._device),
-                        torch.tensor(before, dtype=torch.int64, device=self._device), passes, depth)
+        opened = Opened(self._numbers(anchors), self._numbers(before), passes, depth)
         round = self.head.open(opened, self._planes, self._heads.kernels)
         return OpenRound(members, round, depth, anchors)
+
+    def _numbers(self, given: Seq[int]) -> torch.Tensor:
+        return torch.from_numpy(np.array(given, dtype=np.int64)).to(self._device)  # sooner than torch.tensor
 
     def _layout(self, members: Seq[Member], one: Pass, rows: int) -> Layout:
         """A pass over `rows` rows of each sequence."""
@@ -218,7 +236,6 @@ class HeadModel:
         if any(len(one.place.path) != depth for one in asked) or depth < opened.taken:
             raise ValueError("a head is asked level by level")
         rows: list[int] = []
-        best: Best | None = None
         while opened.taken <= depth and opened.round is not None:
             # Tokens that a sequence is continued from come first, and there is one line of them.
             rows = self._forked(opened, asked) if opened.taken == depth else [one.member for one in asked]
@@ -229,11 +246,7 @@ class HeadModel:
                 for row, one in zip(rows, asked):
                     if row != NOWHERE:
                         opened.previous[row] = one.place.path[opened.taken - 1]
-            if opened.taken == depth and all(_is_plain(one.place) for one in asked):
-                best = opened.round.best(opened.previous)
-            if best is None:
-                previous = torch.tensor(opened.previous, dtype=torch.int64, device=self._device)
-                logits, confidence = opened.round.logits(previous)
+            logits, confidence = opened.round.logits(self._numbers(opened.previous))
             opened.taken += 1
             opened.left -= 1
             if not opened.left:
@@ -241,10 +254,7 @@ class HeadModel:
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         able = [(row, one.place) for row, one in zip(rows, asked) if row != NOWHERE]
-        if best is not None:
-            found = iter([Samples([best.tokens[row]], confidences=[min(1.0, best.chances[row])]) for row, _ in able])
-        else:
-            found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
+        found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
         samples = iter([NO_SAMPLES if row == NOWHERE else next(found) for row in rows])
         return [[next(samples) for _ in ask.at] for ask in asks]
 
@@ -307,7 +317,7 @@ class HeadModel:
             index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
             logits = logits[index]
             confidence = None if confidence is None else confidence[index]
-        if all(map(_is_plain, places)):
+        if all(place.count == 1 and _is_plain(place.seq) for place in places):
             return self._best(logits, confidence)
         ids = self.head.target_ids
         if ids is not None:
@@ -327,6 +337,20 @@ class HeadModel:
                 for token, chance in zip(tokens.tolist(), confidence.tolist())]
 
 
-def _is_plain(place: Place) -> bool:
-    state = place.seq.state
-    return place.count == 1 and state.is_greedy and not state.needs_processors and not masked_by_host(place.seq)
+def _is_plain(seq: Sequence) -> bool:
+    """Whether what a sequence samples is the likeliest token, and nothing else."""
+    return seq.state.is_greedy and not seq.state.needs_processors and not masked_by_host(seq)
+
+
+def _cut(steps: Seq[Best], line: int, least: float) -> Samples:
+    """A line of a chain, down to the first token that is less likely than `least` to be reached and accepted."""
+    tokens: list[int] = []
+    chances: list[float] = []
+    alive = 1.0
+    for step in steps:
+        tokens.append(step.tokens[line])
+        chances.append(step.chances[line])
+        alive *= chances[-1]
+        if alive < least:
+            break
+    return Samples(tokens, confidences=chances)

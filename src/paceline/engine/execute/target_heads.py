@@ -10,7 +10,9 @@ from contextlib import contextmanager
 import torch
 
 from paceline.cache.storage import KVStorage
+from paceline.engine.execute.waiting_rows import WaitingRows
 from paceline.errors import ConfigError
+from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.device.lookup import MOST_HEADS
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
@@ -51,6 +53,11 @@ class TargetHeads:
                    if plane.startswith(f"{name}.")} for name in heads}
         self._looks_back = any(head.config.kind not in BLOCK_KINDS for head in heads.values())
         """Whether what is kept of a token is made of what the one before it left."""
+        self._waiting: WaitingRows | None = None
+        """None: what is kept of rows is written by the step that has run them."""
+        if isinstance(kernels, NativeKernels) and heads and not self._looks_back:
+            self._waiting = WaitingRows()
+            storage.before_transfer = self.settle
         self._nowhere = torch.empty(0, dtype=torch.int64)
         """In place of where that lies, which then nobody reads."""
 
@@ -87,18 +94,33 @@ class TargetHeads:
         return all(head.capturable for head in self.heads.values())
 
     def store(self, tokens: torch.Tensor, context: Forward) -> None:
-        """A forward of the target has run over these tokens, with `taps`: keep what is to be kept of its rows."""
+        """A forward of the target has run over these tokens, with `taps`: keep what is to be kept of its rows, now or
+        when it is needed."""
         if not self.heads:
             return
         layout = context.layout
         view = layout.views[GROUP]
         before = slots_before(layout, view) if self._looks_back else self._nowhere
         rows = StoredRows(tokens, layout, view, before)
+        if self._waiting is None:
+            self._store(context.tapped, rows)
+            return
+        self._waiting.add({tap: context.tapped[tap] for tap in self.taps}, rows)
+        if self._waiting.full:
+            self.settle()
+
+    def settle(self) -> None:
+        """Before somebody reads, moves or copies what is kept of rows that have run: all of it is written."""
+        taken = None if self._waiting is None else self._waiting.take()
+        if taken is not None:
+            self._store(*taken)
+
+    @torch.inference_mode()
+    def _store(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows) -> None:
         for name, head in self.heads.items():
             if name not in self.lost:
                 with self.guarded(name):
-                    head.store({tap: context.tapped[tap] for tap in head.config.taps}, rows, self._planes[name],
-                               self.kernels)
+                    head.store({tap: tapped[tap] for tap in head.config.taps}, rows, self._planes[name], self.kernels)
 
     @torch.inference_mode()
     def try_out(self, longest: int, activations: torch.dtype) -> None:

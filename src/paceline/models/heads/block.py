@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from paceline.kernels.cpu.backend import NativeKernels
@@ -76,25 +77,24 @@ class BlockHead(BaseHead):
 
     def open(self, opened: Opened, planes: Planes, kernels: Kernels) -> BlockRound:
         layout, = opened.passes
-        view, sequences = layout.views[0], len(opened.anchors)
+        sequences = len(opened.anchors)
         rows = len(layout.positions) // sequences
-        anchors = self.embed(opened.anchors)
-        x = torch.cat((anchors[:, None], self.mask.expand(sequences, rows - 1, -1)), dim=1).flatten(0, 1)
-        native = self.native
-        if native is not None and isinstance(kernels, NativeKernels) and native.takes(planes):
-            native.run(x, layout, planes, kernels)
-        else:
-            native = None
-            turned = self.rope.at(layout.positions)
-            for layer, norm in zip(self.layers, self.norms):
-                x = layer(x, norm, x, layout, view, turned, planes, kernels)
         first = 0 if self.config.sample_from_anchor else 1
         slots = min(opened.depth, rows - first)
-        drafting = x.view(sequences, rows, -1)[:, first:first + slots].contiguous()
-        logits = None
-        if native is not None and isinstance(kernels, NativeKernels):
-            logits = native.logits(drafting.flatten(0, 1), self.norm, self.lm_head, planes, kernels)
-        return BlockRound(self, drafting, logits, kernels)
+        native = self.native
+        if native is not None and isinstance(kernels, NativeKernels) and native.takes(planes):
+            # In numpy: for so few rows torch takes longer to begin an operation than to do it.
+            block = np.empty((sequences, rows, self.config.hidden_size), dtype=np.float32)
+            block[:, 0], block[:, 1:] = self.embed(opened.anchors).numpy(), self.mask.numpy()
+            native.run(block.reshape(sequences * rows, -1), layout, planes, kernels)
+            wanted = np.ascontiguousarray(block[:, first:first + slots])
+            logits = native.logits(wanted.reshape(sequences * slots, -1), self.norm, self.lm_head, planes, kernels)
+            return BlockRound(self, torch.from_numpy(wanted), logits, kernels)
+        x = torch.cat((self.embed(opened.anchors)[:, None], self.mask.expand(sequences, rows - 1, -1)), 1).flatten(0, 1)
+        turned = self.rope.at(layout.positions)
+        for layer, norm in zip(self.layers, self.norms):
+            x = layer(x, norm, x, layout, layout.views[0], turned, planes, kernels)
+        return BlockRound(self, x.view(sequences, rows, -1)[:, first:first + slots].contiguous(), None, kernels)
 
 
 class BlockRound:
@@ -112,8 +112,6 @@ class BlockRound:
         self._state: torch.Tensor | None = None
         self._blocks: torch.Tensor | None = None
         """The block that each line goes through; None: line i through block i."""
-        self._ahead: list[Best] = []
-        """What follows greedily, slot after slot, up to the last one."""
 
     @cached_property
     def _hidden(self) -> torch.Tensor:
@@ -158,17 +156,11 @@ class BlockRound:
         logits, chances = self.logits(previous)
         return DraftSlot(logits, chances=chances)
 
-    def best(self, previous: Sequence[int]) -> Best | None:
-        greedy, kernels, slot = self._head.greedy, self._kernels, self._slot
-        if greedy is None or not isinstance(kernels, NativeKernels) or self._blocks is not None:
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
+        greedy, kernels = self._head.greedy, self._kernels
+        if greedy is None or not isinstance(kernels, NativeKernels) or self._slot or self._blocks is not None:
             return None
-        self._slot += 1
-        count = self._logits.shape[1]
-        expected = self._ahead[slot - 1 - count].tokens if 0 < count - slot < len(self._ahead) else None
-        if expected != previous:  # the first call, or somebody went another way
-            logits, drafting = self._logits[:, slot:].numpy(), self._drafting[:, slot:].numpy()
-            self._ahead = greedy.best(logits, drafting, previous, kernels)
-        return self._ahead[slot - count]
+        return greedy.chain(self._logits.numpy(), self._drafting.numpy(), previous, least, kernels)
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._blocks = lines if self._blocks is None else self._blocks.index_select(0, lines)

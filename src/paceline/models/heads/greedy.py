@@ -37,9 +37,9 @@ class GreedySlots:
         self._ids = EVERYTHING if target_ids is None else target_ids.numpy()
         self._eps = norm.eps
         # Whatever a norm multiplies may as well be multiplied afterwards, once and for all.
-        weight = confidence.weight[0].double().numpy()
-        self._of_hidden = weight[:config.hidden_size] * norm.weight.double().numpy()
-        self._of_token = weight[config.hidden_size:] if config.confidence_head_with_markov else None
+        weight = confidence.weight[0].float().numpy()
+        self._of_hidden = weight[:config.hidden_size] * norm.weight.float().numpy()
+        self._of_token = weight[config.hidden_size:].copy()
         self._bias = float(confidence.bias[0])
         self._native: dict[int, Any] = {}
         """By the number of threads."""
@@ -52,28 +52,16 @@ class GreedySlots:
         return all(isinstance(weight, PackedWeight) and not isinstance(weight, OutlierWeight)
                    for weight in (markov.w1, markov.w2.weight))
 
-    def best(self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32], previous: Sequence[int],
-             kernels: NativeKernels) -> list[Best]:
+    def chain(self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32], previous: Sequence[int],
+              least: Sequence[float], kernels: NativeKernels) -> list[Best]:
         """Slot after slot: logits [S, slots, V] without the Markov head, hidden [S, slots, h] before the last norm;
-        previous [S]: before the first slot."""
+        previous [S]: before the first slot. Ends as Round.chain does."""
         native = self._native.get(kernels.threads)
         if native is None:
             native = self._native[kernels.threads] = cpu.require().Markov(
-                self._w1.matrix, self._w2.matrix, self._w2.shape[0], self._ids, kernels.threads)
-        lines, slots = logits.shape[:2]
-        tokens = np.empty((lines, slots), dtype=np.int64)
-        native.best(np.ascontiguousarray(logits), np.array(previous, dtype=np.int64), tokens)
-        chances = self._chances(hidden, tokens, previous)
-        return [Best(*both) for both in zip(tokens.T.tolist(), chances.T.tolist())]
-
-    def _chances(self, hidden: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64],
-                 previous: Sequence[int]) -> npt.NDArray[np.float64]:
-        x = hidden.astype(np.float64)
-        sure = np.einsum("abc,c->ab", x, self._of_hidden)
-        sure /= np.sqrt(np.einsum("abc,abc->ab", x, x) / x.shape[2] + self._eps)
-        if self._of_token is not None:
-            before = np.concatenate((np.array(previous, dtype=np.int64)[:, None], tokens[:, :-1]), axis=1)
-            rows = self._w1.rows(torch.from_numpy(before.reshape(-1))).numpy()
-            sure += np.einsum("ab,b->a", rows, self._of_token).reshape(sure.shape)
-        chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(-(sure + self._bias)))
-        return chances
+                self._w1.matrix, self._w2.matrix, self._w2.shape[0], self._ids, self._of_hidden, self._of_token,
+                self._bias, self._eps, kernels.threads)
+        tokens, chances = np.empty(logits.shape[:2], dtype=np.int64), np.empty(logits.shape[:2], dtype=np.float32)
+        count = native.best(np.ascontiguousarray(logits), hidden, np.array(previous, dtype=np.int64),
+                            np.array(least, dtype=np.float32), tokens, chances)
+        return [Best(*both) for both in zip(tokens.T[:count].tolist(), chances.T[:count].tolist())]

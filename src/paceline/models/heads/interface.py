@@ -97,9 +97,11 @@ class Round(Protocol):
         """In place of a call of `logits`, for who can draw tokens from less than that (HeadRounds.draw)."""
         ...
 
-    def best(self, previous: Sequence[int]) -> Best | None:
-        """In place of a call of `logits`, where the likeliest tokens alone are wanted: what those logits say is the
-        likeliest after each line. None: nothing was done, there is no way to it but through the logits."""
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
+        """In place of all calls of `logits`, where the likeliest tokens alone are wanted: step after step what those
+        logits say is the likeliest after each line. It may end where no line is likely to be accepted so far any more,
+        that is with a probability of its `least`. None: nothing was done, there is no way to it but through the
+        logits."""
         ...
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

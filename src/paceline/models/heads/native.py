@@ -55,22 +55,22 @@ class NativeLayers:
     def takes(self, planes: Planes) -> bool:
         return planes["layers.0.keys"].dtype in CACHES
 
-    def run(self, x: torch.Tensor, layout: Layout, planes: Planes, kernels: NativeKernels) -> None:
-        """All layers on the rows [N, h] float32 of a pass, in place."""
+    def run(self, x: npt.NDArray[np.float32], layout: Layout, planes: Planes, kernels: NativeKernels) -> None:
+        """All layers on the rows [N, h] of a pass, in place."""
         step, view = StepArrays.of(layout), layout.views[0]
         self._model(planes, kernels).run(
-            x.numpy(), step.positions, step.offsets, step.starts, step.parents, layout.block_size,
+            x, step.positions, step.offsets, step.starts, step.parents, layout.block_size,
             [np.ascontiguousarray(view.tables.numpy())], [view.slots.numpy()], [view.window or 0], 0,
             len(self._layers), mutual=layout.mutual)
 
-    def logits(self, x: torch.Tensor, norm: Norm, lm_head: Linear, planes: Planes,
+    def logits(self, x: npt.NDArray[np.float32], norm: Norm, lm_head: Linear, planes: Planes,
                kernels: NativeKernels) -> torch.Tensor | None:
-        """[N, h] float32, normed, through a head: [N, V] float32; None: not with a head like this one."""
+        """[N, h], normed, through a head: [N, V] float32; None: not with a head like this one."""
         weight = lm_head.weight
         if not isinstance(weight, PackedWeight) or isinstance(weight, OutlierWeight) or lm_head.bias is not None:
             return None
         out = np.empty((x.shape[0], weight.matrix.rows), dtype=np.float32)
-        self._model(planes, kernels).head(weight.matrix, _array(norm.weight), x.numpy(), out)
+        self._model(planes, kernels).head(weight.matrix, _array(norm.weight), x, out)
         return torch.from_numpy(out)[:, :weight.shape[0]]
 
     def keep(self, tapped: Sequence[torch.Tensor], positions: torch.Tensor, slots: torch.Tensor, planes: Planes,

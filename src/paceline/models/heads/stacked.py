@@ -88,7 +88,7 @@ class StackedRound:
     def slot(self, previous: torch.Tensor) -> DraftSlot:
         return DraftSlot(self.logits(previous)[0])
 
-    def best(self, previous: Sequence[int]) -> Best | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

@@ -151,7 +151,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
             proposal = record.history.settled()
             record.pause.passed(len(observation.tokens))
             if proposal is not None:
-                _learn(record, proposal, outcomes(proposal, observation.tokens))
+                record.history.learn(proposal, outcomes(proposal, observation.tokens))
             own = Observation(observation.tokens, hidden=observation.hidden)
             if _is_part(observation.draft, proposal):
                 own = observation
@@ -182,7 +182,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
                 continue
             budget = candidate.part.budget(one.budget)
             if _scored(record, one):
-                together.append((_gain(record, one), one, budget, record))
+                together.append((_gain(record, one) - LEAST_WIN, one, budget, record))
                 continue
             depth, win = win_by_depth(record.history, budget, record.width)
             if _pays(record, one, win > (0.0 if one.best is None else one.best.win)):
@@ -307,18 +307,10 @@ def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
         chances = survival(draft.parents, rates)
         record.width = len(draft) / max(draft.depths())
     win, record.nodes = best_win(chances, price)
+    if scored and _runs_model(record):
+        # By what its scores are worth, not by what came of them: luck would silence a model that pays on average.
+        record.history.yields.learn(sum(chances[:record.nodes]), record.nodes)
     return _Found(record, draft, rates, win, scored)
-
-
-def _learn(record: _Record, proposal: DraftTree, found: Sequence[tuple[int, bool]]) -> None:
-    history = record.history
-    history.learn(proposal, found)
-    if proposal.scores is None or proposal.q is not None or not _runs_model(record):
-        return
-    within = [accepted for node, accepted in found if node < record.nodes]
-    # A text that came without the draft may say too little of it.
-    if len(within) == record.nodes or not all(within):
-        history.yields.learn(sum(within), record.nodes)
 
 
 def _pays(record: _Record, offers: _Offers, expected: bool) -> bool:

@@ -1,0 +1,76 @@
+"""WaitingRows: rows of the target that a head has yet to take up.
+
+On a CPU what a head keeps of a row costs its weights' way from memory, and several rows hardly more than one: those of
+plain steps wait until somebody wants to read what is kept of them, or to move or copy it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.kernels.layout import GroupView, Layout
+from paceline.models.heads.interface import StoredRows
+
+MOST = 16
+"""Rows that may wait; a whole tile of rows or two cost the same."""
+
+
+class Taken(NamedTuple):
+    """Rows and their streams by tap, [N, h] each."""
+
+    tapped: Mapping[int, torch.Tensor]
+    rows: StoredRows
+
+
+class WaitingRows:
+    """Of steps in their order. Only for heads that make what they keep of a row of nothing but its streams and its
+    position: rows of many texts become rows of none."""
+
+    def __init__(self) -> None:
+        self._steps: list[Taken] = []
+        self._count = 0
+
+    @property
+    def full(self) -> bool:
+        return self._count >= MOST
+
+    def add(self, tapped: Mapping[int, torch.Tensor], rows: StoredRows) -> None:
+        self._steps.append(Taken(tapped, rows))
+        self._count += len(rows.tokens)
+
+    def take(self) -> Taken | None:
+        """All that wait, as rows of one step; None: there are none."""
+        steps, self._steps, self._count = self._steps, [], 0
+        if len(steps) < 2:
+            return steps[0] if steps else None
+        slots = torch.cat([step.rows.view.slots for step in steps])
+        last = _last_writers(slots.numpy())
+        return Taken({tap: _chosen([step.tapped[tap] for step in steps], last) for tap in steps[0].tapped},
+                     _rows(steps, slots[last], last))
+
+
+def _last_writers(slots: np.ndarray) -> torch.Tensor:
+    """Where several rows have the same slot, a draft that was turned down and the token that came instead, the last of
+    them, as if they had been stored in turn."""
+    _, behind = np.unique(slots[::-1], return_index=True)
+    return torch.from_numpy(np.sort(len(slots) - 1 - behind))
+
+
+def _chosen(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat(list(parts)).index_select(0, rows)
+
+
+def _rows(steps: Sequence[Taken], slots: torch.Tensor, chosen: torch.Tensor) -> StoredRows:
+    """Each of them a text of its own of which nothing else is seen."""
+    newest = steps[-1].rows
+    tokens = _chosen([step.rows.tokens for step in steps], chosen)
+    positions = _chosen([step.rows.layout.positions for step in steps], chosen)
+    count = len(chosen)
+    view = GroupView(torch.zeros((count, 0), dtype=torch.int64), slots, newest.view.window)
+    layout = Layout(positions, list(range(count + 1)), positions.tolist(), [None] * count, newest.layout.block_size,
+                    [view])
+    return StoredRows(tokens, layout, view, newest.before)
