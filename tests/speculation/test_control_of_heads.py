@@ -117,3 +117,27 @@ def test_what_pays_alone_may_not_pay_in_a_crowd() -> None:
     assert all(one.index(False) <= 8 for one in used[1:] if not all(one))
     assert sum(sum(one) for one in used) < 0.2 * sum(map(len, used))
     assert all(request(control, head, "alone again")[:20])
+
+
+def test_requests_that_are_not_judged_teach_nothing_about_worth() -> None:
+    """A drafter of fixed depth may have nothing to propose as often as it likes."""
+    control, head = timed(), Head(0.6, 0.25 * STEP)
+    control.begin("fixed", head, Speculation("head", k=K, adaptive=False))  # type: ignore[arg-type]
+    for _ in range(200):
+        assert control.budget("fixed", 1, 1) is not None
+        control.drafted("fixed", K, head.seconds)
+        assert control.choose("fixed", None, 1, 1) is None
+        control.learn("fixed", Observation([9]))
+    used = [request(control, head, str(number)) for number in range(4)]
+    assert all(sum(one) > 0.9 * len(one) for one in used[1:])
+
+
+def test_after_texts_that_nobody_could_draft_for_it_comes_back() -> None:
+    for seed in range(4):
+        control, head = timed(), Head(0.05, 0.25 * STEP, seed)
+        for number in range(20):
+            request(control, head, f"strange {number}", 256)
+        head.luck = 0.65
+        used = [request(control, head, str(number), 256) for number in range(40)]
+        shares = [sum(one) / len(one) for one in used]
+        assert max(shares[:20]) > 0.8 and sum(shares[-10:]) > 8.0, (seed, [round(share, 2) for share in shares])

@@ -27,6 +27,8 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import HEADS, Speculation
 
 log = logging.getLogger("paceline.engine")
+AUTO = "auto"
+"""The method that makes use of all heads there are."""
 TRIAL_TOKENS = 64
 """Of a cache in which a head is tried out."""
 
@@ -57,9 +59,9 @@ def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenize
 
 
 def comes_along(device: torch.device, wish: Speculation | None) -> bool:
-    """Whether packaged heads are loaded though nobody has named one. On a card only for their own methods: a round of
-    drafts takes more there than it saves (docs/notebook.md, A trained head: the first one)."""
-    return device.type != "cuda" or (wish is not None and wish.method in HEADS)
+    """Whether packaged heads are loaded though nobody has named one. On a card only where requests draft with them by
+    default: what they keep of every step takes a few percent of it there, whoever drafts."""
+    return device.type != "cuda" or (wish is not None and wish.method in (AUTO, *HEADS))
 
 
 def packaged_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, packaged: Path,

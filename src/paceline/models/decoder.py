@@ -153,7 +153,7 @@ class Decoder(ModelTraits, ABC):
             else:
                 hidden = block(hidden, context, cos, sin, context.leaving if index + 1 == len(self.blocks) else None)
         if end == len(self.blocks) and end in taps:
-            context.tapped[end] = hidden
+            context.tapped[end] = hidden.clone()  # as above: who taps may keep it for some steps
         return hidden
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:

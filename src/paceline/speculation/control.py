@@ -162,7 +162,8 @@ class AdaptiveController:
         state = self._states[sequence]
         state.history.proposal = draft
         if draft is None:
-            state.history.worth(running).learn(0.0)
+            if state.wish.adaptive and not state.needs.probes:  # nobody else's drafts are judged
+                state.history.worth(running).learn(0.0)
             return None
         if not state.opened:
             state.opened = True

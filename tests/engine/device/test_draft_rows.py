@@ -129,12 +129,26 @@ def test_more_sequences_than_there_are_steps_for_are_not_drafted_for() -> None:
 def test_what_there_is_no_memory_for_is_not_chosen_again() -> None:
     draft_rows = DraftRows()
     choose(draft_rows, 1, 10, lambda rows: 4.0, lambda rows: 1.0)
-    draft_rows.refuse(4)
+    draft_rows.refuse(DraftPlan(4))
     assert set(choose(draft_rows, 1, 50, lambda rows: 4.0, lambda rows: 1.0)) == {0, 2}
-    assert draft_rows.choose(32) == PLAIN and draft_rows.insist(1, 15) == 3 and draft_rows.insist(4, 1) == 0
+    assert draft_rows.choose(32) == PLAIN
+    assert draft_rows.insist(1, 15) == DraftPlan(3) and draft_rows.insist(4, 1) == PLAIN
+
+
+def test_where_heads_have_no_memory_lookups_may() -> None:
+    draft_rows, sources = DraftRows(), Sources(("it",))
+    draft_rows.refuse(DraftPlan(4, ("it",)))
+    found = {draft_rows.choose(1, sources)}
+    for _ in range(50):
+        plan = draft_rows.choose(1, sources)
+        draft_rows.learn(1, plan, 1.0, 1.0, sources)
+        found.add(plan)
+    assert found == {PLAIN, DraftPlan(2, ("it",)), DraftPlan(2), DraftPlan(4), DraftPlan(8)}
+    assert draft_rows.insist(2, 7, ("it",)) == PLAIN and draft_rows.insist(2, 7) == DraftPlan(16)
 
 
 def test_who_insists_gets_one_of_few_numbers_of_rows() -> None:
     draft_rows = DraftRows()
-    assert [draft_rows.insist(3, depth) for depth in (1, 2, 7, 15, 1024)] == [8, 12, 32, 64, 64]
-    assert draft_rows.insist(200, 15) == MOST_ROWS and draft_rows.insist(GROUPS[-1] + 1, 3) == 0
+    assert [draft_rows.insist(3, depth).rows for depth in (1, 2, 7, 15, 1024)] == [8, 12, 32, 64, 64]
+    assert draft_rows.insist(200, 15) == DraftPlan(MOST_ROWS)
+    assert draft_rows.insist(GROUPS[-1] + 1, 3, ("it",)) == PLAIN

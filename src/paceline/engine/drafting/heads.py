@@ -114,12 +114,12 @@ class HeadModel:
 
     @torch.inference_mode()
     def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
+        self._heads.settle()
         lost = self._heads.lost.get(self.name)
         if lost is not None:
             raise RuntimeError(f"the trained head {self.name} has failed before: {reason(lost)}")
         # An accepted path may still wait to be moved into place, and we are about to read it; a block that we may write
         # to may still wait to be copied to the host.
-        self._heads.settle()
         bring_into_place(self._storage, *self._scheduler.take_transfers())
         self._place = {}
         found: list[int] = []

@@ -226,7 +226,7 @@ class GraphExecutor:
             if decode.lost_heads == before:
                 raise
             return False
-        self._refuse(plan.rows)
+        self._refuse(plan)
         return False
 
     def _drafts(self, running: Seq[Sequence]) -> tuple[DraftPlan, int]:
@@ -238,7 +238,7 @@ class GraphExecutor:
         sources = self.graphs.decode.sources(running)
         count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]
         if fixed:
-            return DraftPlan(self._draft_rows.insist(count, max(fixed)), sources.heads), MOST_REPEATS
+            return self._draft_rows.insist(count, max(fixed), sources.heads), MOST_REPEATS
         plan = self._draft_rows.choose(count, sources)
         return plan, TRIAL if self._draft_rows.tries(count, plan, sources) else MOST_REPEATS
 
@@ -271,17 +271,17 @@ class GraphExecutor:
         flight.started = True
         reading = self._memory.attempt(use, lambda: launch(step, levels), final=not step.drafted_rows)
         if reading is None:  # positions for its repeats are reserved: it can only be planned anew
-            self._refuse(step.drafted_rows)
+            self._refuse(_plan(step))
             raise StepDropped(step, too_large=False)
         flight.reading, flight.began = reading, reading.began
         return flight
 
-    def _refuse(self, rows: int) -> None:
-        """There is no memory for a repeated step of so many rows with drafts: none so wide is run again."""
-        if rows:
+    def _refuse(self, plan: DraftPlan) -> None:
+        """There is no memory for a repeated step with such drafts: none that takes as much is run again."""
+        if plan.rows:
             self._memory.warn(Use.LOOKUP)
-            self._draft_rows.refuse(rows)
-            self.graphs.decode.release_wide(rows)
+            self._draft_rows.refuse(plan)
+            self.graphs.decode.release_like(plan)
 
     @property
     def oldest(self) -> Step | None:

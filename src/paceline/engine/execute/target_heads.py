@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from paceline.cache.storage import KVStorage
-from paceline.engine.execute.waiting_rows import WaitingRows
+from paceline.engine.execute.waiting_rows import MOST, WaitingRows
 from paceline.errors import ConfigError
 from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.device.lookup import MOST_HEADS
@@ -102,7 +102,8 @@ class TargetHeads:
         view = layout.views[GROUP]
         before = slots_before(layout, view) if self._looks_back else self._nowhere
         rows = StoredRows(tokens, layout, view, before)
-        if self._waiting is None:
+        if self._waiting is None or len(tokens) >= MOST:  # many at once gain nothing by waiting
+            self.settle()
             self._store(context.tapped, rows)
             return
         self._waiting.add({tap: context.tapped[tap] for tap in self.taps}, rows)
@@ -111,7 +112,16 @@ class TargetHeads:
 
     def settle(self) -> None:
         """Before somebody reads, moves or copies what is kept of rows that have run: all of it is written."""
-        taken = None if self._waiting is None else self._waiting.take()
+        if self._waiting is None:
+            return
+        try:
+            taken = self._waiting.take()
+        except Exception:
+            # Those rows are never stored: what is kept of their texts is not whole any more.
+            for name in self.heads:
+                with self.guarded(name):
+                    raise
+            return
         if taken is not None:
             self._store(*taken)
 

@@ -18,7 +18,7 @@ NO_MATCH = -1
 """In place of how many tokens had matched: nothing was looked up."""
 
 
-class Asked(NamedTuple):
+class RoundScope(NamedTuple):
     """For whom a round is, and where what it writes lies."""
 
     number: int
@@ -113,11 +113,11 @@ class HeadRounds(Protocol):
     draws: bool
     """Whether there is a `draw`. Otherwise tokens are sampled as the target's are, from logits of its vocabulary."""
 
-    def open(self, inputs: RepeatInputs, tables: SeatTables, asked: Asked, levels: int) -> HeadRound:
+    def open(self, inputs: RepeatInputs, tables: SeatTables, scope: RoundScope, levels: int) -> HeadRound:
         """Who takes part: those whose seats want this head (columns.LOOKUP), where there is room for a token."""
         ...
 
-    def lay_out(self, opened: HeadRound, asked: Asked, first: int, rows: int, mutual: bool) -> PassRows:
+    def lay_out(self, opened: HeadRound, scope: RoundScope, first: int, rows: int, mutual: bool) -> PassRows:
         """The rows of a pass: `rows` of each group, from `first` behind its newest token on. `mutual`: they see each
         other."""
         ...
@@ -125,7 +125,8 @@ class HeadRounds(Protocol):
     def draw(self, opened: HeadRound, level: int, slot: DraftSlot, ids: Tensor | None, tables: SeatTables) -> None:
         """The token of each group at its next position: the likeliest, or the one that the target's noise there makes
         the best. `ids` [draft vocabulary] int64, ascending: the target's; None: they are the same. What truncates or
-        edits a request's distribution is not looked at: that costs acceptance and changes no token."""
+        edits a request's distribution is not looked at: where requests have that, drafts are sampled as the
+        target samples, for most of what is drawn otherwise would be refused."""
         ...
 
     def close(self, opened: HeadRound, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.device import columns
-from paceline.kernels.device.head_rounds import NO_MATCH, Asked, DraftSlot, HeadRound, PassRows
+from paceline.kernels.device.head_rounds import NO_MATCH, DraftSlot, HeadRound, PassRows, RoundScope
 from paceline.kernels.device.lookup import (
     ALWAYS,
     HIGHEST,
@@ -27,19 +27,19 @@ class SteppedHeadRounds:
 
     draws = False
 
-    def open(self, inputs: RepeatInputs, tables: SeatTables, asked: Asked, levels: int) -> HeadRound:
+    def open(self, inputs: RepeatInputs, tables: SeatTables, scope: RoundScope, levels: int) -> HeadRound:
         opened = HeadRound.of(len(inputs.seats), levels, inputs.seats.device)
         seats = inputs.seats.clamp(min=0)
         places = tables.lengths.index_select(0, seats).long() - 1
-        opened.ends.copy_(inputs.ends if asked.longest is None else inputs.ends.clamp(max=asked.longest))
-        mine = (inputs.seats >= 0) & (opened.ends > places) & (head_number(_words(inputs, tables)) == asked.number)
+        opened.ends.copy_(inputs.ends if scope.longest is None else inputs.ends.clamp(max=scope.longest))
+        mine = (inputs.seats >= 0) & (opened.ends > places) & (head_number(_words(inputs, tables)) == scope.number)
         opened.owners.copy_(inputs.seats.where(mine, -1))
         opened.places.copy_(places.where(mine, 0))
         opened.previous.copy_(tables.texts[seats, opened.places])
-        opened.before.copy_(_slots(opened.places - 1, asked).where(opened.places > 0, 0))
+        opened.before.copy_(_slots(opened.places - 1, scope).where(opened.places > 0, 0))
         return opened
 
-    def lay_out(self, opened: HeadRound, asked: Asked, first: int, rows: int, mutual: bool) -> PassRows:
+    def lay_out(self, opened: HeadRound, scope: RoundScope, first: int, rows: int, mutual: bool) -> PassRows:
         groups, device = len(opened.places), opened.places.device
         at = opened.places[:, None] + first + torch.arange(rows, device=device)
         on = ((opened.owners[:, None] >= 0) & (at < opened.ends[:, None])).flatten()
@@ -53,7 +53,7 @@ class SteppedHeadRounds:
         laid.prefix.copy_((seen.flatten() + 1).where(on, 0))
         laid.tiles[0].copy_(torch.arange(groups * rows, device=device))
         laid.tiles[1].copy_(on)
-        return PassRows(at.flatten().where(on, 0), _slots(at, asked).flatten().where(on, -1), laid)
+        return PassRows(at.flatten().where(on, 0), _slots(at, scope).flatten().where(on, -1), laid)
 
     def draw(self, opened: HeadRound, level: int, slot: DraftSlot, ids: Tensor | None, tables: SeatTables) -> None:
         raise NotImplementedError("tokens are sampled as the target's are")
@@ -78,12 +78,12 @@ def _words(inputs: RepeatInputs, tables: SeatTables) -> Tensor:
     return tables.table[:, columns.LOOKUP].index_select(0, inputs.seats.clamp(min=0))
 
 
-def _slots(places: Tensor, asked: Asked) -> Tensor:
+def _slots(places: Tensor, scope: RoundScope) -> Tensor:
     """[G] or [G, rows] positions -> their slots; those of positions that nobody has mean nothing."""
     by_group = places.clamp(min=0).view(places.shape[0], -1)
-    pages = (by_group // asked.block_size).clamp(max=asked.blocks.shape[1] - 1)
-    blocks = asked.blocks[:places.shape[0]].gather(1, pages).long()
-    return (blocks * asked.block_size + by_group % asked.block_size).view(places.shape)
+    pages = (by_group // scope.block_size).clamp(max=scope.blocks.shape[1] - 1)
+    blocks = scope.blocks[:places.shape[0]].gather(1, pages).long()
+    return (blocks * scope.block_size + by_group % scope.block_size).view(places.shape)
 
 
 def _promised(inputs: RepeatInputs, drafts: Drafts) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.kernels.device.head_rounds import Asked, DraftSlot, HeadRound, PassRows, Sureness
+from paceline.kernels.device.head_rounds import DraftSlot, HeadRound, PassRows, RoundScope, Sureness
 from paceline.kernels.device.repeats import Drafts, RepeatInputs
 from paceline.kernels.device.rows import DeviceRows, RowsShape
 from paceline.kernels.device.seats import SeatTables
@@ -25,7 +25,8 @@ _TILE = 16
 _BLOCK = 128
 """Tokens of the draft vocabulary that a program looks at: few groups keep the whole device busy."""
 _ROWS = 256
-_STRIPE = 128
+_STRIPE, _SLICE = 128, 64
+"""Columns at a time, of hidden states and of what tokens add."""
 _ENDLESS = 1 << 62
 
 
@@ -38,25 +39,25 @@ class TritonHeadRounds:
         self._best = torch.full((groups,), LOWEST.value, dtype=torch.int64, device=device)
         self._arrived = torch.zeros(-(-groups // _TILE), dtype=torch.int32, device=device)
 
-    def open(self, inputs: RepeatInputs, tables: SeatTables, asked: Asked, levels: int) -> HeadRound:
+    def open(self, inputs: RepeatInputs, tables: SeatTables, scope: RoundScope, levels: int) -> HeadRound:
         groups = len(inputs.seats)
         opened = HeadRound.of(groups, levels, inputs.seats.device)
-        longest = _ENDLESS if asked.longest is None else asked.longest
+        longest = _ENDLESS if scope.longest is None else scope.longest
         open_kernel[(1,)](inputs.seats, inputs.ends, tables.table, tables.texts, tables.texts.stride(0), tables.lengths,
-                          asked.blocks, asked.blocks.stride(0), asked.blocks.shape[1], asked.number, longest,
+                          scope.blocks, scope.blocks.stride(0), scope.blocks.shape[1], scope.number, longest,
                           opened.owners, opened.places, opened.ends, opened.previous, opened.before, groups,
-                          BLOCK_SIZE=asked.block_size, GROUPS=_power(groups))
+                          BLOCK_SIZE=scope.block_size, GROUPS=_power(groups))
         return opened
 
-    def lay_out(self, opened: HeadRound, asked: Asked, first: int, rows: int, mutual: bool) -> PassRows:
+    def lay_out(self, opened: HeadRound, scope: RoundScope, first: int, rows: int, mutual: bool) -> PassRows:
         count, device = len(opened.places) * rows, opened.places.device
         shape = RowsShape.bucket(count, 1, 0)
         laid = DeviceRows.over(shape, torch.empty(shape.size, dtype=torch.int32, device=device))
         positions, slots = torch.empty((2, count), dtype=torch.int64, device=device)
         lay_out_kernel[(-(-count // _ROWS),)](
-            opened.owners, opened.places, opened.ends, asked.blocks, asked.blocks.stride(0), asked.blocks.shape[1],
+            opened.owners, opened.places, opened.ends, scope.blocks, scope.blocks.stride(0), scope.blocks.shape[1],
             first, laid.group, laid.positions, laid.prefix, laid.tiles, positions, slots, count, PER_GROUP=rows,
-            MUTUAL=mutual, BLOCK_SIZE=asked.block_size, ROWS=_ROWS)
+            MUTUAL=mutual, BLOCK_SIZE=scope.block_size, ROWS=_ROWS)
         return PassRows(positions, slots, laid)
 
     def draw(self, opened: HeadRound, level: int, slot: DraftSlot, ids: Tensor | None, tables: SeatTables) -> None:
@@ -79,13 +80,13 @@ class TritonHeadRounds:
             logits, logits.stride(0), first, second, unused if ids is None else ids, hidden, hidden.stride(0), weight,
             bias, known, opened.owners, opened.places, opened.previous, tables.table, self._best, tops, sums,
             self._arrived, opened.tokens, opened.chances, levels, level, groups, width, size, RANK=rank,
-            RANKS=max(16, _power(rank)) if rank else 1, IDS=ids is not None, CHANCE=kind.value,
+            SLICE=min(_SLICE, max(16, _power(rank))), IDS=ids is not None, CHANCE=kind.value,
             SEES_TOKEN=size < len(weight) and kind is SURENESS, TILE=_TILE, BLOCK=_BLOCK, CHUNKS=_power(chunks),
             STRIPE=_STRIPE, enable_fp_fusion=False)
 
     def close(self, opened: HeadRound, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
         groups, levels = opened.tokens.shape
-        close_kernel[(1,)](inputs.seats, tables.table, inputs.levels, opened.owners, opened.places, opened.ends,
+        close_kernel[(1,)](tables.table, inputs.levels, opened.owners, opened.places, opened.ends,
                            opened.tokens, opened.chances, drafts.tokens, drafts.levels, drafts.found, drafts.matched,
                            groups, LEVELS=levels, MOST=drafts.tokens.shape[1], GROUPS=_power(groups))
 

@@ -91,7 +91,7 @@ def lay_out_kernel(owners, places, ends, blocks, blocks_stride, blocks_width, fi
 @triton.jit
 def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_weight, sure_bias, known, owners,
                 places, previous, table, best, tops, sums, arrived, tokens_out, chances_out, levels, level, groups,
-                width, size, RANK: tl.constexpr, RANKS: tl.constexpr, IDS: tl.constexpr, CHANCE: tl.constexpr,
+                width, size, RANK: tl.constexpr, SLICE: tl.constexpr, IDS: tl.constexpr, CHANCE: tl.constexpr,
                 SEES_TOKEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
                 STRIPE: tl.constexpr):
     """A token for each group; grid (chunks of the draft vocabulary, tiles of groups). What a token before adds is a
@@ -103,19 +103,20 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
     tile = tl.program_id(1)
     g = tile * TILE + tl.arange(0, TILE)
     seat = tl.load(owners + g, mask=g < groups, other=-1)
+    if tl.max(seat, 0) < 0:  # nothing but padding
+        return
     on = seat >= 0
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = on[:, None] & (token < width)[None, :]
     x = tl.load(logits + g.to(tl.int64)[:, None] * stride + token[None, :], mask=inside,
                 other=float("-inf")).to(tl.float32)
     last = tl.load(previous + g, mask=on, other=0)
-    r = tl.arange(0, RANKS)
-    if RANK > 0:
-        ranked = r < RANK
-        of_last = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & ranked[None, :], other=0.0)
+    for begin in range(0, RANK, SLICE):
+        r = begin + tl.arange(0, SLICE)
+        of_last = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :], other=0.0)
         of_next = tl.load(second + token[None, :] * RANK + r[:, None],
-                          mask=ranked[:, None] & (token < width)[None, :], other=0.0)
-        x += tl.dot(of_last, of_next)
+                          mask=(r < RANK)[:, None] & (token < width)[None, :], other=0.0)
+        x = tl.dot(of_last, of_next, x, input_precision="ieee")
     alive = inside & (x > float("-inf"))
     flags = tl.load(table + seat * COLUMNS + FLAGS, mask=on, other=GREEDY)
     greedy = (flags & GREEDY) != 0
@@ -158,16 +159,19 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
                 sure += tl.sum(seen * tl.load(sure_weight + column, mask=column < size,
                                               other=0.0).to(tl.float32)[None, :], 1)
             if SEES_TOKEN:
-                of_token = tl.load(sure_weight + size + r, mask=r < RANK, other=0.0).to(tl.float32)
-                seen = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :],
-                               other=0.0).to(tl.float32)
-                sure += tl.sum(seen * of_token[None, :], 1)
+                for begin in range(0, RANK, SLICE):
+                    r = begin + tl.arange(0, SLICE)
+                    of_token = tl.load(sure_weight + size + r, mask=r < RANK, other=0.0).to(tl.float32)
+                    seen = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :],
+                                   other=0.0).to(tl.float32)
+                    sure += tl.sum(seen * of_token[None, :], 1)
             chance = 1.0 / (1.0 + tl.exp(-sure))
         elif CHANCE == KNOWN:
             chance = tl.load(known + g, mask=on, other=0.0)
         else:
             own = tl.load(logits + g.to(tl.int64) * stride + winner, mask=drafted, other=0.0).to(tl.float32)
-            if RANK > 0:
+            for begin in range(0, RANK, SLICE):
+                r = begin + tl.arange(0, SLICE)
                 mask = drafted[:, None] & (r < RANK)[None, :]
                 own += tl.sum(tl.load(first + last[:, None] * RANK + r[None, :], mask=mask, other=0.0).to(tl.float32)
                               * tl.load(second + winner[:, None] * RANK + r[None, :], mask=mask,
@@ -195,7 +199,7 @@ def level_of(reached, always):
 
 
 @triton.jit
-def close_kernel(seats, table, levels_in, owners, places, ends, tokens, chances, drafts, levels_out, found, matched,
+def close_kernel(table, levels_in, owners, places, ends, tokens, chances, drafts, levels_out, found, matched,
                  groups, LEVELS: tl.constexpr, MOST: tl.constexpr, GROUPS: tl.constexpr):
     """One program."""
     g = tl.arange(0, GROUPS)

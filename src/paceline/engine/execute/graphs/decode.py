@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.capture import CapturedSteps, GraphCapture
-from paceline.engine.execute.graphs.draft_rows import GROUPS, PLAIN, DraftPlan, Sources, choices
+from paceline.engine.execute.graphs.draft_rows import GROUPS, MOST_HEADED, PLAIN, DraftPlan, Sources, choices
 from paceline.engine.execute.graphs.head_drafter import HeadDrafter
 from paceline.engine.execute.graphs.in_flight import MOST_REPEATS, RepeatedInFlight
 from paceline.engine.execute.graphs.seats import DeviceSeats, send
@@ -122,7 +122,7 @@ class DecodeGraphs:
 
     def shape(self, sequences: Seq[Sequence], plan: DraftPlan = PLAIN) -> DecodeShape:
         """The least one that has room for these, and for the drafts that are planned."""
-        heads = tuple(name for name in self.heads_for(sequences) if name in plan.heads)
+        heads = tuple(name for name in self.heads_for(sequences) if name in plan.heads) if plan.rows else ()
         wanted: dict[int, int] = {}
         for seq in sequences if heads else ():
             number = head_number(seq.lookup)
@@ -205,10 +205,10 @@ class DecodeGraphs:
         most, adapters = self.most_rows, (False, True) if self._adapters.layout else (False,)
         plain = [self._room(min(groups, most), 0, own) for groups in BUCKETS if groups <= power(most)
                  for own in adapters]
-        heads: list[tuple[tuple[str, ...], int]] = [((), 0)]
-        heads += [((name,), own.depth(depth)) for name, own in self._head_drafters.items() for depth in COMMON_DEPTHS]
+        heads = [((name,), own.depth(depth)) for name, own in self._head_drafters.items() for depth in COMMON_DEPTHS]
         drafted = [self._room(min(groups, most), rows, own, *by) for groups in GROUPS if groups <= power(most)
-                   for rows in choices(groups) for own in adapters for by in heads]
+                   for rows in choices(groups) for own in adapters
+                   for by in [((), 0), *(heads if groups <= MOST_HEADED else ())]]
         return [partial(self._for, shape, Controls(truncation=truncation))
                 for shape in sorted({*plain, *drafted}, key=lambda shape: (shape.rows, shape.groups), reverse=True)
                 for truncation in (False, True)]
@@ -217,10 +217,11 @@ class DecodeGraphs:
         """Let go of all that is captured."""
         self._captured.clear()
 
-    def release_wide(self, rows: int) -> None:
-        """Of steps with drafts, of those of so many rows and more."""
-        for wide in [key for key in self._captured if key[0][0].most and key[0][0].rows >= rows]:
-            del self._captured[wide]
+    def release_like(self, plan: DraftPlan) -> None:
+        """Of steps with drafts, of those that take as much as this one."""
+        for large in [key for key in self._captured
+                      if (shape := key[0][0]).most and DraftPlan(shape.rows, shape.heads).takes_as_much_as(plan)]:
+            del self._captured[large]
 
     def _for(self, shape: DecodeShape, controls: Controls) -> DecodeGraph:
         return self._captured.find((shape, controls), shape.with_adapters, lambda: self._capture(shape, controls))

@@ -12,6 +12,9 @@ GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sequences of a step with drafts. Far apart, so that few are captured: its rows are what takes time, and padding has
 none."""
 MOST_ROWS = 512
+MOST_HEADED = 32
+"""Sequences of a step in which heads take part beside look-ups. A round of a block head has as many rows of its own for
+each; at 128 at once that took more than it brought (docs/benchmarks.md)."""
 WEIGHT = 0.25
 LEAST_WIN = 1.01
 """Times the speed of plain steps that drafts must have."""
@@ -36,6 +39,10 @@ class DraftPlan(NamedTuple):
     rows: int = 0
     """0: nothing is drafted."""
     heads: tuple[str, ...] = ()
+
+    def takes_as_much_as(self, other: DraftPlan) -> bool:
+        """Whether there is no memory for it where there is none for the other."""
+        return self.rows >= other.rows and set(self.heads) >= set(other.heads)
 
 
 PLAIN = DraftPlan()
@@ -80,22 +87,25 @@ class DraftRows:
         self._known: dict[tuple[int, Sources], dict[DraftPlan, _Choice]] = {}
         self._plain: dict[int, _Choice] = {}
         """Without drafts, by how many there are alone: nobody's drafts cost anything then."""
-        self._most_rows = MOST_ROWS
-        """What there is memory for, as far as is known."""
+        self._refused: list[DraftPlan] = []
 
-    def refuse(self, rows: int) -> None:
-        """There was no memory for a step of so many rows."""
-        self._most_rows = min(self._most_rows, rows - 1)
+    def refuse(self, plan: DraftPlan) -> None:
+        """There was no memory for such a step."""
+        self._refused.append(plan)
         for known in self._known.values():
-            for beyond in [other for other in known if other.rows > self._most_rows]:
+            for beyond in [other for other in known if other.takes_as_much_as(plan)]:
                 del known[beyond]
 
-    def insist(self, running: int, depth: int) -> int:
-        """Rows of a step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
+    def insist(self, running: int, depth: int, heads: tuple[str, ...] = ()) -> DraftPlan:
+        """A step in which somebody is to get drafts so deep whatever they are worth; few different ones."""
         groups = _groups(running)
         wanted = groups * (1 + min(depth, MOST_DRAFTED))
-        fitting = [rows for factor in (2, 3, 5, 8, 16) if (rows := factor * groups) <= self._most_rows]
-        return next((rows for rows in fitting if rows >= wanted), fitting[-1]) if groups and fitting else 0
+        fitting = [plan for factor in (2, 3, 5, 8, 16) if self._fits(plan := DraftPlan(factor * groups, heads))]
+        return next((plan for plan in fitting if plan.rows >= wanted), fitting[-1]) if groups and fitting else PLAIN
+
+    def _fits(self, plan: DraftPlan) -> bool:
+        """Whether there is memory for it, as far as is known."""
+        return plan.rows <= MOST_ROWS and not any(plan.takes_as_much_as(other) for other in self._refused)
 
     def choose(self, running: int, sources: Sources = LOOKUPS) -> DraftPlan:
         """For the next step of so many sequences."""
@@ -145,8 +155,9 @@ class DraftRows:
     def _choices(self, groups: int, sources: Sources) -> dict[DraftPlan, _Choice]:
         known = self._known.get((groups, sources))
         if known is None:
-            by = dict.fromkeys((sources.heads, ()) if sources.lookups else (sources.heads,))
-            possible = [DraftPlan(rows, heads) for heads in by for rows in choices(groups) if rows <= self._most_rows]
+            both = (sources.heads, ()) if groups <= MOST_HEADED else ((),)
+            by = dict.fromkeys(both if sources.lookups else (sources.heads,))
+            possible = [plan for heads in by for rows in choices(groups) if self._fits(plan := DraftPlan(rows, heads))]
             plain = self._plain.setdefault(groups, _Choice())
             known = self._known[groups, sources] = {PLAIN: plain, **{plan: _Choice() for plan in possible}}
         return known

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.cache.storage import KVStorage
 from paceline.engine.execute.graphs.seats import DeviceSeats
 from paceline.engine.execute.target_heads import GROUP, TargetHeads
-from paceline.kernels.device.head_rounds import Asked, HeadRound
+from paceline.kernels.device.head_rounds import HeadRound, RoundScope
 from paceline.kernels.device.interface import DeviceKernels
 from paceline.kernels.device.operands import Controls, SampledRows
 from paceline.kernels.device.repeats import Drafts, RepeatInputs
@@ -28,7 +28,7 @@ class HeadDrafter:
         self._head = heads.heads[name]
         config = self._head.config
         longest = config.max_position_embeddings if config.attends else None
-        self._asked = Asked(heads.number(name), longest, blocks, storage.block_size)
+        self._scope = RoundScope(heads.number(name), longest, blocks, storage.block_size)
         self._kernels = heads.kernels
         self._planes = heads.planes(name)
         self._window = storage.groups[GROUP].window
@@ -49,7 +49,7 @@ class HeadDrafter:
         """As DeviceDrafter.propose. `controls`: of the requests of the step; what is drafted above a token is not seen
         by penalties. `depth`: the most tokens to draft for anybody."""
         rounds, levels = self._rounds, self.depth(min(depth, drafts.tokens.shape[1]))
-        opened = rounds.open(inputs, tables, self._asked, levels)
+        opened = rounds.open(inputs, tables, self._scope, levels)
         passes = [self._layout(one, opened) for one in self._head.passes(levels)]
         drafting = self._head.open(Opened(opened.previous, opened.before, passes, levels), self._planes, self._kernels)
         # Where something truncates or edits what the target samples from, drafts are sampled just as it does.
@@ -74,7 +74,7 @@ class HeadDrafter:
 
     def _layout(self, one: Pass, opened: HeadRound) -> Layout:
         groups = len(opened.places)
-        laid = self._rounds.lay_out(opened, self._asked, one.first, one.rows, one.mutual)
-        view = GroupView(self._asked.blocks[:groups], laid.slots, self._window)
+        laid = self._rounds.lay_out(opened, self._scope, one.first, one.rows, one.mutual)
+        view = GroupView(self._scope.blocks[:groups], laid.slots, self._window)
         return Layout(laid.positions, list(range(0, groups * one.rows + 1, one.rows)), [0] * groups, [None] * groups,
-                      self._asked.block_size, [view], laid.rows, mutual=one.mutual)
+                      self._scope.block_size, [view], laid.rows, mutual=one.mutual)
