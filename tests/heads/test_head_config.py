@@ -29,6 +29,7 @@ from paceline.models.config import ModelConfig
     ("dspark", {"markov_rank": -1}, "markov_rank"),
     ("dspark", {"markov_rank": 0}, "confidence_head_with_markov"),
     ("dflash", {"markov_rank": 4}, "call it dspark"),
+    ("eagle3", {"window": 0}, "window to be at least 1"),
     ("eagle3", {"num_layers": 2}, "num_layers to be 1"),
     ("eagle1", {"taps": (1, 2)}, "one layer"),
     ("medusa", {"heads": 0}, "heads to be at least 1"),
@@ -43,6 +44,12 @@ def test_how_many_tokens_a_round_can_draft():
     assert CONFIGS["dspark"].depth == 5 and CONFIGS["dflash"].depth == 4
     assert CONFIGS["medusa"].depth == 3 and CONFIGS["eagle3"].depth is None
     assert replace(CONFIGS["medusa"], num_layers=0).depth == 3
+
+
+def test_how_far_back_it_sees():
+    head = replace(CONFIGS["eagle3"], window=96)
+    assert [head.sees(window) for window in (None, 32, 128)] == [96, 32, 96]
+    assert [CONFIGS["eagle3"].sees(window) for window in (None, 32)] == [None, 32]
 
 
 def test_the_target_it_belongs_to():

@@ -59,7 +59,7 @@ def same_drafts(path: Path, name: str) -> None:
 
 @NAMES
 def test_what_was_written_is_read_again(name, tmp_path):
-    config = replace(CONFIGS[name], speculative_tokens=4, tokenizer="abc", target="someone/model")
+    config = replace(CONFIGS[name], speculative_tokens=4, tokenizer="abc", target="someone/model", window=96)
     write_head(tmp_path / "head", config, tensors(name), storage="float32")
     found = read_head(tmp_path / "head", SHAPE)
     assert found.config == config

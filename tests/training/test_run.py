@@ -89,7 +89,7 @@ def test_a_run_goes_on_as_if_never_stopped(options: Any, monkeypatch: pytest.Mon
 
 
 def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> None:
-    chosen = options()
+    chosen, before = options(), signal.getsignal(signal.SIGINT)
 
     def stop(news: News) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -98,7 +98,7 @@ def test_an_interrupt_while_answers_are_made(options: Any, tmp_path: Path) -> No
         patch.setattr(supply, "TURN", 0.2)
         with pytest.raises(Interrupted, match="answers so far"):
             train(chosen, stop)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     report = train(chosen, quiet)
     assert report["texts"] == 40 and report["steps"] == 8
 

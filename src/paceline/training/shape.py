@@ -58,7 +58,8 @@ def head_config(options: TrainOptions, target: ModelConfig, draft_vocab: int, ma
             "medusa": {"heads": options.depth, "speculative_tokens": options.depth},
             "hydra": {"heads": options.depth, "speculative_tokens": options.depth}}[options.kind]
     shape = {"num_heads": target.num_heads, "num_kv_heads": target.num_kv_heads, "head_dim": target.head_dim,
-             "intermediate_size": options.intermediate or target.intermediate_size} if attends else {}
+             "intermediate_size": options.intermediate or target.intermediate_size,
+             "window": options.prompt_tokens + options.new_tokens} if attends else {}  # no text is longer
     return HeadConfig(kind=options.kind, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
                       draft_vocab_size=draft_vocab, taps=choose_taps(options, target), norm_eps=target.norm_eps,
                       rope_theta=target.rope.theta, max_position_embeddings=target.max_position_embeddings,

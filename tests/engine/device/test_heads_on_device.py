@@ -74,6 +74,26 @@ def test_the_device_drafts_what_the_host_would(kind: str, temperature: float, dr
     assert all(drafted[text] == host[text][0] for text in common)
 
 
+def test_a_head_that_sees_a_window_drafts_by_what_is_in_it(drafted: Drafted) -> None:
+    """On the host and on the device alike; behind short texts as if it saw everything."""
+    model, wish = tiny_model(), {"method": "dspark", "k": 3, "adaptive": False}
+    params = [SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.0)] * 2
+    found = []
+    for window in (None, 24):
+        head = random_head("dspark", model)
+        head.config = dataclasses.replace(head.config, window=window)
+        host, texts = drafts_of(tiny_llm(model, trained={"it": head}, kernels="reference"), wish, PROMPTS[:2], params)
+        drafted.clear()
+        outs = on_device({"it": head}).generate(PROMPTS[:2], params, speculation=wish)
+        assert [out.outputs[0].token_ids for out in outs] == texts
+        common = drafted.keys() & host.keys()
+        assert len(common) > 5 and all(drafted[text] == host[text][0] for text in common)
+        found.append(host)
+    same = {text: found[1][text][0] == tokens for text, (tokens, *_) in found[0].items() if text in found[1]}
+    assert all(same[text] for text in same if len(text) + 8 <= 24)
+    assert not all(same[text] for text in same if len(text) > 24)
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
 def test_right_drafts_are_accepted_in_mixed_company(kind: str, adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:

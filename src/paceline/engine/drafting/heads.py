@@ -108,7 +108,7 @@ class HeadModel:
         self._positions = cache.max_blocks_per_seq * cache.block_size
         """That a sequence can hold."""
         self._longest = min(longest, self._positions)
-        self._window = storage.groups[GROUP].window
+        self._window = self.head.config.sees(storage.groups[GROUP].window)
         self._sampler = DraftSampler(vocab_size)
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
 

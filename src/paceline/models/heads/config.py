@@ -74,6 +74,9 @@ class HeadConfig:
     """The checkpoint brings `embed_tokens`; else the target's is used."""
     own_lm_head: bool = False
     """The checkpoint brings `lm_head`; else it is the target's, its rows of the draft vocabulary."""
+    window: int | None = None
+    """Tokens up to a row's own that its layers see: behind more than a head has learned to read it drafts badly, and
+    what is nearest is enough. None: all there are."""
     speculative_tokens: int = 0
     """How many it was trained to draft; 0: nothing is said."""
     tokenizer: str | None = None
@@ -106,7 +109,13 @@ class HeadConfig:
         if self.kind in CHAIN_KINDS and self.num_layers != 1:
             raise self._wrong("num_layers", "1")
 
+    def sees(self, window: int | None) -> int | None:
+        """The window of its layers where the cache that they read has this one."""
+        return min((one for one in (window, self.window) if one is not None), default=None)
+
     def _check_attention(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise self._wrong("window", "at least 1, or nothing")
         for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise self._wrong(name, "a positive whole number")

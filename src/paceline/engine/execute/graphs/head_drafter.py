@@ -31,7 +31,7 @@ class HeadDrafter:
         self._scope = RoundScope(heads.number(name), longest, blocks, storage.block_size)
         self._kernels = heads.kernels
         self._planes = heads.planes(name)
-        self._window = storage.groups[GROUP].window
+        self._window = config.sees(storage.groups[GROUP].window)
         self._seats = seats
         self._rounds = on_device.head_rounds(blocks.shape[0], blocks.device)
 
