@@ -55,6 +55,23 @@ struct Head {
     int tokens, width, rank;
     std::shared_ptr<Matrix> first, second;
     std::vector<int64_t> ids;
+    Confidence confidence;
+
+    size_t features() const { return confidence.hidden.size(); }
+
+    // How likely the token after `before` is to be accepted, in double.
+    double chance(const float* hidden, int64_t before) const {
+        double sure = 0.0, squares = 0.0;
+        for (size_t i = 0; i < features(); i++) {
+            sure += double(hidden[i]) * double(confidence.hidden[i]);
+            squares += double(hidden[i]) * double(hidden[i]);
+        }
+        sure /= std::sqrt(squares / double(features()) + double(confidence.eps));
+        std::vector<float> x(static_cast<size_t>(rank));
+        first->row(int(before), x.data());
+        for (size_t i = 0; i < confidence.token.size(); i++) sure += double(x[i]) * double(confidence.token[i]);
+        return 1.0 / (1.0 + std::exp(-sure - double(confidence.bias)));
+    }
 
     int64_t target(int token) const { return ids.empty() ? token : ids[size_t(token)]; }
 
@@ -93,6 +110,13 @@ Head head() {
     out.first = matrix(out.tokens, out.rank, 1.0f);
     out.second = matrix(out.width + pick(0, 20), out.rank, scale);
     for (int token = 0; token < out.width && !same; token++) out.ids.push_back(pick(0, out.tokens - 1));
+    std::normal_distribution<float> normal(0.0f, 0.3f);
+    out.confidence.hidden.resize(size_t(pick(1, 40)));
+    out.confidence.token.resize(pick(0, 1) ? size_t(out.rank) : 0);
+    out.confidence.bias = normal(luck);
+    out.confidence.eps = 1e-5f;
+    for (float& v : out.confidence.hidden) v = normal(luck);
+    for (float& v : out.confidence.token) v = normal(luck);
     return out;
 }
 
@@ -140,31 +164,65 @@ void compare(const Kernels* table) {
     const int lines = pick(1, 19), slots = pick(1, 8);
     const size_t wide = size_t(one.width), cells = size_t(lines * slots);
     const auto base = logits(cells, wide);
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    std::vector<float> hidden(cells * one.features()), least(static_cast<size_t>(lines), 0.0f), expected_chances;
+    for (float& v : hidden) v = normal(luck);
     std::vector<int64_t> previous(static_cast<size_t>(lines)), expected;
     for (int64_t& token : previous) token = pick(0, one.tokens - 1);
     for (int threads : {1, 3}) {
-        Markov markov(one.first, one.second, one.width, one.ids, table, threads);
+        Markov markov(one.first, one.second, one.width, one.ids, one.confidence, table, threads);
         require(markov.width() == one.width && markov.target_tokens() >= one.tokens, "its sizes");
+        require(markov.hidden() == int(one.features()), "its features");
         // A smaller block first, so that the large one has to make room.
         std::vector<int64_t> tokens(1, -1);
-        markov.best(base.data(), 1, 1, previous.data(), tokens.data());
-        markov.best(nullptr, 0, slots, nullptr, nullptr);
-        markov.best(nullptr, lines, 0, previous.data(), nullptr);
+        std::vector<float> chances(1, -1.0f);
+        const auto drafted = [&](int wide_lines, int long_slots, const std::vector<float>& wanted) {
+            return markov.best(base.data(), hidden.data(), wide_lines, long_slots, previous.data(), wanted.data(), tokens.data(),
+                               chances.data());
+        };
+        require(drafted(1, 1, least) == 1, "one slot");
+        require(markov.best(nullptr, nullptr, 0, slots, nullptr, nullptr, nullptr, nullptr) == 0, "no lines");
+        require(markov.best(nullptr, nullptr, lines, 0, nullptr, nullptr, nullptr, nullptr) == 0, "no slots");
         tokens.assign(cells, -1);
-        markov.best(base.data(), lines, slots, previous.data(), tokens.data());
-        if (expected.empty()) expected = tokens;
-        require(tokens == expected, "threads change nothing");
+        chances.assign(cells, -1.0f);
+        require(drafted(lines, slots, least) == slots, "every slot where nobody is too unlikely");
+        if (expected.empty()) expected = tokens, expected_chances = chances;
+        require(tokens == expected && chances == expected_chances, "threads change nothing");
         for (int line = 0; line < lines && threads == 1; line++) {
             std::vector<int64_t> alone(static_cast<size_t>(slots), -1);
+            std::vector<float> sure(alone.size());
             const size_t at = size_t(line * slots);
-            markov.best(base.data() + at * wide, 1, slots, &previous[size_t(line)], alone.data());
-            for (size_t slot = 0; slot < alone.size(); slot++) require(alone[slot] == tokens[at + slot], "a line's tokens are its own");
+            markov.best(base.data() + at * wide, hidden.data() + at * one.features(), 1, slots, &previous[size_t(line)],
+                        least.data(), alone.data(), sure.data());
+            for (size_t slot = 0; slot < alone.size(); slot++)
+                require(alone[slot] == tokens[at + slot] && sure[slot] == chances[at + slot], "a line's tokens are its own");
         }
+        // Ends behind the slot with which no line is likely enough any more.
+        const float wanted = 0.3f;
+        int ends = slots;
+        std::vector<float> alive(static_cast<size_t>(lines), 1.0f);
+        for (int slot = 0; slot < slots && ends == slots; slot++) {
+            bool likely = false;
+            for (int line = 0; line < lines; line++) {
+                alive[size_t(line)] *= expected_chances[size_t(line * slots + slot)];
+                likely = likely || alive[size_t(line)] >= wanted;
+            }
+            if (!likely) ends = slot + 1;
+        }
+        const std::vector<float> enough(static_cast<size_t>(lines), wanted);
+        tokens.assign(cells, -1);
+        require(drafted(lines, slots, enough) == ends, "no slot beyond use");
+        for (int line = 0; line < lines; line++)
+            for (size_t at = size_t(line * slots); at < size_t(line * slots + ends); at++)
+                require(tokens[at] == expected[at], "the same tokens up to there");
     }
     for (int line = 0; line < lines; line++)
         for (int slot = 0; slot < slots; slot++) {
             const size_t at = size_t(line * slots + slot);
-            check_slot(one, base.data() + at * wide, slot ? expected[at - 1] : previous[size_t(line)], expected[at]);
+            const int64_t before = slot ? expected[at - 1] : previous[size_t(line)];
+            check_slot(one, base.data() + at * wide, before, expected[at]);
+            const double chance = one.chance(hidden.data() + at * one.features(), before);
+            require(std::fabs(chance - double(expected_chances[at])) < 1e-4, "its chance");
         }
 }
 
@@ -175,7 +233,10 @@ void broken(const Kernels* table) {
     std::vector<float> base(4 * wide, std::numeric_limits<float>::quiet_NaN());
     for (size_t i = 2 * wide; i < base.size(); i++) base[i] = luck() % 3 ? kInf : base[i];
     std::vector<int64_t> previous(2, 0), tokens(4, -1);
-    Markov(one.first, one.second, one.width, one.ids, table, 3).best(base.data(), 2, 2, previous.data(), tokens.data());
+    const std::vector<float> hidden(4 * one.features(), 1.0f), least(2, 0.0f);
+    std::vector<float> chances(4);
+    Markov(one.first, one.second, one.width, one.ids, one.confidence, table, 3)
+        .best(base.data(), hidden.data(), 2, 2, previous.data(), least.data(), tokens.data(), chances.data());
     for (int64_t token : tokens) {
         bool there = false;
         for (int i = 0; i < one.width; i++) there = there || one.target(i) == token;
@@ -187,7 +248,12 @@ void malformed(const Kernels* table) {
     const auto small = matrix(16, 32, 1.0f), large = matrix(40, 32, 1.0f), deep = matrix(40, 64, 1.0f);
     const std::vector<int64_t> none;
     const auto made = [&](const std::shared_ptr<Matrix>& first, const std::shared_ptr<Matrix>& second, int width,
-                          const std::vector<int64_t>& ids) { return [=] { Markov(first, second, width, ids, table, 1); }; };
+                          const std::vector<int64_t>& ids) {
+        return [=] { Markov(first, second, width, ids, {{1.0f}, {}, 0.0f, 1e-5f}, table, 1); };
+    };
+    const Confidence other{{1.0f}, {1.0f, 2.0f}, 0.0f, 1e-5f};
+    refused([=] { Markov(small, small, 16, none, other, table, 1); }, "a confidence of another rank");
+    refused([=] { Markov(small, small, 16, none, Confidence(), table, 1); }, "no confidence");
     made(large, small, 16, none)();
     made(small, large, 3, {15, 0, 15})();
     refused(made(nullptr, small, 16, none), "no first matrix");
