@@ -71,7 +71,7 @@ class EngineOptions:
     heads: Sequence[str] | None = None
     """Trained heads that requests may draft with, each a folder, a hub id or the name of one that comes with Paceline;
     that of `speculation` need not be named again. None: where none is named, those that come with Paceline for this
-    model; on a card only where `speculation` is `auto` or one of their methods. Every step stores what they keep of
+    model; on a card only where `speculation` is one of their methods. Every step stores what they keep of
     its tokens, so they are there from the start or not at all."""
     preemption: str = "auto"
     """What becomes of a sequence that loses its blocks: "recompute", "swap" to host memory (where it has room), or

@@ -46,7 +46,7 @@ Lora = Annotated[
 Head = Annotated[
     list[str] | None, _engine("Folder or name of a trained head that requests may draft with; repeatable. Default: "
                               "those that come with Paceline for this model (on a card only where --speculation "
-                              "is auto or one of their methods); none: no heads.", "--head")
+                              "is one of their methods); none: no heads.", "--head")
 ]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[

@@ -27,8 +27,6 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import HEADS, Speculation
 
 log = logging.getLogger("paceline.engine")
-AUTO = "auto"
-"""The method that makes use of all heads there are."""
 TRIAL_TOKENS = 64
 """Of a cache in which a head is tried out."""
 
@@ -59,9 +57,9 @@ def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenize
 
 
 def comes_along(device: torch.device, wish: Speculation | None) -> bool:
-    """Whether packaged heads are loaded though nobody has named one. On a card only where requests draft with them by
-    default: what they keep of every step takes a few percent of it there, whoever drafts."""
-    return device.type != "cuda" or (wish is not None and wish.method in (AUTO, *HEADS))
+    """Whether packaged heads are loaded though nobody has named one. On a card only for their own methods: `auto` wins
+    by them up to 32 at once there, and was not measured beyond (docs/benchmarks.md, Many requests at once)."""
+    return device.type != "cuda" or (wish is not None and wish.method in HEADS)
 
 
 def packaged_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOptions, packaged: Path,
