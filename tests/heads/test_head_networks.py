@@ -3,15 +3,17 @@ company; and what is wrong with a head shows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from harness import Rows
-from head_models import CONFIGS, VOCAB, DraftHand, choices, longest, made, published, tensors, text
+from head_models import CONFIGS, MAX_LEN, VOCAB, DraftHand, choices, longest, made, published, tensors, text
 
 from paceline.kernels import cpu, select
 from paceline.kernels.stepped import SteppedKernels
+from paceline.models.heads.build import build_head
 
 CPU = torch.device("cpu")
 BACKENDS: dict[str, Any] = {"eager": select(False, CPU), "reference": select(True, CPU), "stepped": SteppedKernels()}
@@ -196,3 +198,21 @@ def test_beside_a_model_that_runs_whole_in_native_code(name):
     expected, _ = published(name, tokens, packed=True, tapped_by=kernels).draft(drafted[0])
     error = (found.double() - expected).pow(2).mean().sqrt() / expected.std()
     assert error < 0.1, error  # another rounding of the target's own layers as well
+
+
+@pytest.mark.parametrize("name", ["dspark", "eagle3"])
+def test_a_head_of_the_whole_vocabulary_drafts_from_all_of_it(name):
+    """Where it is not packed. What is said of the draft vocabulary stays as it was."""
+    found = []
+    for config in (CONFIGS[name], replace(CONFIGS[name], whole_vocabulary=True)):
+        hand = DraftHand(made_target(), build_head(config, tensors(name), made_target(), MAX_LEN), BACKENDS["eager"])
+        seq = hand.new()
+        hand.step([Rows(seq, TEXTS[0][:-1])])
+        found.append((hand.head.target_ids, *hand.draft([seq], TEXTS[0][-1:], choices([seq], 3))))
+    (ids, few, sure), (no_ids, every, as_sure) = found
+    assert no_ids is None and every.shape[-1] == VOCAB
+    torch.testing.assert_close(every[..., ids], few)
+    others = torch.ones(VOCAB, dtype=torch.bool)
+    others[ids] = False
+    assert every[..., others].isfinite().all() and (every[..., others].std(-1) > 0).all()
+    assert sure is None or torch.equal(sure, as_sure)

@@ -14,9 +14,9 @@ from paceline.training.acceptance import Acceptance, summary
 from paceline.training.loss import Judge, Weights, compare
 
 
-def judge(head: torch.Tensor, ids: torch.Tensor, weights: Weights, piece: int = 3) -> Judge:
+def judge(head: torch.Tensor, ids: torch.Tensor, weights: Weights, piece: int = 3, whole: bool = False) -> Judge:
     target: Any = SimpleNamespace(head=head, device=torch.device("cpu"), capped=lambda logits: logits)
-    out = Judge(target, ids, weights, compiles=False)
+    out = Judge(target, ids, weights, compiles=False, whole=whole)
     out.piece = piece
     return out
 
@@ -32,8 +32,10 @@ def test_a_case_by_hand() -> None:
     assert slope[0, 1].item() == pytest.approx(0.1 * 0.125 + 0.9 * 0.5 * 0.5)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_gradients_are_those_of_autograd(dtype: torch.dtype, near: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_autograd(dtype: torch.dtype, near: float, whole: bool,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "randn", partial(torch.randn, dtype=dtype))
     torch.manual_seed(0)
     vocab, width, rank, count = 23, 6, 3, 8
@@ -43,11 +45,14 @@ def test_gradients_are_those_of_autograd(dtype: torch.dtype, near: float, monkey
     weight[2] = 0.0
     leaves = [one.clone().requires_grad_() for one in (hidden, markov, up)]
     normaliser = (final @ head.T).logsumexp(-1)
-    total, accepted = judge(head, ids, Weights(0.3, 0.7)).loss(*leaves, final, normaliser, weight)
+    total, accepted = judge(head, ids, Weights(0.3, 0.7), whole=whole).loss(*leaves, final, normaliser, weight)
     (2.0 * total).backward()
 
     plain = [one.clone().requires_grad_() for one in (hidden, markov, up)]
-    q = (plain[0] @ head[ids].T + plain[1] @ plain[2].T).softmax(-1)
+    known, bias = ids, plain[1] @ plain[2].T
+    if whole:  # where the Markov head knows a part of the tokens
+        ids, bias = torch.arange(vocab), torch.zeros(count, vocab, dtype=dtype).index_add(1, known, bias)
+    q = (plain[0] @ head[ids].T + bias).softmax(-1)
     p = (final @ head.T).softmax(-1)
     distance = (q - p[:, ids]).abs().sum(-1) + 1.0 - p[:, ids].sum(-1)
     expected = ((0.3 * -(p[:, ids] * q.log()).sum(-1) + 0.7 * distance) * weight).sum()

@@ -34,7 +34,7 @@ class Factory:
         """`ids`: tokens that it drafts; `mask`: the one that stands for those to come."""
         options, engine = self.options, self.llm.engine
         tokenizer = None if engine.tokenizer is None else engine.tokenizer.fingerprint()
-        judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles)
+        judge = Judge(self.target, torch.from_numpy(ids), Weights(*options.loss_weights), self.compiles, options.whole)
         torch.manual_seed(options.seed)
         if self.pruned is not None:
             return self.pruned.network(judge, options.depth)

@@ -1,8 +1,8 @@
 """How far a drafted distribution is from the target's, with its gradients, never holding more than a piece of the
 logits.
 
-p is the target's distribution over its whole vocabulary, of which the draft vocabulary has a part; q the drafter's,
-over that part alone. The share of drafts that verification accepts is the sum of min(p, q) = 1 - TV(p, q).
+p is the target's distribution over its whole vocabulary; q the drafter's, over the same or over a part of it alone. The
+share of drafts that verification accepts is the sum of min(p, q) = 1 - TV(p, q).
 """
 
 from __future__ import annotations
@@ -30,22 +30,29 @@ class Weights:
 
 
 class Judge:
-    """Compares drafts with the target. `rows`: the target's head, cut to the draft vocabulary [D, h]; frozen."""
+    """Compares drafts with the target. `rows`: the target's head for the tokens `ids` [D], in that order; frozen."""
 
-    def __init__(self, target: Target, ids: torch.Tensor, weights: Weights, compiles: bool) -> None:
+    def __init__(self, target: Target, ids: torch.Tensor, weights: Weights, compiles: bool,
+                 whole: bool = False) -> None:
+        """`whole`: over the target's whole vocabulary, the tokens of `ids` first."""
         self.target = target
         self.ids = ids.to(target.device)
+        if whole:
+            others = torch.ones(len(target.head), dtype=torch.bool, device=target.device)
+            others[self.ids] = False
+            self.ids = torch.cat([self.ids, others.nonzero()[:, 0]])
         self.rows = target.head.index_select(0, self.ids)
         self.weights = weights
         self._compare = Compiled.of(compare, compiles)
-        self.piece = max(16, PIECE_BYTES // (4 * len(ids)))
+        self.piece = max(16, PIECE_BYTES // (4 * len(self.ids)))
 
     def loss(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None, final: torch.Tensor,
              normaliser: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drafts from hidden [N, h] (and markov [N, r] through up [D, r]) against the target's final [N, h] with its
-        normaliser [N]; weight [N]. -> (sum of weighted losses, share accepted [N])."""
+        """Drafts from hidden [N, h] (and markov [N, r] through up, [r] for each of the first ids) against the target's
+        final [N, h] with its normaliser [N]; weight [N]. -> (sum of weighted losses, share accepted [N])."""
         if markov is None or up is None:
             markov, up = hidden.new_zeros((len(hidden), 0)), hidden.new_zeros((len(self.rows), 0))
+        up = self._padded(up)
         total, accepted = _Loss.apply(hidden, markov, up, final, normaliser, weight, self)  # type: ignore[no-untyped-call]
         return total, accepted
 
@@ -53,8 +60,12 @@ class Judge:
         """[N, h] -> [N, D] float32; not to be differentiated."""
         out = wide_product(hidden.to(self.rows.dtype), self.rows)
         if markov is not None and up is not None:
-            out += wide_product(markov.to(self.rows.dtype), up.to(self.rows.dtype))
+            out += wide_product(markov.to(self.rows.dtype), self._padded(up).to(self.rows.dtype))
         return out
+
+    def _padded(self, up: torch.Tensor) -> torch.Tensor:
+        """A Markov head has nothing to say of tokens that it does not know."""
+        return F.pad(up, (0, 0, 0, len(self.rows) - len(up)))
 
     def best(self, hidden: torch.Tensor, markov: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
         """[N, h] -> [N] draft ids of the highest logits."""

@@ -15,6 +15,9 @@ KINDS = (*HEADS, *MODELS)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 COMPILES = ("auto", "never")
+VOCABS = ("whole", "draft")
+BORROWING = ("dspark", "eagle3", "mtp")
+"""Heads whose output matrix is the target's: it need not end with the draft vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class TrainOptions:
     intermediate: int | None = None
     taps: tuple[int, ...] = ()
     draft_vocab: int = 16384
+    loss_vocab: str = "whole"
     markov_rank: int = 64
     block: int = 7
     depth: int = 5
@@ -95,7 +99,8 @@ class TrainOptions:
                 raise ConfigError(f"{_flag(name)} is a share between 0 and 1, got {getattr(self, name)}.")
         if not self.temperatures or not all(0.0 <= value <= 5.0 for value in self.temperatures):
             raise ConfigError("--temperatures are numbers from 0 to 5, separated by commas, at least one.")
-        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("compile", COMPILES)):
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("compile", COMPILES),
+                            ("loss_vocab", VOCABS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{_flag(name)} is one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
@@ -120,6 +125,11 @@ class TrainOptions:
     def makes_model(self) -> bool:
         """Not a head."""
         return self.kind in MODELS
+
+    @property
+    def whole(self) -> bool:
+        """Whether drafts are compared with the target over its whole vocabulary."""
+        return self.kind in BORROWING and self.loss_vocab == "whole"
 
     @property
     def learns(self) -> bool:
@@ -147,7 +157,8 @@ class TrainOptions:
     def network_settings(self) -> dict[str, object]:
         """What a checkpoint depends on: a run with others cannot go on from it."""
         names = ("kind", "seed", "batch_tokens", "anchors", "lr", "warmup", "ema", "layers", "heads", "width",
-                 "intermediate", "taps", "draft_vocab", "markov_rank", "block", "depth", "ce_weight", "l1_weight")
+                 "intermediate", "taps", "draft_vocab", "loss_vocab", "markov_rank", "block", "depth", "ce_weight",
+                 "l1_weight")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
 
@@ -184,7 +195,9 @@ HELP = {
     "width": "Features of each feed-forward that are kept (prune). Default: all.",
     "intermediate": "Width of its feed-forward (not prune). Default: the target's.",
     "taps": "Layers of the target whose inputs are read, separated by commas. Default: 2, half and all but 3.",
-    "draft_vocab": "Tokens that can be drafted: those that come most often.",
+    "draft_vocab": "Tokens that can always be drafted: those that come most often.",
+    "loss_vocab": "What drafts are compared over: whole (dspark, eagle3 and mtp: such heads can draft other tokens of "
+                  "a text, too) or draft, the draft vocabulary alone.",
     "markov_rank": "Rank of the Markov head (dspark); 0: none.",
     "block": "Tokens of a block (dspark).",
     "depth": "Tokens that the others learn to draft: passes (eagle3, mtp), heads (medusa, hydra), tokens (draft, "

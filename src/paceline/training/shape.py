@@ -63,4 +63,5 @@ def head_config(options: TrainOptions, target: ModelConfig, draft_vocab: int, ma
     return HeadConfig(kind=options.kind, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
                       draft_vocab_size=draft_vocab, taps=choose_taps(options, target), norm_eps=target.norm_eps,
                       rope_theta=target.rope.theta, max_position_embeddings=target.max_position_embeddings,
-                      tokenizer=tokenizer, target=name, **shape, **kind)  # type: ignore[arg-type]
+                      whole_vocabulary=options.whole and draft_vocab < target.vocab_size, tokenizer=tokenizer,
+                      target=name, **shape, **kind)  # type: ignore[arg-type]

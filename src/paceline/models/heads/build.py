@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from paceline.models.heads.interface import Head
 from paceline.models.heads.stacked import StackedHead
 from paceline.models.heads.target import Target
 from paceline.models.heads.target_layer import TargetLayerHead
-from paceline.models.heads.tensors import check, check_nothing_left, expected, target_ids
+from paceline.models.heads.tensors import MAPS, MARKOV_W2, check, check_nothing_left, expected, target_ids
 from paceline.models.heads.weights import HeadWeights
 from paceline.models.packing import PackingWeights
 from paceline.models.weight_source import WeightSource
@@ -38,8 +39,11 @@ def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: 
     config.check_target(target.config, tokenizer)
     check(config, tensors, where)
     probe = target.embed(torch.zeros(1, dtype=torch.int64, device=target.head.weight.device))
+    packed = isinstance(target.head.weight, PackedWeight) if packed is None else packed
+    if config.whole_vocabulary and config.reduced and not packed:
+        config, tensors = widened(config, tensors, where)
     weights: WeightSource = HeadWeights(tensors, probe.dtype, probe.device)
-    if isinstance(target.head.weight, PackedWeight) if packed is None else packed:
+    if packed:
         weights = PackingWeights(weights)
     ids = target_ids(config, tensors["d2t"], where) if config.reduced else None
     if not config.target_layer:
@@ -47,3 +51,14 @@ def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: 
     head = TargetLayerHead(config, weights, target, ids, max_model_len)
     check_nothing_left(tensors, {*expected(config), *head.taken}, where)
     return head
+
+
+def widened(config: HeadConfig, tensors: Mapping[str, torch.Tensor],
+            where: str) -> tuple[HeadConfig, Mapping[str, torch.Tensor]]:
+    """A head with whole_vocabulary that drafts from all of it: where a step reads gigabytes, the rest of the target's
+    matrix is nothing. Of tokens outside the draft vocabulary the Markov head says nothing."""
+    known = target_ids(config, tensors["d2t"], where)
+    found = {name: tensor for name, tensor in tensors.items() if name not in MAPS}
+    for name in found.keys() & {MARKOV_W2}:
+        found[name] = found[name].new_zeros((config.vocab_size, config.markov_rank)).index_copy_(0, known, found[name])
+    return replace(config, draft_vocab_size=config.vocab_size), found

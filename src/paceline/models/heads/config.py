@@ -74,6 +74,9 @@ class HeadConfig:
     """The checkpoint brings `embed_tokens`; else the target's is used."""
     own_lm_head: bool = False
     """The checkpoint brings `lm_head`; else it is the target's, its rows of the draft vocabulary."""
+    whole_vocabulary: bool = False
+    """It has learned to draft any token of the target's; those of the draft vocabulary come most often, and are the
+    ones that a Markov head knows. Needs the target's lm_head."""
     window: int | None = None
     """Tokens up to a row's own that its layers see: behind more than a head has learned to read it drafts badly, and
     what is nearest is enough. None: all there are."""
@@ -104,6 +107,9 @@ class HeadConfig:
             self._check_attention()
         if self.kind in BLOCK_KINDS:
             self._check_block()
+        if self.whole_vocabulary and (self.own_lm_head or not self.attends):
+            raise ModelFormatError(f"A {self.kind} head with a matrix of its own for the draft vocabulary cannot draft "
+                                   "from the whole one (whole_vocabulary).")
         if self.kind in ("eagle1", "mtp", *HEAD_KINDS) and len(self.taps) != 1:
             raise self._wrong("taps", "one layer")
         if self.kind in CHAIN_KINDS and self.num_layers != 1:

@@ -13,6 +13,7 @@ Shapes = dict[str, tuple[int, ...]]
 MAPS = ("d2t", "t2d")
 """Between the vocabularies: d2t [draft vocabulary] integers, t2d [vocabulary] booleans, which say the same."""
 MTP = "mtp_layers.0"
+MARKOV_W2 = "markov_head.markov_w2.weight"
 
 
 def expected(config: HeadConfig) -> Shapes:
@@ -67,7 +68,7 @@ def _block(config: HeadConfig) -> Shapes:
     shapes["norm.weight"] = (hidden,)
     if rank:
         shapes |= {"markov_head.markov_w1.weight": (config.vocab_size, rank),
-                   "markov_head.markov_w2.weight": (config.draft_vocab_size, rank)}
+                   MARKOV_W2: (config.draft_vocab_size, rank)}
         if config.markov_head_type == "gated":
             shapes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
         if config.markov_head_type == "rnn":

@@ -100,7 +100,8 @@ def _spoken(fields: Fields) -> dict[str, Any]:
     own = fields.part("paceline")
     return {"speculative_tokens": tokens if isinstance(tokens, int) else 0,
             "target": name if isinstance(name, str) else None, "tokenizer": own.get("tokenizer"),
-            "window": own.count("window") if "window" in own.raw else None}
+            "window": own.count("window") if "window" in own.raw else None,
+            "whole_vocabulary": own.flag("whole_vocabulary")}
 
 
 def write(config: HeadConfig) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def write(config: HeadConfig) -> dict[str, Any]:
         "algorithm": raw["speculators_model_type"], "default_proposal_method": "greedy",
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
         "verifier": {"name_or_path": config.target, "architectures": []}}
-    own = {"tokenizer": config.tokenizer, "window": config.window}
+    own = {"tokenizer": config.tokenizer, "window": config.window, "whole_vocabulary": config.whole_vocabulary or None}
     if any(value is not None for value in own.values()):
         raw["paceline"] = {name: value for name, value in own.items() if value is not None}
     return raw
