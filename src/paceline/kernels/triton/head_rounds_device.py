@@ -111,7 +111,7 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
     x = tl.load(logits + g.to(tl.int64)[:, None] * stride + token[None, :], mask=inside,
                 other=float("-inf")).to(tl.float32)
     last = tl.load(previous + g, mask=on, other=0)
-    for begin in range(0, RANK, SLICE):
+    for begin in tl.static_range(0, RANK, SLICE):
         r = begin + tl.arange(0, SLICE)
         of_last = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :], other=0.0)
         of_next = tl.load(second + token[None, :] * RANK + r[:, None],
@@ -159,7 +159,7 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
                 sure += tl.sum(seen * tl.load(sure_weight + column, mask=column < size,
                                               other=0.0).to(tl.float32)[None, :], 1)
             if SEES_TOKEN:
-                for begin in range(0, RANK, SLICE):
+                for begin in tl.static_range(0, RANK, SLICE):
                     r = begin + tl.arange(0, SLICE)
                     of_token = tl.load(sure_weight + size + r, mask=r < RANK, other=0.0).to(tl.float32)
                     seen = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :],
@@ -170,7 +170,7 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
             chance = tl.load(known + g, mask=on, other=0.0)
         else:
             own = tl.load(logits + g.to(tl.int64) * stride + winner, mask=drafted, other=0.0).to(tl.float32)
-            for begin in range(0, RANK, SLICE):
+            for begin in tl.static_range(0, RANK, SLICE):
                 r = begin + tl.arange(0, SLICE)
                 mask = drafted[:, None] & (r < RANK)[None, :]
                 own += tl.sum(tl.load(first + last[:, None] * RANK + r[None, :], mask=mask, other=0.0).to(tl.float32)
