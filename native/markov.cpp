@@ -59,8 +59,8 @@ float Markov::chance(const float* hidden, const float* before) const {
     return float(1.0 / (1.0 + std::exp(-sure)));
 }
 
-int Markov::best(const float* base, const float* hidden, int lines, int slots, const int64_t* previous, const float* least,
-                 int64_t* tokens, float* chances) {
+int Markov::best(const float* base, const float* hidden, const Further& further, int lines, int slots, const int64_t* previous,
+                 const float* least, int64_t* tokens, float* chances) {
     if (lines == 0 || slots == 0) return 0;
     const std::lock_guard<std::mutex> turn(mutex_);
     const Packed& first = first_->view();
@@ -111,7 +111,13 @@ int Markov::best(const float* base, const float* hidden, int lines, int slots, c
                     const Leader& more = leaders_[size_t(other) * size_t(lines) + size_t(line)];
                     if (more.score > found.score) found = more;
                 }
-                tokens[size_t(line) * size_t(slots) + size_t(slot)] = ids_.empty() ? found.token : ids_[size_t(found.token)];
+                const size_t at = size_t(line) * size_t(slots) + size_t(slot), more = size_t(further.width);
+                tokens[at] = ids_.empty() ? found.token : ids_[size_t(found.token)];
+                for (size_t i = 0; i < more; i++) {
+                    if (!(further.logits[at * more + i] > found.score)) continue;
+                    found.score = further.logits[at * more + i];
+                    tokens[at] = further.ids[size_t(line) * more + i];
+                }
             }
         }
     });

@@ -19,6 +19,14 @@ struct Confidence {
     float bias = 0.0f, eps = 0.0f;
 };
 
+// Tokens beside the draft vocabulary, other ones in every line, of which W2 knows nothing: what a slot's logits are without
+// it. Where a line has fewer than `width`, -inf.
+struct Further {
+    const float* logits = nullptr;  // [lines, slots, width]
+    const int64_t* ids = nullptr;   // [lines, width], the target's
+    int width = 0;
+};
+
 // Slot j of a block has logits base[j] + W2 W1[token before it]. Only this is sequential, and little of it: the whole
 // block is one parallel region, in which each thread looks at the same tokens of every slot.
 class Markov {
@@ -34,10 +42,10 @@ class Markov {
 
     // The likeliest token of each slot after the one before it, of ties the first: tokens [lines, slots], as the target
     // knows them, and their chances [lines, slots]. base [lines, slots, width], hidden [lines, slots, hidden]; previous
-    // [lines]: before the first slot. Ends behind the slot with which no line is as likely to be accepted so far as its
+    // [lines]: before the first slot. A further token has to be likelier than all of the draft vocabulary. Ends behind the slot with which no line is as likely to be accepted so far as its
     // `least` [lines] any more; returns how many slots there are then.
-    int best(const float* base, const float* hidden, int lines, int slots, const int64_t* previous, const float* least,
-             int64_t* tokens, float* chances);
+    int best(const float* base, const float* hidden, const Further& further, int lines, int slots, const int64_t* previous,
+             const float* least, int64_t* tokens, float* chances);
 
   private:
     struct Leader {

@@ -17,8 +17,8 @@ namespace {
 
 using Blocks = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-int best(Markov& self, const Blocks& base, const Blocks& hidden, const Vector<int64_t>& previous, const Vector<float>& least,
-         MutableRows<int64_t> tokens, MutableRows<float> chances) {
+int best(Markov& self, const Blocks& base, const Blocks& hidden, const Blocks& further, const Rows<int64_t>& further_ids,
+         const Vector<int64_t>& previous, const Vector<float>& least, MutableRows<int64_t> tokens, MutableRows<float> chances) {
     if (base.shape(2) != size_t(self.width())) throw std::invalid_argument("logits must be as wide as the draft vocabulary");
     if (hidden.shape(0) != base.shape(0) || hidden.shape(1) != base.shape(1) || hidden.shape(2) != size_t(self.hidden()))
         throw std::invalid_argument("hidden must be [lines, slots, hidden]");
@@ -27,11 +27,18 @@ int best(Markov& self, const Blocks& base, const Blocks& hidden, const Vector<in
     if (tokens.shape(0) != base.shape(0) || tokens.shape(1) != base.shape(1) || chances.shape(0) != base.shape(0)
         || chances.shape(1) != base.shape(1))
         throw std::invalid_argument("tokens and chances must be [lines, slots]");
-    for (size_t i = 0; i < previous.shape(0); i++)
-        if (previous(i) < 0 || previous(i) >= self.target_tokens()) throw std::invalid_argument("an id has no row");
+    if (further.shape(0) != base.shape(0) || further.shape(1) != base.shape(1) || further_ids.shape(0) != base.shape(0)
+        || further_ids.shape(1) != further.shape(2))
+        throw std::invalid_argument("further must be [lines, slots, tokens], with an id for each line's tokens");
+    const auto check = [&](const int64_t* ids, size_t count) {
+        for (size_t i = 0; i < count; i++)
+            if (ids[i] < 0 || ids[i] >= self.target_tokens()) throw std::invalid_argument("an id has no row");
+    };
+    check(previous.data(), previous.size());
+    check(further_ids.data(), further_ids.size());
     nb::gil_scoped_release free;
-    return self.best(base.data(), hidden.data(), int(base.shape(0)), int(base.shape(1)), previous.data(), least.data(),
-                     tokens.data(), chances.data());
+    return self.best(base.data(), hidden.data(), {further.data(), further_ids.data(), int(further.shape(2))},
+                     int(base.shape(0)), int(base.shape(1)), previous.data(), least.data(), tokens.data(), chances.data());
 }
 
 }  // namespace
@@ -48,8 +55,8 @@ void bind_markov(nb::module_& m) {
                               std::move(confidence), kernels_named(kernels), threads);
         }, "first"_a, "second"_a, "width"_a, "ids"_a.noconvert(), "of_hidden"_a.noconvert(), "of_token"_a.noconvert(),
              "bias"_a, "eps"_a, "threads"_a, "kernels"_a = "")
-        .def("best", &best, "base"_a.noconvert(), "hidden"_a.noconvert(), "previous"_a.noconvert(), "least"_a.noconvert(),
-             "tokens"_a.noconvert(), "chances"_a.noconvert());
+        .def("best", &best, "base"_a.noconvert(), "hidden"_a.noconvert(), "further"_a.noconvert(),
+             "further_ids"_a.noconvert(), "previous"_a.noconvert(), "least"_a.noconvert(), "tokens"_a.noconvert(), "chances"_a.noconvert());
 }
 
 }  // namespace paceline

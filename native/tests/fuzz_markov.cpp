@@ -136,27 +136,46 @@ std::vector<float> logits(size_t rows, size_t width) {
     return out;
 }
 
+// Tokens beside the draft vocabulary, or none.
+struct More {
+    std::vector<float> scores;
+    std::vector<int64_t> ids;
+    int width;
+
+    Further view(size_t cell = 0, size_t line = 0) const {
+        return {scores.data() + cell * size_t(width), ids.data() + line * size_t(width), width};
+    }
+};
+
+More more(const Head& one, int lines, int slots) {
+    const int width = pick(0, 2) ? pick(1, 20) : 0;
+    More out{logits(size_t(lines * slots), size_t(width)), {}, width};
+    for (int i = 0; i < lines * width; i++) out.ids.push_back(pick(0, one.tokens - 1));
+    return out;
+}
+
 // A slot's token is the likeliest after the one that was picked before it; where nothing but the logits count, the very
-// first of the largest.
-void check_slot(const Head& one, const float* base, int64_t before, int64_t token) {
+// first of the largest, those of the draft vocabulary before the others.
+void check_slot(const Head& one, const float* base, const Further& further, int64_t before, int64_t token) {
     double slack = 0.0;
     const std::vector<double> bias = one.bias(before, &slack);
     double best = -INFINITY, found = -INFINITY;
-    int likeliest = 0;
+    int64_t likeliest = one.target(0);
     bool there = false;
-    for (int i = 0; i < one.width; i++) {
-        const double score = double(base[i]) + bias[size_t(i)];
+    const auto look = [&](double score, int64_t id) {
         if (score > best) {
             best = score;
-            likeliest = i;
+            likeliest = id;
         }
-        if (one.target(i) != token) continue;
+        if (id != token) return;
         there = true;
         found = std::fmax(found, score);
-    }
-    require(there, "a token of the draft vocabulary");
+    };
+    for (int i = 0; i < one.width; i++) look(double(base[i]) + bias[size_t(i)], one.target(i));
+    for (int i = 0; i < further.width; i++) look(double(further.logits[i]), further.ids[i]);
+    require(there, "a token that can be drafted");
     require(found == best || found >= best - 2.0 * slack, "the likeliest token, but for rounding");
-    require(slack > 0.0 || token == one.target(likeliest), "of ties the first");
+    require(slack > 0.0 || token == likeliest, "of ties the first");
 }
 
 void compare(const Kernels* table) {
@@ -164,6 +183,7 @@ void compare(const Kernels* table) {
     const int lines = pick(1, 19), slots = pick(1, 8);
     const size_t wide = size_t(one.width), cells = size_t(lines * slots);
     const auto base = logits(cells, wide);
+    const More beside = more(one, lines, slots);
     std::normal_distribution<float> normal(0.0f, 1.0f);
     std::vector<float> hidden(cells * one.features()), least(static_cast<size_t>(lines), 0.0f), expected_chances;
     for (float& v : hidden) v = normal(luck);
@@ -177,12 +197,12 @@ void compare(const Kernels* table) {
         std::vector<int64_t> tokens(1, -1);
         std::vector<float> chances(1, -1.0f);
         const auto drafted = [&](int wide_lines, int long_slots, const std::vector<float>& wanted) {
-            return markov.best(base.data(), hidden.data(), wide_lines, long_slots, previous.data(), wanted.data(), tokens.data(),
-                               chances.data());
+            return markov.best(base.data(), hidden.data(), beside.view(), wide_lines, long_slots, previous.data(), wanted.data(),
+                               tokens.data(), chances.data());
         };
         require(drafted(1, 1, least) == 1, "one slot");
-        require(markov.best(nullptr, nullptr, 0, slots, nullptr, nullptr, nullptr, nullptr) == 0, "no lines");
-        require(markov.best(nullptr, nullptr, lines, 0, nullptr, nullptr, nullptr, nullptr) == 0, "no slots");
+        require(markov.best(nullptr, nullptr, {}, 0, slots, nullptr, nullptr, nullptr, nullptr) == 0, "no lines");
+        require(markov.best(nullptr, nullptr, {}, lines, 0, nullptr, nullptr, nullptr, nullptr) == 0, "no slots");
         tokens.assign(cells, -1);
         chances.assign(cells, -1.0f);
         require(drafted(lines, slots, least) == slots, "every slot where nobody is too unlikely");
@@ -192,8 +212,8 @@ void compare(const Kernels* table) {
             std::vector<int64_t> alone(static_cast<size_t>(slots), -1);
             std::vector<float> sure(alone.size());
             const size_t at = size_t(line * slots);
-            markov.best(base.data() + at * wide, hidden.data() + at * one.features(), 1, slots, &previous[size_t(line)],
-                        least.data(), alone.data(), sure.data());
+            markov.best(base.data() + at * wide, hidden.data() + at * one.features(), beside.view(at, size_t(line)), 1, slots,
+                        &previous[size_t(line)], least.data(), alone.data(), sure.data());
             for (size_t slot = 0; slot < alone.size(); slot++)
                 require(alone[slot] == tokens[at + slot] && sure[slot] == chances[at + slot], "a line's tokens are its own");
         }
@@ -220,7 +240,7 @@ void compare(const Kernels* table) {
         for (int slot = 0; slot < slots; slot++) {
             const size_t at = size_t(line * slots + slot);
             const int64_t before = slot ? expected[at - 1] : previous[size_t(line)];
-            check_slot(one, base.data() + at * wide, before, expected[at]);
+            check_slot(one, base.data() + at * wide, beside.view(at, size_t(line)), before, expected[at]);
             const double chance = one.chance(hidden.data() + at * one.features(), before);
             require(std::fabs(chance - double(expected_chances[at])) < 1e-4, "its chance");
         }
@@ -235,8 +255,10 @@ void broken(const Kernels* table) {
     std::vector<int64_t> previous(2, 0), tokens(4, -1);
     const std::vector<float> hidden(4 * one.features(), 1.0f), least(2, 0.0f);
     std::vector<float> chances(4);
+    const std::vector<float> strange(8, std::numeric_limits<float>::quiet_NaN());
+    const std::vector<int64_t> other(4, 0);
     Markov(one.first, one.second, one.width, one.ids, one.confidence, table, 3)
-        .best(base.data(), hidden.data(), 2, 2, previous.data(), least.data(), tokens.data(), chances.data());
+        .best(base.data(), hidden.data(), {strange.data(), other.data(), 2}, 2, 2, previous.data(), least.data(), tokens.data(), chances.data());
     for (int64_t token : tokens) {
         bool there = false;
         for (int i = 0; i < one.width; i++) there = there || one.target(i) == token;

@@ -31,6 +31,7 @@ class KeepingHead:
     that all that is kept of the text before the anchor goes into, by position."""
 
     capturable = True
+    drafts_further = False
     target_ids: torch.Tensor | None = None
 
     def __init__(self, config: HeadConfig) -> None:

@@ -16,6 +16,7 @@ from paceline.kernels.layout import Layout
 from paceline.models.config import ModelConfig
 from paceline.models.heads.build import build_head
 from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.further import Further
 from paceline.models.heads.interface import Head, Opened, StoredRows
 from paceline.models.heads.rows import slots_before
 from paceline.models.heads.tensors import expected
@@ -125,20 +126,21 @@ class DraftHand(Hand):
         rows.seq.tokens = rows.seq.tokens + [rows.tokens[row] for row in path]
 
     @torch.inference_mode()
-    def draft(self, seqs: list[Held], anchors: list[int], drafted: list[list[int]]) -> tuple[Any, Any]:
+    def draft(self, seqs: list[Held], anchors: list[int], drafted: list[list[int]],
+              further: Further | None = None) -> tuple[Any, Any]:
         """Logits [S, K, draft vocabulary] and confidences [S, K] or None, where these tokens are chosen."""
-        drafting = self.open(seqs, anchors, len(drafted[0]) + 1)
+        drafting = self.open(seqs, anchors, len(drafted[0]) + 1, further)
         found = [drafting.logits(torch.tensor(previous)) for previous in [anchors, *zip(*drafted)]]
         confidences = None if found[0][1] is None else torch.stack([one for _, one in found], dim=1)
         return torch.stack([one for one, _ in found], dim=1), confidences
 
     @torch.inference_mode()
-    def open(self, seqs: list[Held], anchors: list[int], depth: int) -> Any:
+    def open(self, seqs: list[Held], anchors: list[int], depth: int, further: Further | None = None) -> Any:
         """A round of so many tokens."""
         layouts = [self._pass_layout(seqs, one.first, one.rows, one.mutual) for one in self.head.passes(depth)]
         size = self.block_size
         before = [seq.tables[0][(len(seq.tokens) - 1) // size] * size + (len(seq.tokens) - 1) % size for seq in seqs]
-        opened = Opened(torch.tensor(anchors), torch.tensor(before), layouts, depth)
+        opened = Opened(torch.tensor(anchors), torch.tensor(before), layouts, depth, further)
         return self.head.open(opened, self.planes, self.kernels)
 
     def _pass_layout(self, seqs: list[Held], first: int, rows: int, mutual: bool) -> Layout:

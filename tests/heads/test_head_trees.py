@@ -21,6 +21,7 @@ from paceline import SamplingParams
 from paceline.engine.drafting.lines import Line, lines_layout
 from paceline.kernels import cpu
 from paceline.models.heads.formats.read import load_head
+from paceline.models.heads.further import Further
 from paceline.models.heads.interface import Opened
 from speculation.model_drafting import Watch
 
@@ -31,14 +32,16 @@ LEVELS = [[(0, -1, 11), (0, -1, 12), (1, -1, 13)], [(0, 1, 21), (1, 2, 22), (0, 
 FORKING = pytest.mark.parametrize("name", sorted(CONFIGS))
 
 
-def forked(hand: DraftHand, seqs: list[Any], depth: int) -> list[tuple[int, list[int], torch.Tensor]]:
+def forked(hand: DraftHand, seqs: list[Any], depth: int,
+           further: Further | None = None) -> list[tuple[int, list[int], torch.Tensor]]:
     """Of every line of every level: its sequence, its tokens, and the logits after them."""
     head, size = hand.head, hand.block_size
     hand.layout([Rows(seq, [0] * 16) for seq in seqs])  # which gives them blocks for so many tokens more
     anchors = [tokens[-1] for tokens in TEXTS]
     before = [seq.tables[0][(len(seq.tokens) - 1) // size] * size + (len(seq.tokens) - 1) % size for seq in seqs]
     passes = [hand._pass_layout(seqs, one.first, one.rows, one.mutual) for one in head.passes(depth)]
-    round = head.open(Opened(torch.tensor(anchors), torch.tensor(before), passes, depth), hand.planes, hand.kernels)
+    opened = Opened(torch.tensor(anchors), torch.tensor(before), passes, depth, further)
+    round = head.open(opened, hand.planes, hand.kernels)
     table = np.zeros((len(seqs), max(len(seq.tables[0]) for seq in seqs)), dtype=np.int64)
     for row, seq in zip(table, seqs):
         row[:len(seq.tables[0])] = seq.tables[0]

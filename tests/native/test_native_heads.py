@@ -144,14 +144,22 @@ def test_of_equally_likely_tokens_the_first():
     base[1, 1, 21] = 1.0
     tokens, chances = np.empty((2, 3), dtype=np.int64), np.empty((2, 3), dtype=np.float32)
     given = {"base": base, "hidden": np.ones((2, 3, 4), dtype=np.float32), "previous": np.array([0, 1]),
-             "least": np.zeros(2, dtype=np.float32), "tokens": tokens, "chances": chances}
+             "least": np.zeros(2, dtype=np.float32), "tokens": tokens, "chances": chances,
+             "further": np.zeros((2, 3, 0), dtype=np.float32), "further_ids": np.zeros((2, 0), dtype=np.int64)}
     assert chain.best(**given) == 3
     assert tokens.tolist() == [[2, 7, 2], [2, 23, 2]]
     np.testing.assert_allclose(chances, 1.0 / (1.0 + np.exp(-4.0)), rtol=1e-6)
     assert chain.best(**(given | {"least": np.array([1.0, 0.97], dtype=np.float32)})) == 2, "one line goes on alone"
+    further = np.array([[0.0, 1.0, 1.5], [-np.inf, 1.25, 1.25]], dtype=np.float32)[:, None].repeat(3, axis=1)
+    further[:, 2] = 0.0
+    assert chain.best(**(given | {"further": further, "further_ids": np.array([[5, 6, 1], [3, 0, 4]])})) == 3
+    assert tokens.tolist() == [[1, 1, 2], [0, 0, 2]], "of the draft vocabulary before all others"
     for wrong in ({"base": base[:, :, :16].copy()}, {"previous": np.array([0])}, {"previous": np.array([0, 24])},
                   {"tokens": np.empty((2, 2), dtype=np.int64)}, {"chances": np.empty((2, 2), dtype=np.float32)},
-                  {"hidden": np.ones((2, 3, 5), dtype=np.float32)}, {"least": np.zeros(1, dtype=np.float32)}):
+                  {"hidden": np.ones((2, 3, 5), dtype=np.float32)}, {"least": np.zeros(1, dtype=np.float32)},
+                  {"further": np.zeros((2, 3, 1), dtype=np.float32)}, {"further_ids": np.zeros((2, 1), dtype=np.int64)},
+                  {"further": np.zeros((2, 2, 1), dtype=np.float32), "further_ids": np.zeros((2, 1), dtype=np.int64)},
+                  {"further": np.zeros((2, 3, 1), dtype=np.float32), "further_ids": np.array([[0], [24]])}):
         with pytest.raises(ValueError):
             chain.best(**(given | wrong))
     for ids, width in ((np.arange(22) + 3, 22), (np.arange(21), 22), (np.arange(25), 25)):

@@ -12,6 +12,7 @@ import torch
 from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.engine.drafting.cached_models import base_of, draft_paths
+from paceline.engine.drafting.context_tokens import ContextTokens
 from paceline.engine.drafting.lines import Line, blocks_layout, lines_layout
 from paceline.engine.drafting.sampler import DraftSampler, Place
 from paceline.engine.execute.executor import bring_into_place
@@ -21,6 +22,7 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
+from paceline.models.heads.further import Further
 from paceline.models.heads.interface import Best, Head, Opened, Pass, Round
 from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
@@ -69,6 +71,15 @@ class OpenRound:
     """None: one of each member, whose tokens lie at their positions."""
     line_of: dict[tuple[int, int], int] = field(default_factory=dict)
     """By member and node: the line that the last step went on from it in."""
+    further: Further | None = None
+    """Of the members: what they are drafted from beside the draft vocabulary."""
+
+    def further_ids(self, rows: Seq[int]) -> torch.Tensor | None:
+        """[rows, Further.width]: of lines of the last step."""
+        if self.further is None:
+            return None
+        members = [row if self.lines is None else self.lines[row].member for row in rows]
+        return torch.from_numpy(self.further.ids[members])
 
 
 class Asked(NamedTuple):
@@ -111,6 +122,7 @@ class HeadModel:
         self._window = self.head.config.sees(storage.groups[GROUP].window)
         self._sampler = DraftSampler(vocab_size)
         self._place: dict[DraftedSequence, tuple[OpenRound, int]] = {}
+        self._context = ContextTokens(self.head) if self.head.drafts_further else None
 
     @torch.inference_mode()
     def open(self, sequences: Seq[DraftedSequence], depths: Seq[int]) -> list[int]:
@@ -166,6 +178,8 @@ class HeadModel:
 
     def release(self, sequence: DraftedSequence) -> None:
         self._place.pop(sequence, None)
+        if self._context is not None:
+            self._context.release(base_of(sequence)[0])
 
     def _depth(self, seq: Sequence, path: Seq[int], wanted: int) -> int:
         """How deep a draft can be of use: one token more than it is emitted."""
@@ -198,9 +212,10 @@ class HeadModel:
             before.append(int(table[seat, last // size]) * size + last % size if last >= 0 else 0)
         passes = [self._layout(members, one, min(one.rows, members[0].rows) if number == 0 else one.rows)
                   for number, one in enumerate(self.head.passes(depth))]
-        opened = Opened(self._numbers(anchors), self._numbers(before), passes, depth)
+        further = None if self._context is None else self._context.of([member.seq for member in members])
+        opened = Opened(self._numbers(anchors), self._numbers(before), passes, depth, further)
         round = self.head.open(opened, self._planes, self._heads.kernels)
-        return OpenRound(members, round, depth, anchors)
+        return OpenRound(members, round, depth, anchors, further=further)
 
     def _numbers(self, given: Seq[int]) -> torch.Tensor:
         return torch.from_numpy(np.array(given, dtype=np.int64)).to(self._device)  # sooner than torch.tensor
@@ -254,7 +269,8 @@ class HeadModel:
         if opened.taken != depth + 1:
             return [[NO_SAMPLES] * len(ask.at) for ask in asks]
         able = [(row, one.place) for row, one in zip(rows, asked) if row != NOWHERE]
-        found = iter(self._sampled(logits, confidence, [row for row, _ in able], [place for _, place in able]))
+        lines = [row for row, _ in able]
+        found = iter(self._sampled(logits, confidence, opened.further_ids(lines), lines, [place for _, place in able]))
         samples = iter([NO_SAMPLES if row == NOWHERE else next(found) for row in rows])
         return [[next(samples) for _ in ask.at] for ask in asks]
 
@@ -311,20 +327,25 @@ class HeadModel:
         member.end = end
         return True
 
-    def _sampled(self, logits: torch.Tensor, confidence: torch.Tensor | None, rows: list[int],
-                 places: Seq[Place]) -> list[Samples]:
+    def _sampled(self, logits: torch.Tensor, confidence: torch.Tensor | None, further: torch.Tensor | None,
+                 rows: list[int], places: Seq[Place]) -> list[Samples]:
+        """`further`: OpenRound.further_ids of the rows."""
         if rows != list(range(logits.shape[0])):
             index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
             logits = logits[index]
             confidence = None if confidence is None else confidence[index]
         if all(place.count == 1 and _is_plain(place.seq) for place in places):
-            return self._best(logits, confidence)
+            return self._best(logits, confidence, further)
         ids = self.head.target_ids
         if ids is not None:
-            logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, logits)
+            own, others = logits[:, :len(ids)], logits[:, len(ids):]
+            logits = logits.new_full((logits.shape[0], self._vocab), -torch.inf).index_copy_(1, ids, own)
+            if further is not None:  # what a line has fewer is -inf, and takes nothing from the token it is put to
+                logits.scatter_reduce_(1, further, others, "amax")
         return self._sampler.sample(logits, places, None if confidence is None else confidence.clamp(max=1.0).tolist())
 
-    def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> list[Samples]:
+    def _best(self, logits: torch.Tensor, confidence: torch.Tensor | None,
+              further: torch.Tensor | None) -> list[Samples]:
         """What greedy requests without controls get, found among the draft's own ids."""
         # numpy finds it many times sooner than torch does in so few rows.
         best = torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
@@ -332,7 +353,10 @@ class HeadModel:
             confidence = torch.exp(logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1))
         confidence = confidence.clamp(max=1.0)
         ids = self.head.target_ids
-        tokens = best if ids is None else ids.index_select(0, best)
+        tokens = best if ids is None else ids.index_select(0, best.clamp(max=len(ids) - 1))
+        if ids is not None and further is not None:
+            place = best[:, None] - len(ids)
+            tokens = tokens.where(place[:, 0] < 0, further.gather(1, place.clamp(min=0))[:, 0])
         return [Samples([token], confidences=[chance])
                 for token, chance in zip(tokens.tolist(), confidence.tolist())]
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from paceline.kernels.packed import PackedWeight, Weight
 from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.further import FurtherTokens
 from paceline.models.heads.target import Target, head_rows
 from paceline.models.layers import Linear, load_matrix
 from paceline.models.weight_source import WeightSource
@@ -16,6 +17,8 @@ class BaseHead:
     """Part of interface.Head."""
 
     capturable = True
+    reads_further = False
+    """Whether its rounds know what to do with Opened.further."""
 
     def __init__(self, config: HeadConfig, weights: WeightSource, target: Target,
                  target_ids: torch.Tensor | None) -> None:
@@ -33,6 +36,18 @@ class BaseHead:
         if config.own_lm_head:
             return Linear(load_matrix(weights, ["lm_head.weight"], [config.draft_vocab_size], config.hidden_size))
         return head_rows(self._target, ids)
+
+    @property
+    def drafts_further(self) -> bool:
+        # Where nothing is packed, such a head drafts from the whole vocabulary (build.widened).
+        head = self._target.head
+        return (self.reads_further and self.config.whole_vocabulary and self.target_ids is not None
+                and isinstance(head.weight, PackedWeight) and head.bias is None)
+
+    def further_tokens(self) -> FurtherTokens:
+        weight = self._target.head.weight
+        assert isinstance(weight, PackedWeight)
+        return FurtherTokens(weight)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[N] ids of the target -> [N, h]."""

@@ -20,6 +20,7 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.further import Floats, Further, linear
 from paceline.models.heads.greedy import GreedySlots
 from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
@@ -31,6 +32,8 @@ from paceline.models.weight_source import WeightSource
 
 
 class BlockHead(BaseHead):
+    reads_further = True
+
     def __init__(self, config: HeadConfig, weights: WeightSource, target: Target, target_ids: torch.Tensor | None,
                  max_model_len: int) -> None:
         super().__init__(config, weights, target, target_ids)
@@ -51,7 +54,7 @@ class BlockHead(BaseHead):
         self.native: NativeLayers | None = None
         if NativeLayers.fits(config, self.layers, self.fc, self.context):
             self.native = NativeLayers(config, self.layers, self.norms, self.fc, self.context, self.hidden_norm,
-                                       self.rope)
+                                       self.norm, self.rope)
         self.greedy: GreedySlots | None = None
         if GreedySlots.fits(config, self.markov, self.confidence):
             assert self.markov is not None and self.confidence is not None
@@ -88,26 +91,34 @@ class BlockHead(BaseHead):
             block[:, 0], block[:, 1:] = self.embed(opened.anchors).numpy(), self.mask.numpy()
             native.run(block.reshape(sequences * rows, -1), layout, planes, kernels)
             wanted = np.ascontiguousarray(block[:, first:first + slots])
-            logits = native.logits(wanted.reshape(sequences * slots, -1), self.norm, self.lm_head, planes, kernels)
-            return BlockRound(self, torch.from_numpy(wanted), logits, kernels)
+            logits = native.logits(wanted.reshape(sequences * slots, -1), self.lm_head, planes, kernels)
+            further = None
+            if opened.further is not None:
+                further = opened.further.logits(wanted, lambda x, weight: native.product(x, weight, planes, kernels))
+            return BlockRound(self, torch.from_numpy(wanted), kernels, opened.further, logits, further)
         x = torch.cat((self.embed(opened.anchors)[:, None], self.mask.expand(sequences, rows - 1, -1)), 1).flatten(0, 1)
         turned = self.rope.at(layout.positions)
         for layer, norm in zip(self.layers, self.norms):
             x = layer(x, norm, x, layout, layout.views[0], turned, planes, kernels)
-        return BlockRound(self, x.view(sequences, rows, -1)[:, first:first + slots].contiguous(), None, kernels)
+        x = x.view(sequences, rows, -1)[:, first:first + slots].contiguous()
+        return BlockRound(self, x, kernels, opened.further)
 
 
 class BlockRound:
     """The Markov head and the confidence head, slot after slot."""
 
-    def __init__(self, head: BlockHead, drafting: torch.Tensor, logits: torch.Tensor | None, kernels: Kernels) -> None:
-        """drafting [S, slots, h]: what the layers left. `logits` [S slots, V]: of that, where somebody has made them
-        of it already."""
-        self._head, self._drafting, self._kernels = head, drafting, kernels
+    def __init__(self, head: BlockHead, drafting: torch.Tensor, kernels: Kernels, further: Further | None,
+                 logits: torch.Tensor | None = None, further_logits: Floats | None = None) -> None:
+        """drafting [S, slots, h]: what the layers left. `logits` [S slots, V] and `further_logits` [S, slots, E]: of
+        that, where somebody has made them of it already."""
+        self._head, self._drafting, self._further, self._kernels = head, drafting, further, kernels
         if logits is None:
             logits = head.lm_head(self._hidden.flatten(0, 1), kernels)
+        if further is not None and further_logits is None:
+            further_logits = further.logits(self._hidden.numpy(), linear(kernels))
         self._raw = logits.view(*drafting.shape[:2], -1)
         """[S, slots, V], without what the token before adds."""
+        self._further_logits = further_logits
         self._slot = 0
         self._state: torch.Tensor | None = None
         self._blocks: torch.Tensor | None = None
@@ -125,20 +136,25 @@ class BlockRound:
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         head, kernels, slot = self._head, self._kernels, self._slot
         self._slot += 1
-        hidden, logits = self._hidden[:, slot].contiguous(), self._logits[:, slot]
-        if self._blocks is not None:
-            hidden, logits = hidden.index_select(0, self._blocks), logits.index_select(0, self._blocks)
+        hidden, logits = self._of_lines(self._hidden[:, slot]), self._of_lines(self._logits[:, slot])
         markov: MarkovHead | None = head.markov
         before = None if markov is None else markov.embed(previous).to(hidden.dtype)
         if markov is not None and before is not None:
             bias, self._state = markov.bias(before, hidden, self._state, kernels)
             logits = logits + bias
+        if self._further_logits is not None:
+            more = torch.from_numpy(self._further_logits[:, slot])
+            logits = torch.cat((logits, self._of_lines(more)), dim=-1)
         if head.confidence is None:
             return logits.contiguous(), None
         seen = hidden
         if before is not None and head.config.confidence_head_with_markov:
             seen = torch.cat((hidden, before), dim=-1)
         return logits.contiguous(), torch.sigmoid(head.confidence(seen, kernels).float()[:, 0])
+
+    def _of_lines(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Of each block -> of the one that each line goes through."""
+        return blocks.contiguous() if self._blocks is None else blocks.index_select(0, self._blocks)
 
     def slot(self, previous: torch.Tensor) -> DraftSlot:
         head, slot = self._head, self._slot
@@ -160,7 +176,10 @@ class BlockRound:
         greedy, kernels = self._head.greedy, self._kernels
         if greedy is None or not isinstance(kernels, NativeKernels) or self._slot or self._blocks is not None:
             return None
-        return greedy.chain(self._logits.numpy(), self._drafting.numpy(), previous, least, kernels)
+        further = None
+        if self._further is not None and self._further_logits is not None:
+            further = self._further_logits, self._further.ids
+        return greedy.chain(self._logits.numpy(), self._drafting.numpy(), previous, least, further, kernels)
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._blocks = lines if self._blocks is None else self._blocks.index_select(0, lines)

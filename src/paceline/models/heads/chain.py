@@ -19,6 +19,7 @@ from paceline.kernels.layout import Layout
 from paceline.kernels.operands import Norm
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.further import linear
 from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.target import Target
@@ -31,8 +32,11 @@ FEATURES = "features"
 
 class ChainHead(BaseHead):
     prefix = "layers.0"
+    reads_further = True
     inputs = 1
     """Streams that queries, keys and values are made of."""
+    head_norm: Norm | None = None
+    """Between the feature for the next pass and the target's head."""
 
     def __init__(self, config: HeadConfig, weights: WeightSource, target: Target, target_ids: torch.Tensor | None,
                  max_model_len: int) -> None:
@@ -84,6 +88,7 @@ class ChainRound:
         self._passes: Iterator[Layout] = iter(opened.passes)
         self._feature: torch.Tensor | None = None
         self._before = opened.before
+        self._further = opened.further
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         head, layout = self._head, next(self._passes)
@@ -94,6 +99,10 @@ class ChainRound:
         x, norm, onto = head.enter(previous, feature, self._kernels)
         x = head.layer(x, norm, onto, layout, view, head.rope.at(layout.positions), self._planes, self._kernels)
         self._feature, logits = head.leave(x, self._kernels)
+        if self._further is not None:
+            read = self._kernels.norm(self._feature, head.head_norm)[:, None]
+            more = self._further.logits(read.numpy(), linear(self._kernels))
+            logits = torch.cat((logits, torch.from_numpy(more[:, 0])), dim=-1)
         return logits, None
 
     def slot(self, previous: torch.Tensor) -> DraftSlot:
@@ -105,6 +114,7 @@ class ChainRound:
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         assert self._feature is not None and layout is not None
         self._feature = self._feature.index_select(0, lines)
+        self._further = None if self._further is None else self._further.fork(lines.tolist())
         self._passes = iter((layout,))
 
 
@@ -122,7 +132,7 @@ class Eagle3Head(ChainHead):
         self.fc = load_linear(weights, ["fc"], [config.hidden_size], wide, config.fc_bias)
         self.embed_norm = load_norm(config, weights, "layers.0.input_layernorm")
         self.hidden_norm = load_norm(config, weights, "layers.0.hidden_norm")
-        self.norm = load_norm(config, weights, "norm")
+        self.head_norm = self.norm = load_norm(config, weights, "norm")
 
     def feature(self, tapped: Mapping[int, torch.Tensor], kernels: Kernels) -> torch.Tensor:
         streams = torch.cat([tapped[tap] for tap in self.config.taps], dim=-1)

@@ -53,15 +53,17 @@ class GreedySlots:
                    for weight in (markov.w1, markov.w2.weight))
 
     def chain(self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32], previous: Sequence[int],
-              least: Sequence[float], kernels: NativeKernels) -> list[Best]:
+              least: Sequence[float], further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,
+              kernels: NativeKernels) -> list[Best]:
         """Slot after slot: logits [S, slots, V] without the Markov head, hidden [S, slots, h] before the last norm;
-        previous [S]: before the first slot. Ends as Round.chain does."""
+        previous [S]: before the first slot; further: Further.logits, and Further.ids. Ends as Round.chain does."""
         native = self._native.get(kernels.threads)
         if native is None:
             native = self._native[kernels.threads] = cpu.require().Markov(
                 self._w1.matrix, self._w2.matrix, self._w2.shape[0], self._ids, self._of_hidden, self._of_token,
                 self._bias, self._eps, kernels.threads)
         tokens, chances = np.empty(logits.shape[:2], dtype=np.int64), np.empty(logits.shape[:2], dtype=np.float32)
-        count = native.best(np.ascontiguousarray(logits), hidden, np.array(previous, dtype=np.int64),
-                            np.array(least, dtype=np.float32), tokens, chances)
+        nothing = np.empty((*tokens.shape, 0), dtype=np.float32), np.empty((len(tokens), 0), dtype=np.int64)
+        count = native.best(np.ascontiguousarray(logits), hidden, *(further or nothing),
+                            np.array(previous, dtype=np.int64), np.array(least, dtype=np.float32), tokens, chances)
         return [Best(*both) for both in zip(tokens.T[:count].tolist(), chances.T[:count].tolist())]

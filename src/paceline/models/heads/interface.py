@@ -22,6 +22,7 @@ from paceline.kernels.device.head_rounds import DraftSlot
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.heads.config import HeadConfig
+from paceline.models.heads.further import Further, FurtherTokens
 
 Planes = Mapping[str, torch.Tensor]
 """By the names of Head.planes: [slots, *shape] each, as many slots as the target's cache group has."""
@@ -73,6 +74,8 @@ class Opened:
     """For Head.passes(depth). A pass of a block kind may have fewer rows than that says, where there is no room."""
     depth: int
     """Tokens to draft; Round.logits will be called at most so often."""
+    further: Further | None = None
+    """What to draft from beside the draft vocabulary, where the head can (Head.drafts_further); None: nothing."""
 
 
 class Best(NamedTuple):
@@ -88,13 +91,14 @@ class Round(Protocol):
     """Lines of drafted tokens that go on together, at first one of each sequence."""
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of the next token: [S, draft vocabulary] float32, and the probability [S] float32 that the target will accept
-        what is drafted here if it accepts everything before, where the head can tell. `previous` [S] int64, ids of the
-        TARGET's: the tokens drafted last; at the first call the anchors."""
+        """Of the next token: [S, draft vocabulary] float32, behind it what Opened.further has, and the probability [S]
+        float32 that the target will accept what is drafted here if it accepts everything before, where the head can
+        tell. `previous` [S] int64, ids of the TARGET's: the tokens drafted last; at the first call the anchors."""
         ...
 
     def slot(self, previous: torch.Tensor) -> DraftSlot:
-        """In place of a call of `logits`, for who can draw tokens from less than that (HeadRounds.draw)."""
+        """In place of a call of `logits`, for who can draw tokens from less than that (HeadRounds.draw), and from the
+        draft vocabulary alone."""
         ...
 
     def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
@@ -128,6 +132,15 @@ class Head(Protocol):
     @property
     def capturable(self) -> bool:
         """Its passes can be captured: nothing in them is decided or planned on the host."""
+        ...
+
+    @property
+    def drafts_further(self) -> bool:
+        """Whether rounds may be opened with tokens beside the draft vocabulary (Opened.further)."""
+        ...
+
+    def further_tokens(self) -> FurtherTokens:
+        """None so far, for one sequence."""
         ...
 
     def planes(self, cache: torch.dtype, activations: torch.dtype) -> tuple[Plane, ...]:

@@ -30,14 +30,15 @@ NAMES = {torch.float32: "float32", torch.float16: "float16"}
 
 class NativeLayers:
     """The layers of a head that reads its own stream (BlockHead), with the norms before their attention; `mix`, which
-    makes one stream of the target's hidden states, and `context`, which makes all keys and values of that, normed."""
+    makes one stream of the target's hidden states, `context`, which makes all keys and values of that, normed, and
+    `last_norm`, which a head reads what leaves the layers through."""
 
     def __init__(self, config: HeadConfig, layers: Sequence[DraftLayer], norms: Sequence[Norm], mix: Linear,
-                 context: Linear, context_norm: Norm, rope: Rope) -> None:
+                 context: Linear, context_norm: Norm, last_norm: Norm, rope: Rope) -> None:
         self._config = config
         self._layers, self._norms, self._rope = layers, norms, rope
         self._mix, self._context = _packed(mix.weight), _packed(context.weight)
-        self._context_norm = _array(context_norm.weight)
+        self._context_norm, self._last_norm = _array(context_norm.weight), _array(last_norm.weight)
         self._models: dict[tuple[int, torch.dtype], Any] = {}
         self._bound: dict[int, Planes] = {}
         """What each is bound to; kept, so that no others can lie where these did."""
@@ -63,15 +64,20 @@ class NativeLayers:
             [np.ascontiguousarray(view.tables.numpy())], [view.slots.numpy()], [view.window or 0], 0,
             len(self._layers), mutual=layout.mutual)
 
-    def logits(self, x: npt.NDArray[np.float32], norm: Norm, lm_head: Linear, planes: Planes,
+    def logits(self, x: npt.NDArray[np.float32], lm_head: Linear, planes: Planes,
                kernels: NativeKernels) -> torch.Tensor | None:
         """[N, h], normed, through a head: [N, V] float32; None: not with a head like this one."""
         weight = lm_head.weight
         if not isinstance(weight, PackedWeight) or isinstance(weight, OutlierWeight) or lm_head.bias is not None:
             return None
+        return torch.from_numpy(self.product(x, weight, planes, kernels))
+
+    def product(self, x: npt.NDArray[np.float32], weight: PackedWeight, planes: Planes,
+                kernels: NativeKernels) -> npt.NDArray[np.float32]:
+        """[N, h], normed, times rows of 8 bits: [N, V]."""
         out = np.empty((x.shape[0], weight.matrix.rows), dtype=np.float32)
-        self._model(planes, kernels).head(weight.matrix, _array(norm.weight), x, out)
-        return torch.from_numpy(out)[:, :weight.shape[0]]
+        self._model(planes, kernels).head(weight.matrix, self._last_norm, x, out)
+        return out[:, :weight.shape[0]]
 
     def keep(self, tapped: Sequence[torch.Tensor], positions: torch.Tensor, slots: torch.Tensor, planes: Planes,
              kernels: NativeKernels) -> None:
