@@ -178,7 +178,7 @@ class Engine:
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(),
+            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(ids),
                                   self._eos)
             place(seq, self.executor.make_room, drafter is not None, lookup)
         record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
@@ -284,8 +284,8 @@ class Engine:
                                "speculation")
         return speculations.build(parsed, self._draft_context)
 
-    def _text_stream(self) -> Any:
-        return None if self.tokenizer is None else self.tokenizer.detokenizer()
+    def _text_stream(self, prompt: list[int]) -> Any:
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(after=prompt)
 
     def _new_trace(self, request: Request) -> Trace | None:
         if not request.params.trace:

@@ -91,9 +91,9 @@ class Tokenizer:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        """For the growing text of one sequence."""
-        return self.table.start(skip_special)
+    def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """For the growing text of one sequence that goes on from the ids `after`."""
+        return self.table.start(skip_special, after)
 
     @cached_property
     def table(self) -> TokenTable:

@@ -78,7 +78,7 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
                 choice["score"] = completion.score
             if call.provenance:
                 stats = output.speculation if completion.index == 0 else None
-                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names, call.prompts[place])
                 choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
                                                         call.drafted)
             choices.append(choice)
@@ -126,7 +126,8 @@ class _CompletionStream:
         if call.provenance:
             teller = self._tellers.get(index)
             if teller is None:
-                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names)
+                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names,
+                                                             call.prompts[place])
             choice["tokens"] = teller.of_delta(delta, call.drafted)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
