@@ -65,6 +65,7 @@ class AsyncLLM:
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                    adapter: str | None = None, **template: Any) -> AsyncIterator[RequestOutput]:
         """Like generate, through the model's chat template."""
+        template = {"parse_special": params is not None and params.parse_special, **template}
         prompt = await asyncio.to_thread(self.engine.render, messages, **template)
         async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter):
             yield output

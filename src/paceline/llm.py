@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineOptions
-from paceline.engine.admission import check_streamed
+from paceline.engine.admission import check_params, check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import PacelineError, RequestError
@@ -97,10 +97,13 @@ class LLM:
              **template: Any) -> list[RequestOutput]:
         """Like generate, on one conversation or a list of them, through the model's chat template."""
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
+        conversations: list[Any] = list(messages) if several else [messages]
+        params_of = _spread(params if params is not None else SamplingParams(), len(conversations), "params")
         prompts: list[Prompt | PacelineError] = []
-        for conversation in messages if several else [messages]:
+        for conversation, own in zip(conversations, params_of):
             try:
-                prompts.append(self.render(conversation, **template))  # type: ignore[arg-type]
+                check_params(own)
+                prompts.append(self.render(conversation, **{"parse_special": own.parse_special, **template}))
             except PacelineError as problem:
                 prompts.append(problem)
         return self._serve(prompts, params, speculation, adapter)
@@ -128,7 +131,10 @@ class LLM:
 
     def stream_chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                     adapter: str | None = None, **template: Any) -> Iterator[RequestOutput]:
-        return self.stream(self.render(messages, **template), params, speculation=speculation, adapter=adapter)
+        params = params or SamplingParams()
+        check_params(params)
+        prompt = self.render(messages, **{"parse_special": params.parse_special, **template})
+        return self.stream(prompt, params, speculation=speculation, adapter=adapter)
 
     def load_adapter(self, name: str, path: str) -> None:
         """A further PEFT adapter (a folder, or a hub id) that requests may name from now on. A model that native code

@@ -42,7 +42,7 @@ from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
-from paceline.models.chat import ChatTemplate
+from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
 from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
@@ -78,6 +78,7 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.chat = chat
+        self._chat_encoder: ChatEncoder | None = None
         self.config = config
         self.kernels = kernels
         self.revision = revision
@@ -171,7 +172,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own)
-        bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
+        bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
         sequences = self.scheduler.add(request, seeds, held=compilation is not None)
@@ -263,18 +264,22 @@ class Engine:
 
     # ---------------------------------------------------------------- small things
 
-    def _encode(self, text: str) -> list[int]:
+    def _spell(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("bad_words needs a tokenizer and this model came without one; "
                                "use logit_bias with token ids instead.", "bad_words")
-        return self.tokenizer.encode(text, add_special=False)
+        return self.tokenizer.encode_inside(text)
 
-    def render(self, messages: Messages[Mapping[str, Any]], **template: Any) -> list[int]:
-        """A conversation as the token ids the model was trained to continue."""
+    def render(self, messages: Messages[Mapping[str, Any]], *, parse_special: bool = False,
+               **template: Any) -> list[int]:
+        """A conversation as the token ids the model was trained to continue. Special tokens written in messages are
+        text; with `parse_special` they are special tokens."""
         if self.chat is None or self.tokenizer is None:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")
-        return self.tokenizer.encode(self.chat.render(messages, **template), add_special=False)
+        if self._chat_encoder is None:
+            self._chat_encoder = ChatEncoder(self.chat, self.tokenizer)
+        return self._chat_encoder.encode(messages, parse_special=parse_special, **template)
 
     def _part(self, wish: Any) -> Drafter:
         """A drafter for drafters that are made of others (DraftContext.build)."""

@@ -1,8 +1,8 @@
 """Tokens to text, one at a time: at most a list lookup for an ordinary token, never half a character.
 
-The text of all push() and the flush() together is what the tokenizer's decode() gives for all ids at once. Of a sequence
-that goes on from others it is what its ids add to their text: no space is taken off its beginning, and half a character
-at their end is completed.
+The text of all push() and the flush() together is what the tokenizer's decode() gives for all ids at once. Of a
+sequence that goes on from others it is what its ids add to their text: no space is taken off its beginning, and half a
+character at their end is completed.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def _encode(service: Service, body: CompletionBody) -> tuple[list[list[int]], li
                 raise RequestError("This model came without a tokenizer: give prompts as token ids.", "prompt")
             if not prompt:
                 raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
-            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False))
+            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
+                                            parse_special=bool(body.parse_special)))
             texts.append(prompt)
         else:
             prompts.append(prompt)

@@ -56,7 +56,8 @@ class RequestTimeline:
     """One request: live ones lend their record, finished ones leave what is worth showing."""
 
     __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_end", "prompt_tokens",
-                 "reason", "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight", "weight")
+                 "reason", "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight",
+                 "weight")
 
     def __init__(self, record: Record) -> None:
         request = record.request
