@@ -137,7 +137,7 @@ class AsyncLLM:
     @property
     def alive(self) -> bool:
         """Whether the engine's thread can still serve."""
-        return not self._closing and self._thread.is_alive()
+        return not self._closing and self.engine.process.here and self._thread.is_alive()
 
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it
@@ -154,6 +154,8 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop the thread; live requests end with finish_reason "cancelled"."""
+        if not self.engine.process.here:  # its thread stayed behind
+            return
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -163,6 +165,7 @@ class AsyncLLM:
 
     def _post(self, errand: _Errand) -> None:
         """Have the engine's thread do something."""
+        self.engine.process.check()
         with self._wake:
             if self._closing:
                 raise RequestError("This AsyncLLM is closed; make a new one.")
@@ -171,7 +174,7 @@ class AsyncLLM:
 
     def dismiss(self, listener: Listener[Any]) -> None:
         """Nobody listens any more; the request ends."""
-        with suppress(RequestError):  # closed: all requests have ended
+        with suppress(PacelineError):  # closed, or left behind by a fork: all requests have ended
             self._post(_Errand(lambda engine: self._drop(listener)))
 
     def _drop(self, listener: Listener[Any]) -> None:

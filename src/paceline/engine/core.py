@@ -46,6 +46,7 @@ from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
 from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
+from paceline.process import OwnProcess
 from paceline.request import Request, SamplingParams
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import sample_seed
@@ -86,6 +87,7 @@ class Engine:
         self.speculation = speculations.parse(speculation)
         self.metrics = EngineMetrics()
         self.observers = Observers()
+        self.process = OwnProcess()
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
         extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device, extra)
@@ -146,6 +148,7 @@ class Engine:
             request_id: str | None = None, adapter: str | None = None) -> str:
         """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
         that is loaded."""
+        self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
@@ -230,6 +233,7 @@ class Engine:
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
+        self.process.check()
         started = self.clock()
         touched: Touched = {}
         for seq in self.scheduler.expire(started):
