@@ -17,7 +17,7 @@ from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.engine.records.record import Record
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams
 
@@ -194,8 +194,7 @@ class AsyncLLM:
             with self._wake:
                 self._closing = True
                 errands, self._inbox = [*self._at_hand, *self._inbox], []
-            error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
-                                  "AsyncLLM.")
+            error = EngineError("The engine's thread has ended: make a new AsyncLLM.", problem)
             for errand in errands:
                 errand.fail(error)
             for listener in self._listeners.values():
@@ -347,7 +346,8 @@ def _bearable(problem: BaseException) -> Exception:
     """What a future may hold and a coroutine may get without taking its event loop down."""
     if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
         return problem
-    return PacelineError(f"The engine failed on this ({type(problem).__name__}: {problem}).")
+    log.error("the engine failed on what it was asked", exc_info=problem)
+    return EngineError("The engine failed on this.", problem)
 
 
 class _Enquiry(_Errand, Generic[Answer]):

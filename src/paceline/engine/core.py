@@ -253,15 +253,12 @@ class Engine:
             names = list(dict.fromkeys(record.request.id for record in records if record.open))
             log.error("a step failed; its requests end with an error", exc_info=problem, extra={"request_ids": names})
         error = problem if isinstance(problem, PacelineError) else StepError(
-            f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
-            "alone if it persists.")
+            "The engine could not run this request's step; try it again, alone if it persists.", problem)
         for record in records:
             if record.open:
                 record.error = error
                 self.cancel(record.request.id, "error")
-                if record.open:  # the scheduler had let go of a sample and could not say so
-                    record.end("error", self.clock())
-                    self.observers.closed(record)
+                self._bookkeeping.close_rest(record, "error")
                 touched[record.request.id] = record
         if not isinstance(problem, Exception):
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
