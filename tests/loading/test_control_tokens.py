@@ -22,6 +22,7 @@ from small_tokenizers import (
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from paceline.errors import RequestError
 from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.load import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
@@ -193,3 +194,22 @@ def test_no_message_adds_a_control_token(content: str) -> None:
     assert BPE.decode(ids, skip_special=False) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     if not any(name in content for name in EDGES[-9:]) and "<" not in content and ">" not in content:
         assert ids == encode(CHATML, content, parse_special=True)
+
+
+def test_many_names_and_names_within_names() -> None:
+    names = [*(f"<unused{number}>" for number in range(6000)), "<a>", "<a>b", "<a><a>"]
+    backend = byte_level("gpt-2")
+    backend.add_special_tokens(names)
+    control = Tokenizer(backend).control
+    found = control._written.findall
+    assert found("<unused5999><unused59991><unused6000><unused7>") == ["<unused5999>", "<unused7>"]
+    assert found("<a>b<a><a>c<a>") == ["<a>b", "<a><a>", "<a>"]
+    assert control.guard("x < y > z" * 20_000) and control.guard("<unused1" * 20_000)
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    deep: Any = "x"
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deep"):
+        encode(CHATML, "x", documents=deep)

@@ -82,7 +82,11 @@ class ChatEncoder:
                **variables: Any) -> list[int]:
         """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens."""
         given = {"messages": messages, **variables}
-        guarded = given if parse_special else self._control.guard(given)
+        try:
+            guarded = given if parse_special else self._control.guard(given)
+        except RecursionError:
+            raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
+                               "messages") from None
         text = self._template.render(**guarded)
         if guarded is given:
             return self._tokenizer.encode(text, add_special=False, parse_special=True)

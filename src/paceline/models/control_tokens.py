@@ -7,6 +7,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -44,9 +46,14 @@ class ControlTokens:
 
     def encode_guarded(self, text: str) -> list[int]:
         """Ids of a text made of guarded strings and others: control tokens are those of the others."""
+        plain = self._unmarked(text)
+        if self._written.findall(plain) == self._written.findall(text):  # nothing came of it, as mostly
+            return list(self._backend.encode(plain, add_special_tokens=False).ids)
         secret = self._written.sub(lambda found: self._secret[found[0]], text)
-        text = secret.replace(self._mark, "").replace(json.dumps(self._mark)[1:-1], "")
-        return list(self.twin.encode(text, add_special_tokens=False).ids)
+        return list(self.twin.encode(self._unmarked(secret), add_special_tokens=False).ids)
+
+    def _unmarked(self, text: str) -> str:
+        return text.replace(self._mark, "").replace(json.dumps(self._mark)[1:-1], "")
 
     def _guarded(self, text: str) -> str:
         cuts = sorted({*self._cuts(text)})
@@ -68,8 +75,7 @@ class ControlTokens:
 
     @cached_property
     def _written(self) -> re.Pattern[str]:
-        longest_first = sorted(self.names, key=lambda name: (-len(name), name))
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        return re.compile(_any_of(sorted(self.names)) if self.names else r"(?!)")
 
     # -- the twin ----------------------------------------------------------------------------------------------------
 
@@ -97,3 +103,14 @@ class ControlTokens:
             pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
             model["merges"] = [pair for pair in pairs if secret.keys().isdisjoint((*pair, "".join(pair)))]
         return Backend.from_str(json.dumps(state))
+
+
+def _any_of(words: list[str]) -> str:
+    """A pattern for the longest of these sorted words: a tree by their letters, since there may be thousands."""
+    branches: list[str] = [re.escape(first) + _any_of([word[1:] for word in group])
+                           for first, group in groupby(filter(None, words), itemgetter(0))]
+    if not branches:
+        return ""
+    if len(branches) == 1 and "" not in words:
+        return branches[0]
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in words else "")
