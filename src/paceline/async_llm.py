@@ -17,7 +17,7 @@ from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.engine.records.record import Record
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams
 
@@ -65,6 +65,7 @@ class AsyncLLM:
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                    adapter: str | None = None, **template: Any) -> AsyncIterator[RequestOutput]:
         """Like generate, through the model's chat template."""
+        template = {"parse_special": params is not None and params.parse_special, **template}
         prompt = await asyncio.to_thread(self.engine.render, messages, **template)
         async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter):
             yield output
@@ -136,7 +137,7 @@ class AsyncLLM:
     @property
     def alive(self) -> bool:
         """Whether the engine's thread can still serve."""
-        return not self._closing and self._thread.is_alive()
+        return not self._closing and self.engine.process.here and self._thread.is_alive()
 
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it
@@ -153,6 +154,8 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop the thread; live requests end with finish_reason "cancelled"."""
+        if not self.engine.process.here:  # its thread stayed behind
+            return
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -162,6 +165,7 @@ class AsyncLLM:
 
     def _post(self, errand: _Errand) -> None:
         """Have the engine's thread do something."""
+        self.engine.process.check()
         with self._wake:
             if self._closing:
                 raise RequestError("This AsyncLLM is closed; make a new one.")
@@ -170,7 +174,7 @@ class AsyncLLM:
 
     def dismiss(self, listener: Listener[Any]) -> None:
         """Nobody listens any more; the request ends."""
-        with suppress(RequestError):  # closed: all requests have ended
+        with suppress(PacelineError):  # closed, or left behind by a fork: all requests have ended
             self._post(_Errand(lambda engine: self._drop(listener)))
 
     def _drop(self, listener: Listener[Any]) -> None:
@@ -190,8 +194,7 @@ class AsyncLLM:
             with self._wake:
                 self._closing = True
                 errands, self._inbox = [*self._at_hand, *self._inbox], []
-            error = PacelineError(f"The engine's thread has ended ({type(problem).__name__}: {problem}): make a new "
-                                  "AsyncLLM.")
+            error = EngineError("The engine's thread has ended: make a new AsyncLLM.", problem)
             for errand in errands:
                 errand.fail(error)
             for listener in self._listeners.values():
@@ -343,7 +346,8 @@ def _bearable(problem: BaseException) -> Exception:
     """What a future may hold and a coroutine may get without taking its event loop down."""
     if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
         return problem
-    return PacelineError(f"The engine failed on this ({type(problem).__name__}: {problem}).")
+    log.error("the engine failed on what it was asked", exc_info=problem)
+    return EngineError("The engine failed on this.", problem)
 
 
 class _Enquiry(_Errand, Generic[Answer]):

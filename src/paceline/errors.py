@@ -36,7 +36,16 @@ class QueueFullError(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class StepError(RequestError):
+class EngineError(PacelineError):
+    """The engine itself failed. `told`: the message without what was raised inside, which is none of a client's
+    business."""
+
+    def __init__(self, message: str, inside: BaseException | None = None) -> None:
+        super().__init__(message if inside is None else f"{message} ({type(inside).__name__}: {inside})")
+        self.told = message
+
+
+class StepError(EngineError, RequestError):
     """The engine failed on a step of this request; nothing that it asked for is to blame."""
 
 

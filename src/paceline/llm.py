@@ -1,16 +1,22 @@
-"""LLM: the face for Python programs. It runs the engine in the caller's thread; AsyncLLM runs it beside."""
+"""LLM: the face for Python programs. It runs the engine in the caller's thread; AsyncLLM runs it beside.
+
+Several threads may call it: they take turns with the engine's steps, and each step is everybody's.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import EngineOptions
-from paceline.engine.admission import check_streamed
+from paceline.engine.admission import check_params, check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
+from paceline.turns import Turns
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -37,14 +43,22 @@ class LLM:
             speculation=speculation, deterministic=deterministic, max_model_len=max_model_len, block_size=block_size,
             kv_blocks=kv_blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching, adapters=adapters, **more)
-        self.engine: Engine = build_engine(options, progress)
+        self._face(build_engine(options, progress))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
         """Around an engine that was put together by hand (a model made in memory, a test)."""
         llm = cls.__new__(cls)
-        llm.engine = engine
+        llm._face(engine)
         return llm
+
+    def _face(self, engine: Engine) -> None:
+        self.engine = engine
+        self._turns = Turns()
+        self._calls: dict[str, tuple[_Batch, int]] = {}
+        """Requests of calls that wait for them, by their ids: whose they are, and which."""
+        self._left: deque[str] = deque()
+        """Streams that nobody reads any more. The garbage collector may find one in the middle of a step."""
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | list[SamplingParams] | None = None,
                  *, speculation: Any = ..., adapter: str | list[str | None] | None = None) -> list[RequestOutput]:
@@ -62,45 +76,71 @@ class LLM:
         params_of = _spread(params if params is not None else SamplingParams(), len(batch), "params")
         spec_of = _spread(speculation, len(batch), "speculation")
         adapter_of = _spread(adapter, len(batch), "adapter")
-        outputs: list[RequestOutput | None] = [None] * len(batch)
-        places: dict[str, int] = {}
+        call = _Batch([None] * len(batch), set())
         refusals: list[PacelineError] = []
         try:
             for place, (prompt, own, wish, name) in enumerate(zip(batch, params_of, spec_of, adapter_of)):
                 try:
                     if isinstance(prompt, PacelineError):
                         raise prompt
-                    while places and not self.engine.scheduler.has_room(_samples(own)):
-                        self._advance(places, outputs)
-                    places[self.engine.add(prompt, own, speculation=wish, adapter=name)] = place
+                    self._admit(call, place, prompt, own, wish, name)
                 except PacelineError as problem:
                     refusals.append(problem)
-                    outputs[place] = _refused(prompt, problem, place)
+                    call.outputs[place] = _refused(prompt, problem, place)
             if refusals and len(refusals) == len(batch):
                 raise refusals[0]
-            while places:
-                self._advance(places, outputs)
+            while call.open:
+                with self._turns:
+                    if call.open:  # others may have stepped to its end
+                        self._step()
         finally:
-            for request_id in places:  # interrupted: leave nothing behind
-                self.engine.cancel(request_id)
-                self.engine.take(request_id)
-        return [output for output in outputs if output is not None]
+            if call.open:  # interrupted: leave nothing behind
+                with self._turns:
+                    for request_id in call.open:
+                        del self._calls[request_id]
+                        self.engine.cancel(request_id)
+                        self.engine.take(request_id)
+        return [output for output in call.outputs if output is not None]
 
-    def _advance(self, places: dict[str, int], outputs: list[RequestOutput | None]) -> None:
-        """One step; what finished moves from `places` to `outputs`."""
+    def _admit(self, call: _Batch, place: int, prompt: Prompt, params: Any, speculation: Any, adapter: Any) -> None:
+        """Add a request as soon as there is room for it."""
+        while True:
+            with self._turns:
+                if self.engine.scheduler.has_room(_samples(params)) or not self.engine.has_work:
+                    request_id = self.engine.add(prompt, params, speculation=speculation, adapter=adapter)
+                    call.open.add(request_id)
+                    self._calls[request_id] = call, place
+                    return
+                self._step()
+
+    def _drop_left(self) -> None:
+        while self._left:
+            request_id = self._left.popleft()
+            self.engine.cancel(request_id)
+            self.engine.take(request_id)
+
+    def _step(self) -> None:
+        """One step; what finished goes to the call that waits for it."""
+        self._drop_left()
         for record in self.engine.step():
-            if record.open == 0 and record.request.id in places:
-                outputs[places.pop(record.request.id)] = self.engine.take(record.request.id).snapshot()
+            request_id = record.request.id
+            if record.open == 0 and request_id in self._calls:
+                call, place = self._calls.pop(request_id)
+                call.outputs[place] = self.engine.take(request_id).snapshot()
+                call.open.remove(request_id)
 
     def chat(self, messages: list[Message] | list[list[Message]], params: SamplingParams | list[SamplingParams] | None
              = None, *, speculation: Any = ..., adapter: str | list[str | None] | None = None,
              **template: Any) -> list[RequestOutput]:
         """Like generate, on one conversation or a list of them, through the model's chat template."""
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
+        conversations: list[Any] = list(messages) if several else [messages]
+        params_of = _spread(params if params is not None else SamplingParams(), len(conversations), "params")
         prompts: list[Prompt | PacelineError] = []
-        for conversation in messages if several else [messages]:
+        for conversation, own in zip(conversations, params_of):
             try:
-                prompts.append(self.render(conversation, **template))  # type: ignore[arg-type]
+                check_params(own)
+                prompts.append(self.render(conversation, **{"parse_special": own.parse_special, **template}))
             except PacelineError as problem:
                 prompts.append(problem)
         return self._serve(prompts, params, speculation, adapter)
@@ -109,35 +149,45 @@ class LLM:
                adapter: str | None = None) -> Iterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop early cancels the request."""
         check_streamed(params or SamplingParams())
-        request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation, adapter=adapter)
-        record = self.engine.record(request_id)
+        with self._turns:
+            request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation, adapter=adapter)
+            record = self.engine.record(request_id)
         seen = 0
         try:
             while True:
-                tokens = record.metrics.output_tokens
-                if tokens > seen or record.open == 0:
+                with self._turns:
+                    if record.metrics.output_tokens == seen and record.open:
+                        self._step()
+                    tokens, ended = record.metrics.output_tokens, record.open == 0
+                    news = record.snapshot() if tokens > seen or ended else None
+                if news is not None:
                     seen = tokens
-                    yield record.snapshot()
-                    if record.open == 0:
+                    yield news
+                    if ended:
                         return
-                else:
-                    self.engine.step()
         finally:
-            self.engine.cancel(request_id)
-            self.engine.take(request_id)
+            self._left.append(request_id)
+            if self._turns.can_be_mine:
+                with self._turns:
+                    self._drop_left()
 
     def stream_chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
                     adapter: str | None = None, **template: Any) -> Iterator[RequestOutput]:
-        return self.stream(self.render(messages, **template), params, speculation=speculation, adapter=adapter)
+        params = params or SamplingParams()
+        check_params(params)
+        prompt = self.render(messages, **{"parse_special": params.parse_special, **template})
+        return self.stream(prompt, params, speculation=speculation, adapter=adapter)
 
     def load_adapter(self, name: str, path: str) -> None:
         """A further PEFT adapter (a folder, or a hub id) that requests may name from now on. A model that native code
         would run whole has to be made with `adapters`, be it {}."""
-        self.engine.adapters.load(name, path)
+        with self._turns:
+            self.engine.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
         """Requests may not name this adapter any more; those that run with it go on. Its memory is the next one's."""
-        self.engine.adapters.unload(name)
+        with self._turns:
+            self.engine.adapters.unload(name)
 
     def render(self, messages: list[Message], **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to see."""
@@ -145,7 +195,17 @@ class LLM:
 
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report."""
-        return self.engine.report()
+        with self._turns:
+            return self.engine.report()
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One call of generate()."""
+
+    outputs: list[RequestOutput | None]
+    open: set[str]
+    """Requests that have not ended."""
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -89,6 +89,8 @@ class SamplingParams:
     """Higher ones run first and are preempted last."""
     timeout_s: float | None = None
     """Seconds after which the request ends with what it has."""
+    parse_special: bool = False
+    """Special tokens written in the prompt's text (<|im_end|>), or in messages, are special tokens; otherwise text."""
     cache_salt: str = ""
     """Requests with different salts share neither cache blocks nor what drafters remember."""
     interrupt: Callable[[str, list[int]], bool] | None = None
@@ -199,6 +201,8 @@ def _validate(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
         if not _is_number(bias) or math.isnan(bias):
             raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
+    if not isinstance(p.parse_special, bool):
+        raise RequestError(f"parse_special must be True or False, got {p.parse_special!r}.", "parse_special")
     if not isinstance(p.cache_salt, str):
         raise RequestError(f"cache_salt must be a text, got {p.cache_salt!r}.", "cache_salt")
     if p.on_empty_support not in ("error", "stop", "unmasked"):

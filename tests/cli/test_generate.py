@@ -51,7 +51,7 @@ def test_every_sampling_option_reaches_the_request(fake_llm):
         "generate", "x", "--max-tokens", "9", "--min-tokens", "2", "--temperature", "0.5", "--top-k", "4",
         "--top-p", "0.8", "--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2",
         "--frequency-penalty", "0.3", "--no-repeat-ngram-size", "3", "--bad-word", "foo", "--bad-word", "bar",
-        "--stop", "END", "--stop-token-id", "17", "--ignore-eos", "--seed", "1", "--timeout", "5",
+        "--stop", "END", "--stop-token-id", "17", "--ignore-eos", "--parse-special", "--seed", "1", "--timeout", "5",
         "--logprobs", "2", "--prompt-logprobs", "1",
     ]) == 0
     _, p = fake_llm.last.asked[0]
@@ -59,6 +59,7 @@ def test_every_sampling_option_reaches_the_request(fake_llm):
     assert (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) == (1.1, 0.2, 0.3)
     assert (p.no_repeat_ngram_size, p.bad_words, p.stop, p.stop_token_ids) == (3, ("foo", "bar"), ("END",), (17,))
     assert (p.ignore_eos, p.seed, p.timeout_s, p.logprobs, p.prompt_logprobs) == (True, 1, 5.0, 2, 1)
+    assert p.parse_special
 
 
 def test_engine_options_reach_the_engine(fake_llm):

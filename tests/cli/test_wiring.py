@@ -40,7 +40,7 @@ class ReplayReport:
 def install_replay(monkeypatch, outcome):
     calls = []
 
-    def replay(trace, *, model=None, adapters=None, progress=None):
+    def replay(trace, *, model=None, adapters=None, progress=None, may_open=None):
         calls.append((trace, model))
         return outcome
 

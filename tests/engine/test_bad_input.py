@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from serving import write_model
 
 from engine.tiny import VOCAB, tiny_llm, tiny_model
 from paceline import LLM, PacelineError, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
+from paceline.config import EngineOptions
+from paceline.engine.build import ModelFiles, engine_for
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError, NotYetError, RequestError
 
 
@@ -157,3 +162,20 @@ def test_an_unknown_method_is_answered_with_those_there_are() -> None:
 def test_bad_speculation(wish: Any, error: type[PacelineError]) -> None:
     with pytest.raises(error):
         tiny_llm().generate([[1]], SamplingParams(max_tokens=2), speculation=wish)
+
+
+@pytest.mark.parametrize("end", [-1, VOCAB, 10 ** 9])
+def test_an_end_of_text_that_no_token_can_be_is_refused(end: int) -> None:
+    with pytest.raises(ModelFormatError, match=f"eos_token_id {end} is out of range"):
+        engine_for(tiny_model(), None, EngineOptions.of(kv_blocks=40, deterministic=True), device=torch.device("cpu"),
+                   eos_ids=frozenset({3, end}))
+
+
+def test_a_draft_model_says_where_its_cache_is_not_what_was_asked_for(tmp_path: Path,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_model(tmp_path)
+    options = EngineOptions.of(model=str(folder), kv_dtype="int8", kernels="auto")
+    with caplog.at_level(logging.WARNING, "paceline"):
+        loaded = ModelFiles(options, folder, torch.device("cpu"), torch.float32).load(str(folder), 64)
+    assert loaded.kv_dtype != torch.int8
+    assert [record.getMessage() for record in caplog.records if "kv_dtype='int8' is not there" in record.getMessage()]

@@ -105,9 +105,31 @@ def test_a_step_that_breaks_fails_its_requests_and_no_others(caplog: pytest.LogC
     drain(engine)
     failed = engine.take(doomed).snapshot()
     assert isinstance(failed.error, StepError) and "no room" in str(failed.error)
+    assert "no room" not in failed.error.told, "what broke inside is none of a client's business"
     assert [record.request_ids for record in caplog.records if record.exc_info] == [[doomed]]
     assert failed.outputs[0].finish_reason == "error"
     assert engine.take(later).snapshot().outputs[0].finish_reason == "length"
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_drafters_forget_a_request_whose_last_commit_broke(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler has let go of its sequences by then, and nobody was told."""
+    engine = tiny_engine()
+    doomed = engine.add(PROMPT, SamplingParams(max_tokens=1, n=samples, seed=1), speculation="suffix")
+    beside = engine.add(PROMPT[::-1], GREEDY, speculation="suffix")
+
+    def broken(*_: Any) -> int:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._bookkeeping, "decided", broken)
+        while engine.record(doomed).open:
+            engine.step()
+    drain(engine)
+    assert all(isinstance(engine.take(name).error, StepError) for name in (doomed, beside))
+    assert not engine._drafting._drafters, "what drafters know of them is given back"
+    assert engine.metrics.finished == {"error": samples + 1}
     assert_clean(engine)
 
 

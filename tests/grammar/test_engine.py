@@ -9,8 +9,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from small_tokenizers import sentencepiece_like
 
-from engine.tiny import tiny_model
+from engine.tiny import tiny_llm, tiny_model
 from grammar.structured import BEGIN, END, PROMPT, TOOL, structured_llm, token, tokenizer
 from paceline import SamplingParams
 from paceline.bench.schemas import SCHEMAS
@@ -18,6 +19,7 @@ from paceline.engine.replay import replay_on
 from paceline.engine.rows.sample_rows import masked_by_host
 from paceline.engine.schedule.sequence import Placement
 from paceline.errors import EmptySupportError, GrammarError, RequestError
+from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
 from pairwise import each
 
@@ -222,9 +224,20 @@ def test_a_structured_sequence_never_runs_freely_on_a_device() -> None:
         llm.engine.cancel(name)
 
 
-def test_models_without_a_tokenizer_refuse() -> None:
-    from engine.tiny import tiny_llm
+def test_where_a_space_begins_a_word_texts_have_it_and_match() -> None:
+    """Of tokenizers in the manner of SentencePiece, too: they take the space off a text's first word, and the text of a
+    request goes on from its prompt."""
+    pieces = Tokenizer(sentencepiece_like()[0])
+    llm = tiny_llm(tiny_model(vocab_size=pieces.vocab_size), pieces)
+    outs = llm.generate(["The quick brown"] * 3 + [[1]], [
+        SamplingParams(regex=" (yes|no)"), SamplingParams(choice=[" fox jumps"]),
+        SamplingParams(choice=[" fox jumps"], stop=[" fox"]), SamplingParams(regex=" (yes|no)")])
+    texts = [out.outputs[0].text for out in outs]
+    assert texts[0] in (" yes", " no") and texts[1] == " fox jumps" and texts[3] in (" yes", " no")
+    assert texts[2] == "" and outs[2].outputs[0].stop_reason == " fox"
 
+
+def test_models_without_a_tokenizer_refuse() -> None:
     with pytest.raises(GrammarError, match="tokenizer") as caught:
         tiny_llm(tiny_model()).generate([[1, 2]], SamplingParams(regex="a"))
     assert caught.value.param == "regex" and isinstance(caught.value, RequestError)

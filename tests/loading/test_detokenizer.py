@@ -105,3 +105,34 @@ def test_sequences_do_not_share_state() -> None:
     lead = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xf0")
     one, two = tokenizer.detokenizer(), tokenizer.detokenizer()
     assert one.push(lead) == "" and two.extend(tokenizer.encode("hi")) == "hi"
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_a_text_that_goes_on_is_what_its_ids_add(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
+    """In the middle of a text no decoder takes a space off, whatever stands first there."""
+    before = next([token] for token, name in enumerate(tokenizer.table.tokens) if name in ("a", "play"))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 5), max_size=20))
+    detokenizer = tokenizer.detokenizer(skip, before)
+    added = detokenizer.extend(ids) + detokenizer.flush()
+    assert tokenizer.decode(before, skip) + added == tokenizer.decode(before + ids, skip)
+
+
+def test_a_text_after_special_tokens_alone_is_in_the_middle_too() -> None:
+    """Its tokens then stand for the same bytes as everywhere: those that grammars and stop strings are about."""
+    tokenizer = make("pieces")
+    quick = tokenizer.encode("quick")
+    assert tokenizer.detokenizer().extend(quick) == "quick"
+    assert tokenizer.detokenizer(after=[1]).extend(quick) == " quick"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_half_a_character_before_a_text_is_completed_and_a_whole_one_is_not_told_again(kind: str) -> None:
+    tokenizer = make(kind)
+    by_bytes = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
+    grin = [by_bytes[bytes([byte])] for byte in "😀".encode()]
+    half = tokenizer.detokenizer(after=grin[:3])
+    assert half.extend([grin[3], by_bytes[b"a"]]) + half.flush() == "😀a"
+    whole = tokenizer.detokenizer(after=grin)
+    assert whole.extend(grin) + whole.flush() == "😀"
+    broken = tokenizer.detokenizer(after=grin)
+    assert broken.extend(grin[:1]) + broken.flush() == "\ufffd"

@@ -63,13 +63,13 @@ def test_rebuilt_tokenizer_equals_the_original_on_known_texts(pair: tuple[Backen
     words = [word for line in CORPUS[:5] for word in line.split(" ")]
     mixes = [a + b for a in EDGES for b in EDGES[:9]]
     for text in [*EDGES, *CORPUS[:5], *words, *(f" {word}" for word in words), *mixes]:
-        assert rebuilt.encode(text) == original.encode(text).ids, repr(text)
+        assert rebuilt.encode(text, parse_special=True) == original.encode(text).ids, repr(text)
 
 
 @given(text=texts())
 def test_rebuilt_tokenizer_equals_the_original_on_any_text(pair: tuple[Backend, Tokenizer], text: str) -> None:
     original, rebuilt = pair
-    ids = rebuilt.encode(text)
+    ids = rebuilt.encode(text, parse_special=True)
     assert ids == original.encode(text).ids
     for skip in (True, False):
         assert rebuilt.decode(ids, skip) == original.decode(ids, skip_special_tokens=skip)
@@ -86,7 +86,7 @@ def test_byte_level_round_trip_is_exact(pair: tuple[Backend, Tokenizer], text: s
 @given(text=texts())
 def test_rebuilt_sentencepiece_equals_the_original(pieces: tuple[Backend, Tokenizer], text: str) -> None:
     original, rebuilt = pieces
-    ids = rebuilt.encode(text)
+    ids = rebuilt.encode(text, parse_special=True)
     assert ids == original.encode(text).ids
     assert rebuilt.decode(ids, False) == original.decode(ids, skip_special_tokens=False)
 
@@ -192,12 +192,20 @@ def test_digits_are_single_tokens_in_smollm(tmp_path: Path) -> None:
 
 # -- special tokens --------------------------------------------------------------------------------------------------
 
+def test_a_text_inside_another_has_no_space_put_before_it() -> None:
+    tokenizer = Tokenizer(sentencepiece_like()[0])
+    assert tokenizer.encode_inside(" brown") == tokenizer.encode("brown", add_special=False)
+    for text in ("brown", " brown", "  brown", "é", "\n", "<s>"):
+        ids = tokenizer.encode_inside(text)
+        assert b"".join(tokenizer.token_bytes(token) or b"" for token in ids) == text.encode(), text
+
+
 def test_special_and_user_defined_tokens(tmp_path: Path) -> None:
     original = byte_level("smollm")
     tokenizer = from_gguf(tmp_path / "m.gguf", {**gguf_metadata(original, "smollm", padding=10),
                                                 "tokenizer.ggml.eot_token_id": 0})
     start, end, tool = (original.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>", "<tool>"))
-    ids = tokenizer.encode("<|im_start|>a<tool><|im_end|>")
+    ids = tokenizer.encode("<|im_start|>a<tool><|im_end|>", parse_special=True)
     assert ids[0] == start and ids[-2:] == [tool, end]
     assert tokenizer.decode(ids) == "a<tool>"
     assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>a<tool><|im_end|>"

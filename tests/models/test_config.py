@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import transformers
@@ -46,7 +47,14 @@ def test_a_missing_key_is_named(key):
     ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"), ({"scale_attn_weights": False}, "only True"),
     ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ({"num_local_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 1}, "mlp_only_layers"),
-    ({"rms_norm_eps": "tiny"}, "rms_norm_eps"),
+    ({"rms_norm_eps": "tiny"}, "rms_norm_eps"), ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a finite"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps"), ({"attn_logit_softcapping": math.inf}, "attn_logit_softcapping"),
+    *(({"rope_theta": theta}, "rope_theta must be a positive") for theta in (0, 0.0, -1.0, math.nan, math.inf)),
+    *(({"rope_local_base_freq": theta}, "rope_theta must be a positive") for theta in (0, math.nan)),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 0}}}, "rope_theta must be a positive"),
+    ({"partial_rotary_factor": 0}, "partial_rotary_factor"), ({"partial_rotary_factor": math.nan}, "partial_rotary"),
+    ({"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+      "routed_scaling_factor": math.nan}, "routed_scaling_factor"),
     ({"num_local_experts": 4}, "num_experts_per_tok"), ({"num_local_experts": 4, "num_experts_per_tok": 5}, "between"),
     ({"layer_types": ["full_attention"]}, "layer_types"),
     ({"layer_types": ["sliding_attention"] * 3}, "sliding_window"),

@@ -18,6 +18,7 @@ from paceline.bench.null_model import byte_tokenizer
 from paceline.engine.core import Engine
 from paceline.serve import errors
 from paceline.serve.app import create_app
+from paceline.serve.calls import FAILED
 from paceline.serve.logs import TextLines
 from paceline.serve.options import ServeOptions
 
@@ -47,7 +48,7 @@ def test_a_broken_step_is_a_500_and_the_server_goes_on() -> None:
         answer = http.post("/v1/completions", json=BODY)
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "engine_error" and answer.json()["error"]["type"] == "server_error"
-        assert "Traceback" not in answer.text
+        assert "Traceback" not in answer.text and "no room" not in answer.text and "MemoryError" not in answer.text
         broken_once(engine)
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
             chunk, error = events(stream)
@@ -84,6 +85,7 @@ def test_an_engine_that_died_is_told_by_health_and_refusals() -> None:
         engine.step = lambda: 1 / 0  # type: ignore[method-assign,return-value]
         answer = http.post("/v1/completions", json=BODY)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+        assert "ZeroDivision" not in answer.text
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
         assert http.head("/health").status_code == http.head("/ready").status_code == 503
@@ -144,3 +146,13 @@ def asked(app: FastAPI, path: str, headers: dict[str, str]) -> httpx.Response:
             return await http.get(path, headers=headers)
 
     return asyncio.run(scene())
+
+
+def test_what_a_drafter_raised_is_for_the_log() -> None:
+    engine = tiny_engine()
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        engine._drafting._checked = lambda *_: 1 / 0  # type: ignore[method-assign,return-value]
+        body = {"prompt": [5, 6, 7] * 8, "max_tokens": 8, "ignore_eos": True, "temperature": 0,
+                "speculation": {"method": "ngram", "adaptive": False}}
+        told = http.post("/v1/completions", json=body).json()["paceline"]["speculation"]
+    assert told["failure"] == FAILED and "division" not in str(told)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.tiny import tiny_llm
 from paceline.errors import RequestError
 from paceline.speculation import spec
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
@@ -330,6 +331,20 @@ def test_requests_with_the_same_parts_share_an_ensemble_while_they_live() -> Non
 def test_bad_parts(drafters: Any) -> None:
     with pytest.raises(RequestError):
         built("specinfer", drafters)
+
+
+@pytest.mark.parametrize("method", ["specinfer", "merge"])
+@pytest.mark.parametrize("rule", ["rejection", "multi-round", "without-replacement"])
+def test_rules_that_go_by_q_are_refused_where_it_is_lost(method: str, rule: str) -> None:
+    """Deterministic parts have none to lose; then the coupled rule stands for this one, and the statistics say so."""
+    llm = tiny_llm()
+    ask = {"method": method, "verify": rule, "adaptive": False}
+    with pytest.raises(RequestError, match=f"verify='{rule}'.*{method}"):
+        llm.generate([[1, 2, 3]], speculation=ask | {"drafters": ["ngram", "exit"]})
+    sampled = llm.generate([[1, 2, 3]], speculation=ask | {"drafters": ["ngram", "exit"], "verify": "coupled"})[0]
+    plain = llm.generate([[1, 2, 3, 1, 2]], speculation=ask | {"drafters": ["ngram", "suffix"]})[0]
+    assert (plain.speculation.as_dict()["verify"], plain.speculation.as_dict()["rule"]) == (rule, "coupled")
+    assert sampled.error is None and plain.error is None
 
 
 def test_ensembles_of_ensembles_end_somewhere() -> None:

@@ -37,6 +37,7 @@ def generate(
     stop: options.Stop = None,
     stop_token_ids: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = False,
+    parse_special: options.ParseSpecial = False,
     seed: options.Seed = None,
     n: options.Samples = 1,
     timeout: options.Timeout = None,
@@ -62,7 +63,7 @@ def generate(
         min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, no_repeat_ngram_size=no_repeat_ngram_size,
         bad_words=tuple(bad_words or ()), stop=tuple(stop or ()), stop_token_ids=tuple(stop_token_ids or ()),
-        ignore_eos=ignore_eos, seed=seed, timeout_s=timeout, logprobs=logprobs,
+        ignore_eos=ignore_eos, parse_special=parse_special, seed=seed, timeout_s=timeout, logprobs=logprobs,
         prompt_logprobs=prompt_logprobs, trace=trace is not None,
     )
     if system is not None and not chat:

@@ -71,6 +71,8 @@ NoRepeatNgram = Annotated[int, _sampling("Never repeat this many tokens in a row
 BadWords = Annotated[list[str] | None, _sampling("Never write this; repeatable.", "--bad-word")]
 Stop = Annotated[list[str] | None, _sampling("End before this text; repeatable.")]
 StopTokenIds = Annotated[list[int] | None, _sampling("End at this token; repeatable.", "--stop-token-id")]
+ParseSpecial = Annotated[bool, _sampling("Special tokens written in a prompt are special tokens, not text.",
+                                         "--parse-special")]
 IgnoreEos = Annotated[bool, _sampling("Go on past the model's own end.", "--ignore-eos")]
 Seed = Annotated[int | None, _sampling("Same seed, same text. Default: a random one, reported.")]
 Samples = Annotated[int, _sampling("Samples per prompt.", "--n", "-n")]

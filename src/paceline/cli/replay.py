@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +21,14 @@ def replay(
     model: options.Model = None,
     lora: options.Lora = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Open what the trace drafts with, without asking.")] = False,
 ) -> None:
     """Reproduce a recorded request. Exit code 0: the same tokens; 1: different."""
     from paceline.engine import replay as engine_replay
 
     with loading_bars() as progress:
-        report = engine_replay.replay(trace, model=model, adapters=options.adapters(lora), progress=progress)
+        report = engine_replay.replay(trace, model=model, adapters=options.adapters(lora), progress=progress,
+                                      may_open=lambda names: yes or _asked(names))
     if not report.same_model:
         console(stderr=True).print("this is not the model that was recorded (--model or --lora names another)",
                                    style="yellow")
@@ -41,6 +44,13 @@ def replay(
         )
     if not report.equal:
         raise typer.Exit(DIFFERENT)
+
+
+def _asked(names: list[str]) -> bool:
+    """Whether the user, if one is there, lets these be opened."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    return typer.confirm(f"The trace drafts with {', '.join(names)}. Open that, or fetch it?", err=True)
 
 
 def _around(tokens: list[int], at: int | None) -> str:

@@ -44,7 +44,7 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
                                "prompt")
         if not prompt:
             raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
-        ids = tokenizer.encode(prompt)
+        ids = tokenizer.encode(prompt, parse_special=params.parse_special)
     elif isinstance(prompt, bytes | bytearray):
         raise RequestError("A prompt is a string or a list of token ids, not bytes: decode it first.", "prompt")
     elif isinstance(prompt, Iterable):

@@ -108,10 +108,20 @@ class Bookkeeping:
         """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""
         seq.emitter.finish(reason)
         self._drafting.release(seq)
-        record: Record = seq.record
-        record.open -= 1
+        self._count_closed(seq.record, 1, reason)
+
+    def close_rest(self, record: Record, reason: str) -> None:
+        """Samples of a request that the scheduler has let go of in a step that broke before anybody heard of it."""
+        if record.open:
+            for emitter in record.emitters:
+                emitter.finish(reason)
+            self._drafting.release_all(record)
+            self._count_closed(record, record.open, reason)
+
+    def _count_closed(self, record: Record, samples: int, reason: str) -> None:
+        record.open -= samples
         self._structures.forget(record.request.id)
-        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + 1
+        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + samples
         if record.open == 0:
             record.metrics.finished = self._clock()
             if record.trace is not None:

@@ -21,7 +21,7 @@ from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.execute.target_heads import head_planes
 from paceline.engine.trained_heads import comes_along, head_folder, load_heads, packaged_for
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelFormatError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
 from paceline.kernels.cpu import load as native_library
@@ -166,6 +166,8 @@ class ModelFiles:
             whole = wants_native(options, checkpoint, self._device) and \
                 why_not_whole(options, checkpoint, shape) is None
             if (options.kv_dtype == "int8" and not whole) or (options.kv_dtype == "fp8" and shape.latent is not None):
+                log.warning("the draft model %s keeps its cache in the format that kv_dtype='auto' stands for: "
+                            "kv_dtype=%r is not there for it", name, options.kv_dtype)
                 options = replace(options, kv_dtype="auto")  # a cache of its own, that torch can run
             length = min(max_model_len, shape.max_position_embeddings)
             model = build_model(options, checkpoint, self._device, self._dtype, length)
@@ -184,6 +186,7 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
     """An engine around a model that is already in memory, and trained `heads` of it by the names that requests use."""
     for head in (heads or {}).values():
         head.config.check_target(model.config, None if tokenizer is None else tokenizer.fingerprint())
+    check_ends(eos_ids, model.config.vocab_size)
     if model.kv_dtype is None:
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
@@ -328,6 +331,14 @@ def check_torch_cache(options: EngineOptions, config: ModelConfig) -> None:
         raise ConfigError(
             "kv_dtype='int8' is there on the native CPU path only, and this model runs in torch: use kernels='native' "
             "on a CPU where the native code runs the model, or kv_dtype='auto' or 'float16'.")
+
+
+def check_ends(eos_ids: frozenset[int], vocab_size: int) -> None:
+    """A text that only an impossible token ends would never end."""
+    for token in sorted(eos_ids):
+        if not 0 <= token < vocab_size:
+            raise ModelFormatError(f"The model's eos_token_id {token} is out of range: its vocabulary has ids 0 to "
+                                   f"{vocab_size - 1}. Its files do not belong together, download them again.")
 
 
 def config_eos(checkpoint: Checkpoint) -> frozenset[int]:

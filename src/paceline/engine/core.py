@@ -42,10 +42,11 @@ from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
-from paceline.models.chat import ChatTemplate
+from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
 from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
+from paceline.process import OwnProcess
 from paceline.request import Request, SamplingParams
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import sample_seed
@@ -78,6 +79,7 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.chat = chat
+        self._chat_encoder: ChatEncoder | None = None
         self.config = config
         self.kernels = kernels
         self.revision = revision
@@ -85,6 +87,7 @@ class Engine:
         self.speculation = speculations.parse(speculation)
         self.metrics = EngineMetrics()
         self.observers = Observers()
+        self.process = OwnProcess()
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
         extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device, extra)
@@ -145,6 +148,7 @@ class Engine:
             request_id: str | None = None, adapter: str | None = None) -> str:
         """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
         that is loaded."""
+        self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
@@ -171,14 +175,14 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own)
-        bad_words = tokenise_bad_words(params.bad_words, self._encode) if params.bad_words else []
+        bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
         sequences = self.scheduler.add(request, seeds, held=compilation is not None)
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(),
+            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(ids),
                                   self._eos)
             place(seq, self.executor.make_room, drafter is not None, lookup)
         record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
@@ -229,6 +233,7 @@ class Engine:
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
+        self.process.check()
         started = self.clock()
         touched: Touched = {}
         for seq in self.scheduler.expire(started):
@@ -248,33 +253,34 @@ class Engine:
             names = list(dict.fromkeys(record.request.id for record in records if record.open))
             log.error("a step failed; its requests end with an error", exc_info=problem, extra={"request_ids": names})
         error = problem if isinstance(problem, PacelineError) else StepError(
-            f"The engine could not run this request's step ({type(problem).__name__}: {problem}); try it again, "
-            "alone if it persists.")
+            "The engine could not run this request's step; try it again, alone if it persists.", problem)
         for record in records:
             if record.open:
                 record.error = error
                 self.cancel(record.request.id, "error")
-                if record.open:  # the scheduler had let go of a sample and could not say so
-                    record.end("error", self.clock())
-                    self.observers.closed(record)
+                self._bookkeeping.close_rest(record, "error")
                 touched[record.request.id] = record
         if not isinstance(problem, Exception):
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
 
     # ---------------------------------------------------------------- small things
 
-    def _encode(self, text: str) -> list[int]:
+    def _spell(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("bad_words needs a tokenizer and this model came without one; "
                                "use logit_bias with token ids instead.", "bad_words")
-        return self.tokenizer.encode(text, add_special=False)
+        return self.tokenizer.encode_inside(text)
 
-    def render(self, messages: Messages[Mapping[str, Any]], **template: Any) -> list[int]:
-        """A conversation as the token ids the model was trained to continue."""
+    def render(self, messages: Messages[Mapping[str, Any]], *, parse_special: bool = False,
+               **template: Any) -> list[int]:
+        """A conversation as the token ids the model was trained to continue. Special tokens written in messages are
+        text; with `parse_special` they are special tokens."""
         if self.chat is None or self.tokenizer is None:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")
-        return self.tokenizer.encode(self.chat.render(messages, **template), add_special=False)
+        if self._chat_encoder is None:
+            self._chat_encoder = ChatEncoder(self.chat, self.tokenizer)
+        return self._chat_encoder.encode(messages, parse_special=parse_special, **template)
 
     def _part(self, wish: Any) -> Drafter:
         """A drafter for drafters that are made of others (DraftContext.build)."""
@@ -284,8 +290,8 @@ class Engine:
                                "speculation")
         return speculations.build(parsed, self._draft_context)
 
-    def _text_stream(self) -> Any:
-        return None if self.tokenizer is None else self.tokenizer.detokenizer()
+    def _text_stream(self, prompt: list[int]) -> Any:
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(after=prompt)
 
     def _new_trace(self, request: Request) -> Trace | None:
         if not request.params.trace:

@@ -11,6 +11,7 @@ from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.errors import RequestError
 from paceline.sampling.trace import Trace
+from paceline.speculation.options import files_named, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,18 @@ class ReplayReport:
 
 
 def replay(trace: Path | str, *, model: str | None = None, adapters: Mapping[str, str] | None = None,
-           progress: Callable[[str, int, int | None], None] | None = None) -> ReplayReport:
-    """Read a trace file, load the model and reproduce the text."""
+           progress: Callable[[str, int, int | None], None] | None = None,
+           may_open: Callable[[list[str]], bool] = lambda names: False) -> ReplayReport:
+    """Read a trace file, load the model and reproduce the text. A trace may come from anybody and may name further
+    files, or models to fetch, to draft with: `may_open(names)` says whether that is all right."""
     try:
         recorded = Trace.from_json(Path(trace).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise RequestError(f"The trace {trace} cannot be read ({problem}): check the path.", "trace") from problem
+    named = [f"{option} {shown(value)}" for option, value in files_named(recorded.speculation)]
+    if named and not may_open(named):
+        raise RequestError(f"The trace {trace} drafts with {', '.join(named)}, which is not opened because a trace "
+                           "says so: look at it, then allow it (--yes).", "trace")
     kernels = recorded.kernels if recorded.kernels in KERNELS else "auto"
     options = EngineOptions(model=model, kernels=kernels, adapters=adapters)
     return replay_on(build_engine(options, progress), recorded)

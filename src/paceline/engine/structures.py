@@ -92,4 +92,4 @@ class Structures:
         size = min(tokenizer.vocab_size, self._vocab_size)
         ends = self._eos | tokenizer.special_ids
         return Vocabulary([None if token in ends else tokenizer.token_bytes(token) for token in range(size)],
-                          lambda text: tokenizer.encode(text, add_special=False))
+                          tokenizer.encode_inside)

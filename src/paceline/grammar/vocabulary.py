@@ -9,7 +9,7 @@ from functools import cached_property
 class Vocabulary:
     def __init__(self, tokens: Sequence[bytes | None], encode: Callable[[str], list[int]]) -> None:
         """`tokens`: the bytes each id adds to a text, None for ids that add none (special tokens, ends of text, gaps).
-        `encode`: the tokenizer's, nothing added."""
+        `encode`: the tokenizer's, of texts that stand in the middle of others."""
         self.tokens = tokens
         self._encode = encode
 
@@ -17,8 +17,8 @@ class Vocabulary:
         return len(self.tokens)
 
     def spell(self, text: str) -> list[int]:
-        """Ids whose bytes together are `text`: the tokenizer's own where it keeps to that. It does not where it reads
-        <|end|> as a special token, puts a space before a text, or normalises it; then the longest tokens that fit."""
+        """Ids whose bytes together are `text`: the tokenizer's own where it keeps to that. It does not where it
+        normalises a text; then the longest tokens that fit."""
         wanted = text.encode()
         ids = self._encode(text)
         if b"".join(self.tokens[token] or b"" for token in ids if token < len(self.tokens)) == wanted:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import RequestError
+from paceline.models.control_tokens import ControlTokens
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
 from paceline.models.load.safetensors_folder import read_json
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer import Tokenizer, unreadable
 
 
 class ChatTemplate:
@@ -39,8 +41,8 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
                tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any) -> str:
-        """The prompt for `messages` (each with at least a "role"), begin token included: encode it with
-        add_special=False. `variables` reach the template. Every fault is a RequestError."""
+        """The prompt for `messages` (each with at least a "role"), begin token included: ChatEncoder makes ids of it.
+        `variables` reach the template. Every fault is a RequestError."""
         if self.source is None:
             raise RequestError("This model has no chat template: pass a prompt to generate instead of messages.",
                                "messages")
@@ -66,6 +68,51 @@ class ChatTemplate:
     @cached_property
     def _tool_template(self) -> Any:
         return _compile(self.tool_source or "")
+
+
+class ChatEncoder:
+    """Conversations as token ids: control tokens are what the template writes, and messages are text, whatever
+    somebody wrote into them."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False,
+               **variables: Any) -> list[int]:
+        """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens."""
+        given = {"messages": messages, **variables}
+        try:
+            guarded = given if parse_special else self._control.guard(given)
+        except RecursionError:
+            raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
+                               "messages") from None
+        text = self._template.render(**guarded)
+        if guarded is given:
+            return self._tokenizer.encode(text, add_special=False, parse_special=True)
+        try:
+            return self._control.encode_guarded(text)
+        except TypeError as error:
+            raise unreadable() from error
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        """Special tokens, and those that turns are made of: not all files call them special."""
+        names = self._tokenizer.control.names
+        turns = [name for token in self._tokenizer.backend.get_added_tokens_decoder().values()
+                 if (name := token.content) not in names and not name.isspace() and not name.isalnum()
+                 and name in self._bare]
+        return ControlTokens(self._tokenizer.backend, [*names, *turns]) if turns else self._tokenizer.control
+
+    @cached_property
+    def _bare(self) -> str:
+        """Conversations of next to nothing, by which to see what the template writes between messages."""
+        system, user, assistant = ({"role": role, "content": "0"} for role in ("system", "user", "assistant"))
+        rendered = []
+        for messages in ([system, user, assistant, user], [user, assistant, user]):
+            with suppress(RequestError):  # some refuse system messages
+                rendered.append(self._template.render(messages, add_generation_prompt=False))
+        return "".join(rendered)
 
 
 def _check(messages: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -139,7 +140,7 @@ class ModelConfig:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate_size=read.count("intermediate_size"),
-            norm_eps=read.number("rms_norm_eps", 1e-6),
+            norm_eps=read.positive("rms_norm_eps", 1e-6),
             rope=rope,
             max_position_embeddings=positions,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -203,6 +204,8 @@ class _Reader:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFormatError(f"config.json: {key} must be a number, got {value!r}.")
+        if not math.isfinite(value):
+            raise ModelFormatError(f"config.json: {key} must be a finite number, got {value!r}.")
         return float(value)
 
     def positive(self, key: str, default: float) -> float:
@@ -278,12 +281,18 @@ def _ropes(raw: Mapping[str, Any], head_dim: int) -> tuple[RopeConfig, RopeConfi
             raise ModelFormatError(f"config.json: rope_parameters differs by layer type and names {sorted(parts)}; "
                                    "full_attention, and sliding_attention beside it, are supported.")
         bare = {key: value for key, value in raw.items() if key != "rope_scaling"}
-        near = parts.get("sliding_attention") or ({"rope_theta": theta} if theta else parts["full_attention"])
+        near = parts.get("sliding_attention") or (
+            parts["full_attention"] if theta is None else {"rope_theta": theta})
         full, local = (_rope({**bare, "rope_parameters": part, "rope_theta": fallback}, head_dim)
                        for part, fallback in ((parts["full_attention"], raw.get("rope_theta")), (near, theta)))
         return full, local if local != full else None
     local = _rope({**raw, "rope_parameters": None, "rope_scaling": None, "rope_theta": theta}, head_dim)
     return _rope(raw, head_dim), local if theta is not None else None
+
+
+def _first(*values: Any) -> Any:
+    """The first that says something; 0 does."""
+    return next(value for value in values if value is not None)
 
 
 def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
@@ -302,10 +311,10 @@ def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
         kind = "longrope"  # what Phi-3 called it first
     if kind == "longrope" and raw.get("original_max_position_embeddings") is not None:
         settings.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
-    theta = settings.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
-    partial = settings.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    theta, partial = (_first(settings.pop(key, None), raw.get(key), usual)
+                      for key, usual in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)))
     for key, value in (("rope_theta", theta), ("partial_rotary_factor", partial)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelFormatError(f"config.json: {key} must be a positive number, got {value!r}.")
     rotary = int(head_dim * partial)
     if rotary % 2 or not 0 < rotary <= head_dim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,8 @@ def expert_layers(raw: Mapping[str, Any]) -> ExpertLayers | None:
     normalise = bool(raw.get("norm_topk_prob"))
     # DeepSeek-V2 scales what it does not normalise, V3 both.
     scale = float(raw.get("routed_scaling_factor", 1.0)) if corrected or not normalise else 1.0
+    if not math.isfinite(scale):
+        raise ModelFormatError(f"config.json: routed_scaling_factor must be a finite number, got {scale!r}.")
     rule = RoutingRule(chosen, scoring == "sigmoid", groups, kept, min(2 if corrected else 1, count // groups),
                        normalise, scale)
     return ExpertLayers(count, int(raw.get("n_shared_experts") or 0), _count(raw, "moe_intermediate_size"),

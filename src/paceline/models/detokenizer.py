@@ -1,6 +1,8 @@
 """Tokens to text, one at a time: at most a list lookup for an ordinary token, never half a character.
 
-The text of all push() and the flush() together is what the tokenizer's decode() gives for all ids at once.
+The text of all push() and the flush() together is what the tokenizer's decode() gives for all ids at once. Of a
+sequence that goes on from others it is what its ids add to their text: no space is taken off its beginning, and half a
+character at their end is completed.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
 _UNMAPPED = "\U0010ffff"
 _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2})>")
+_HALF = 3
+"""Half a character has at most so many bytes, so it lies in at most so many tokens."""
+_REMEMBERED = 16
+"""Tokens before a text that an opaque decoder is shown: all that any is known to look back at."""
 
 
 class _Decoder(NamedTuple):
@@ -132,15 +138,15 @@ class TokenTable:
             digest.update(mark + len(data).to_bytes(4, "little") + data)
         return digest.hexdigest()[:32]
 
-    def start(self, skip_special: bool = True) -> Detokenizer:
-        """A detokeniser for a new sequence."""
+    def start(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """A detokeniser for a new sequence that goes on from the ids `after`."""
         if self.kind == "bytes":
-            return _ByteDetokenizer(self, skip_special)
+            return _ByteDetokenizer(self, skip_special, after)
         if self.kind == "pieces":
-            return _PieceDetokenizer(self, skip_special)
+            return _PieceDetokenizer(self, skip_special, after)
         if self.kind == "words":
-            return _WordDetokenizer(self, skip_special)
-        return _OpaqueDetokenizer(self, skip_special)
+            return _WordDetokenizer(self, skip_special, after)
+        return _OpaqueDetokenizer(self, skip_special, after)
 
 
 class Detokenizer(ABC):
@@ -163,11 +169,12 @@ class Detokenizer(ABC):
 class _ByteDetokenizer(Detokenizer):
     __slots__ = ("_decoder", "_held", "_raw", "_texts")
 
-    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+    def __init__(self, table: TokenTable, skip_special: bool, after: Sequence[int]) -> None:
         self._texts = table.shown_texts if skip_special else table.texts
         self._raw = table.shown_raw if skip_special else table.raw
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = False
+        self.extend(after[-_HALF:])
 
     def push(self, token_id: int) -> str:
         try:
@@ -192,12 +199,14 @@ class _PieceDetokenizer(Detokenizer):
 
     __slots__ = ("_drop_first", "_pieces", "_run", "_strip", "_table")
 
-    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+    def __init__(self, table: TokenTable, skip_special: bool, after: Sequence[int]) -> None:
         self._table = table
         self._pieces = table.shown_pieces if skip_special else table.pieces
         self._run = bytearray()
-        self._strip = table.decoder.strip
-        self._drop_first = table.decoder.first_drops
+        self._strip = 0 if after else table.decoder.strip
+        self._drop_first = table.decoder.first_drops and not after
+        self.extend(after[-_HALF:])
+        self._run = bytearray(_half(self._run))
 
     def push(self, token_id: int) -> str:
         try:
@@ -240,9 +249,9 @@ class _PieceDetokenizer(Detokenizer):
 class _WordDetokenizer(Detokenizer):
     __slots__ = ("_begun", "_words")
 
-    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+    def __init__(self, table: TokenTable, skip_special: bool, after: Sequence[int]) -> None:
         self._words = table.shown_words if skip_special else table.words
-        self._begun = False
+        self._begun = bool(after)
 
     def push(self, token_id: int) -> str:
         try:
@@ -264,11 +273,11 @@ class _OpaqueDetokenizer(Detokenizer):
 
     __slots__ = ("_decode", "_ids", "_sent", "_skip")
 
-    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+    def __init__(self, table: TokenTable, skip_special: bool, after: Sequence[int]) -> None:
         self._decode = table.backend.decode
         self._skip = skip_special
-        self._ids: list[int] = []
-        self._sent = 0
+        self._ids: list[int] = list(after[-_REMEMBERED:])
+        self._sent = len(str(self._decode(self._ids, skip_special_tokens=skip_special)).rstrip(REPLACEMENT))
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -328,6 +337,13 @@ def _byte_level(token: str, to_latin: dict[int, str]) -> bytes:
         return token.translate(to_latin).encode("latin-1")
     except UnicodeEncodeError:
         return token.encode()
+
+
+def _half(data: bytes | bytearray) -> bytes:
+    """The bytes at the end that begin a character and do not end it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(bytes(data))
+    return decoder.getstate()[0]
 
 
 def _whole_text(data: bytes) -> str | None:

@@ -28,6 +28,8 @@ class Rope:
         self._frequencies, self._amplitude = inverse_frequencies(config, max_model_len)
         if factors is not None:
             self._frequencies = self._frequencies / factors.float().cpu()
+            if not _usable(self._frequencies):
+                raise _unusable(config.rope)
         self._cos, self._sin = (torch.empty((max_model_len, 1, config.rope.rotary_dim), device=device)
                                 for _ in range(2))
         self._filled = 0
@@ -70,7 +72,24 @@ def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.
     if scale is None:
         raise ModelFormatError(f"rope_type {rope.kind!r} is not supported; supported are "
                                f"{', '.join(sorted(set(_KINDS) - {'none'}))}.")
-    return scale(config, max_model_len)
+    try:
+        frequencies, amplitude = scale(config, max_model_len)
+    except ModelFormatError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as problem:
+        raise _unusable(rope) from problem
+    if not (0 < rope.theta < math.inf and 0 < amplitude < math.inf and _usable(frequencies)):
+        raise _unusable(rope)
+    return frequencies, amplitude
+
+
+def _usable(frequencies: torch.Tensor) -> bool:
+    return bool((frequencies.isfinite() & (frequencies >= 0)).all())
+
+
+def _unusable(rope: RopeConfig) -> ModelFormatError:
+    return ModelFormatError(f"rope_type {rope.kind!r} with rope_theta {rope.theta} and {dict(rope.settings)} gives "
+                            "rotations that are no numbers: the model's config is broken, download it again.")
 
 
 def _powers(rope: RopeConfig, theta: float | None = None) -> torch.Tensor:
@@ -161,6 +180,6 @@ def _number(config: ModelConfig, key: str, default: float | None = None) -> floa
     value = config.rope.settings.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ModelFormatError(f"rope scaling {config.rope.kind!r} needs a positive number for {key}, got {value!r}.")
     return float(value)

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelFormatError, RequestError
+from paceline.models.control_tokens import ControlTokens
 from paceline.models.detokenizer import Detokenizer, TokenTable
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
@@ -78,22 +79,41 @@ class Tokenizer:
         bos = _ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
         return cls(backend, eos_ids=ends, bos_id=bos[0] if bos else None, special_tokens=named)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of `text`. `add_special`: with the begin (and end) tokens the model expects; texts that a chat template
-        rendered hold them already. Special tokens written out in the text become their ids."""
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of `text`. `add_special`: with the begin (and end) tokens the model expects. `parse_special`: special
+        tokens written out in the text become their ids; otherwise text is text."""
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special).ids)
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            if not parse_special and not self.special_ids.isdisjoint(encoding.ids):
+                encoding = self.control.twin.encode(text, add_special_tokens=False)
+            return list(self.backend.post_process(encoding, add_special_tokens=add_special).ids)
         except TypeError as error:
-            raise RequestError("The text cannot be encoded: it must be a string without lone surrogates "
-                               "(half a character); repair it where it is read.", "prompt") from error
+            raise unreadable() from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        """For the growing text of one sequence."""
-        return self.table.start(skip_special)
+    def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """For the growing text of one sequence that goes on from the ids `after`."""
+        return self.table.start(skip_special, after)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of `text` as it stands in the middle of another: without the space that some put before a text."""
+        for before in ("", "\n", "a"):
+            start, whole = (self.encode(one, add_special=False) for one in (before, before + text))
+            ids = whole[len(start):]
+            if whole[:len(start)] == start and self._bytes(ids) == text.encode():
+                return ids
+        return self.encode(text, add_special=False)
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return b"".join(self.token_bytes(token) or b"" for token in ids)
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The special tokens, for texts that are to have none."""
+        return ControlTokens(self.backend, [self.table.tokens[token] or "" for token in self.special_ids])
 
     @cached_property
     def table(self) -> TokenTable:
@@ -125,6 +145,12 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Equal for two tokenizers in which every id stands for the same token: one can draft for the other."""
         return self.table.fingerprint
+
+
+def unreadable() -> RequestError:
+    """The error for a text that no tokenizer takes."""
+    return RequestError("The text cannot be encoded: it must be a string without lone surrogates (half a character); "
+                        "repair it where it is read.", "prompt")
 
 
 def no_tokenizer(path: Path) -> RequestError:

@@ -23,6 +23,8 @@ from paceline.serve.tokens import TokenNames
 log = logging.getLogger("paceline.serve")
 Done = TypeVar("Done")
 CLIENT_GONE = "the client has gone: its request is cancelled"
+FAILED = "it failed; the server's log says why"
+"""What clients hear of a drafter that was switched off."""
 
 
 @dataclass
@@ -173,8 +175,14 @@ def _explain(output: RequestOutput) -> dict[str, Any]:
     metrics = output.metrics.as_dict()
     del metrics["inter_token_s"]
     fields = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
-              "speculation": None if output.speculation is None else output.speculation.as_dict()}
+              "speculation": None if output.speculation is None else _told(output.speculation.as_dict())}
     return fields if output.trace is None else fields | {"trace": output.trace.as_dict()}
+
+
+def _told(speculation: dict[str, Any]) -> dict[str, Any]:
+    """What a client hears of it. What a drafter raised is for the log."""
+    return speculation | {"failure": speculation["failure"] and FAILED,
+                          "dropped": dict.fromkeys(speculation["dropped"], FAILED)}
 
 
 async def _all(work: list[Coroutine[Any, Any, Done]], undo: Any = None) -> list[Done]:

@@ -115,7 +115,7 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
         choice["score"] = completion.score
     if call.provenance:
         stats = output.speculation if completion.index == 0 else None
-        teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+        teller = Provenances(call.service.llm.engine.tokenizer, call.service.names, output.prompt_token_ids)
         choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance, call.drafted)
     return choice
 
@@ -164,7 +164,8 @@ class _ChatStream:
         if call.provenance:
             teller = self._tellers.get(index)
             if teller is None:
-                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names,
+                                                             call.prompts[place])
             extra["tokens"] = teller.of_delta(delta, call.drafted)
         if extra and not events:
             deltas.append({})

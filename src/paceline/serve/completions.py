@@ -56,7 +56,8 @@ def _encode(service: Service, body: CompletionBody) -> tuple[list[list[int]], li
                 raise RequestError("This model came without a tokenizer: give prompts as token ids.", "prompt")
             if not prompt:
                 raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
-            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False))
+            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
+                                            parse_special=bool(body.parse_special)))
             texts.append(prompt)
         else:
             prompts.append(prompt)
@@ -78,7 +79,7 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
                 choice["score"] = completion.score
             if call.provenance:
                 stats = output.speculation if completion.index == 0 else None
-                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names)
+                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names, call.prompts[place])
                 choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
                                                         call.drafted)
             choices.append(choice)
@@ -126,7 +127,8 @@ class _CompletionStream:
         if call.provenance:
             teller = self._tellers.get(index)
             if teller is None:
-                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names)
+                teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names,
+                                                             call.prompts[place])
             choice["tokens"] = teller.of_delta(delta, call.drafted)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason

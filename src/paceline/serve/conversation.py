@@ -68,7 +68,7 @@ def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str,
     messages = prepare(body.messages)
     tools = [tool.model_dump(exclude_none=True) for tool in used_tools(body)]
     extra = dict(body.chat_template_kwargs or {})
-    for name in ("messages", "tools", "add_generation_prompt", "self"):
+    for name in ("messages", "tools", "add_generation_prompt", "parse_special", "self"):
         if name in extra:
             raise RequestError(f"chat_template_kwargs may not set {name!r}: it means something else already.",
                                "chat_template_kwargs")
@@ -76,7 +76,8 @@ def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str,
         messages = spell_out(messages, tools)
         tools = []
     return {"messages": messages, "tools": tools or None,
-            "add_generation_prompt": body.add_generation_prompt is not False, **extra}
+            "add_generation_prompt": body.add_generation_prompt is not False,
+            "parse_special": bool(body.parse_special), **extra}
 
 
 def used_tools(body: ChatBody) -> list[Tool]:

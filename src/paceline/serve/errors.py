@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from paceline.errors import NotYetError, PacelineError, QueueFullError, RequestError, StepError
+from paceline.errors import EngineError, NotYetError, PacelineError, QueueFullError, RequestError, StepError
 
 log = logging.getLogger("paceline.serve")
 
@@ -55,13 +55,14 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
     if isinstance(problem, QueueFullError):
         return ApiError(429, str(problem), code="queue_full", headers={"retry-after": retry_after(problem)})
     if isinstance(problem, StepError):
-        return ApiError(500, str(problem), code="engine_error")
+        return ApiError(500, problem.told, code="engine_error")
     if isinstance(problem, RequestError):
         return ApiError(400, str(problem), param=problem.param)
     if isinstance(problem, NotYetError):
         return ApiError(400, str(problem), code="not_supported")
     if isinstance(problem, PacelineError):
-        return ApiError(503, str(problem), code="unavailable")
+        told = problem.told if isinstance(problem, EngineError) else str(problem)
+        return ApiError(503, told, code="unavailable")
     if isinstance(problem, HTTPException):
         return ApiError(problem.status_code, _sentence(problem), headers=problem.headers)
     log.error("a request failed inside the server", exc_info=problem,

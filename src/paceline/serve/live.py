@@ -90,7 +90,8 @@ async def one_request(request: Request, id: str) -> dict[str, Any]:
         raise _unknown(id)
     seen, events, dropped = found
     return await asyncio.to_thread(
-        lambda: story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer))
+        lambda: story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
+                      seen.timeline.prompt_end))
 
 
 @router.get("/trace")

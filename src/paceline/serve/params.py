@@ -10,6 +10,7 @@ from paceline.errors import RequestError
 from paceline.request import SamplingParams
 from paceline.serve.options import ServeOptions
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
+from paceline.speculation.options import files_named
 
 MOST_LOGPROBS = 20
 OPENAI_LENGTH = 16
@@ -24,11 +25,8 @@ MOST_CHARACTERS = 1 << 16
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
          "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k", "length_penalty",
-         "early_stopping")
+         "early_stopping", "parse_special")
 """Fields that are called alike and mean the same."""
-
-_FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
-"""Options of drafters that name something on the server's disk or on a hub."""
 
 
 def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingParams:
@@ -66,21 +64,10 @@ def speculation(body: Sampling) -> Any:
     wish = body.speculation
     if wish is None or wish in ("none", "off"):
         return None
-    _refuse_files(wish)
+    for name, _ in files_named(wish):  # a client must not have the server open files or fetch models
+        raise RequestError(f"speculation.{name} names a file of the server: only the server's own --speculation may do "
+                           "that.", "speculation")
     return wish
-
-
-def _refuse_files(wish: Any) -> None:
-    """A client must not have the server open files or fetch models."""
-    if isinstance(wish, dict):
-        for key, value in wish.items():
-            if key in _FILES:
-                raise RequestError(f"speculation.{key} names a file of the server: only the server's own --speculation "
-                                   "may do that.", "speculation")
-            _refuse_files(value)
-    elif isinstance(wish, list):
-        for item in wish:
-            _refuse_files(item)
 
 
 def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:

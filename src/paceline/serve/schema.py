@@ -103,6 +103,8 @@ class Sampling(Body):
     no_repeat_ngram_size: int | None = number(minimum=0)
     priority: int | None = number(minimum=-(1 << 31))
     timeout_s: float | None = number(exclusiveMinimum=0)
+    parse_special: bool | None = Field(
+        default=None, description="Special tokens written in the prompt or in messages are special tokens, not text.")
     cache_salt: str | None = None
     on_empty_support: Literal["error", "stop", "unmasked"] | None = None
     speculation: str | dict[str, Any] | None = Field(
@@ -196,6 +198,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: ListOf[Message] | None = None
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -70,14 +71,14 @@ def line(seen: Glimpse) -> dict[str, Any]:
     }
 
 
-def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: int,
-          tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The whole request in JSON's types, times in seconds since it arrived."""
+def story(line: dict[str, Any], events: list[Event], arrival: float, dropped: int, tokenizer: Tokenizer | None,
+          prompt_end: Sequence[int] = ()) -> dict[str, Any]:
+    """The whole request in JSON's types, times in seconds since it arrived. Its texts go on from `prompt_end`."""
     names = TokenNames(tokenizer)
     tokens = {token for event in events for token in (*event.tokens, *(event.draft.tokens if event.draft else ()))}
     streams: dict[int, Detokenizer] = {}
     if tokenizer is not None:
-        streams = {event.sample: tokenizer.detokenizer(skip_special=False) for event in events}
+        streams = {event.sample: tokenizer.detokenizer(skip_special=False, after=prompt_end) for event in events}
     return {**line, "events": [_told(event, arrival, streams.get(event.sample)) for event in events],
             "dropped": dropped, "texts": {str(token): names.text(token) for token in sorted(tokens)}}
 

@@ -86,8 +86,10 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
         raise RequestError("Give either a prompt or messages.", "prompt")
     if body.messages is not None:
         return service.llm.engine.render(prepare(body.messages),
-                                         add_generation_prompt=body.add_generation_prompt is not False)
-    return _tokenizer(service).encode(body.prompt or "", add_special=body.add_special_tokens is not False)
+                                         add_generation_prompt=body.add_generation_prompt is not False,
+                                         parse_special=bool(body.parse_special))
+    return _tokenizer(service).encode(body.prompt or "", add_special=body.add_special_tokens is not False,
+                                       parse_special=bool(body.parse_special))
 
 
 @router.post("/detokenize")

@@ -71,8 +71,8 @@ class CompletionLogprobs:
 class Provenances:
     """Says of each token of one sample what it added to the text, who proposed it and what else it might have been."""
 
-    def __init__(self, tokenizer: Tokenizer | None, names: TokenNames) -> None:
-        self._stream = None if tokenizer is None else tokenizer.detokenizer()
+    def __init__(self, tokenizer: Tokenizer | None, names: TokenNames, prompt: Sequence[int]) -> None:
+        self._stream = None if tokenizer is None else tokenizer.detokenizer(after=prompt)
         self._names = names
 
     def of_delta(self, delta: SampleDelta, drafted: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.guard import Guard, reason
 from paceline.speculation.options import Options
@@ -19,6 +20,7 @@ from paceline.speculation.packing import Pack
 from paceline.speculation.parts import MadeOfParts, Part, all_taps, check_wishes, fitted, part_of
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
+from paceline.speculation.verify import RULES
 
 
 @dataclass(slots=True)
@@ -142,4 +144,7 @@ def shared_ensemble(kind: type[_Kind], method: str, options: Options, context: D
     found = known.get(key)
     if found is None:
         found = known[key] = kind(method, [part_of(wish, method, context) for wish in wishes])
+    if RULES[options.verify].reads_q and any(part.drafter.needs.samples for part in found.parts):
+        raise RequestError(f"verify={options.verify!r} goes by what drafts were sampled from, and {method!r} merges "
+                           "them by their values: use 'coupled', or one of its drafters alone.", "speculation")
     return found  # type: ignore[no-any-return]

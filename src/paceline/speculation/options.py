@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import RequestError
@@ -42,6 +42,23 @@ def check_nesting(wish: Any, levels: int = _DEEPEST) -> None:
             raise RequestError(f"Unknown speculation option {shown(name)}: names of options are texts.", "speculation")
     for more in inner:
         check_nesting(more, levels - 1)
+
+
+_FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
+"""Options of drafters that name something on the disk or on a hub."""
+
+
+def files_named(wish: Any) -> Iterator[tuple[str, Any]]:
+    """Options of a wish, and of the wishes within it, by which files would be opened or models fetched, and what they
+    name. Ask before a stranger's wish is met."""
+    if isinstance(wish, Mapping):
+        for name, value in wish.items():
+            if name in _FILES:
+                yield str(name), value
+            yield from files_named(value)
+    elif isinstance(wish, list | tuple):
+        for one in wish:
+            yield from files_named(one)
 
 
 class Options:

@@ -159,7 +159,7 @@ class SpeculationStats:
         self.plain_s += other.plain_s
 
     def as_dict(self) -> dict[str, Any]:
-        return {"method": self.method, "verify": self.verify, "lossy": self.lossy,
+        return {"method": self.method, "verify": self.verify, "rule": self.rule, "lossy": self.lossy,
                 "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
                 "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,

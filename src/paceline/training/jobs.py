@@ -97,7 +97,7 @@ def make_prompts(llm: LLM, count: int, seed: int, longest: int) -> list[str]:
         raise RequestError("--self-made needs a model with a chat template, and this one has none: name files of "
                            "prompts with --data.", "self_made")
     before = llm.engine.chat.render([{"role": "user", "content": _MARK}]).split(_MARK)[0]
-    start = llm.engine.tokenizer.encode(before, add_special=False)
+    start = llm.engine.tokenizer.encode(before, add_special=False, parse_special=True)
     params = [SamplingParams(max_tokens=min(longest, 160), temperature=1.0, top_p=0.95, seed=job_seed(seed, -1 - place))
               for place in range(count)]
     outputs = llm.generate([list(start) for _ in range(count)], params)

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.engine.decide.decision import Decision
 from paceline.engine.execute.target_heads import TargetHeads
 from paceline.engine.records.metrics import RepeatTimes, StepTimes
+from paceline.engine.records.record import Record
 from paceline.engine.rows.placement import place_without_drafter
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
@@ -246,6 +247,11 @@ class Drafting(Guard[Sequence]):
         if entry is not None:
             self.guarded(entry[0], seq, entry[0].release, seq)
             self._drafters.pop(seq, None)
+
+    def release_all(self, record: Record) -> None:
+        """Of a request whose sequences nobody can name any more."""
+        for seq in [seq for seq in {**self._drafters, **self._forced} if seq.record is record]:
+            self.release(seq)
 
     def lose(self, drafter: Drafter, seqs: SequenceOf[Sequence], problem: Exception) -> None:
         """A drafter failed on these sequences, which go on without one."""

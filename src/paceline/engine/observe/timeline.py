@@ -18,6 +18,8 @@ PREFILL, DECODE, PREEMPTED = "prefill", "decode", "preempted"
 
 SECONDS_KEPT = 180
 LATENCIES_KEPT = 512
+PROMPT_END = 16
+"""Tokens of a prompt that are kept: enough to know how the text after them begins."""
 
 
 class Draft(NamedTuple):
@@ -53,14 +55,17 @@ class Event(NamedTuple):
 class RequestTimeline:
     """One request: live ones lend their record, finished ones leave what is worth showing."""
 
-    __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_tokens", "reason",
-                 "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight", "weight")
+    __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_end", "prompt_tokens",
+                 "reason", "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight",
+                 "weight")
 
     def __init__(self, record: Record) -> None:
         request = record.request
         self.id = request.id
         self.arrival = request.arrival
         self.prompt_tokens = len(request.prompt)
+        self.prompt_end = request.prompt[-PROMPT_END:]
+        """What its texts go on from."""
         self.samples = request.params.samples
         self.seed = request.seed
         self.method: str | None = None if request.speculation is None else request.speculation.method

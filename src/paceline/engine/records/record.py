@@ -42,13 +42,6 @@ class Record:
         self.open = len(emitters)
         """Samples that have not ended."""
 
-    def end(self, reason: str, now: float) -> None:
-        """Close whatever is still open, at once."""
-        for emitter in self.emitters:
-            emitter.finish(reason)
-        self.open = 0
-        self.metrics.finished = now
-
     def snapshot(self) -> RequestOutput:
         request = self.request
         return RequestOutput(

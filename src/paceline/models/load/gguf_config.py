@@ -119,7 +119,7 @@ def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
     factor = float(file.get(f"{prefix}.factor", 0.0))
     if kind == "none" and file.get(f"{architecture}.rope.scale_linear", 1.0) != 1.0:
         kind, factor = "linear", float(file.get(f"{architecture}.rope.scale_linear"))
-    if kind in ("linear", "yarn") and factor <= 0.0:
+    if kind in ("linear", "yarn") and not 0 < factor < math.inf:
         raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = '{kind}' without a positive "
                                f"'{prefix}.factor': convert the model again.")
     if kind == "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,8 +42,8 @@ class Fields:
 
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelFormatError(f"{self.where}: {key} must be a number, got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelFormatError(f"{self.where}: {key} must be a finite number, got {value!r}.")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
