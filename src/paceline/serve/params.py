@@ -27,8 +27,11 @@ _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_pen
          "early_stopping")
 """Fields that are called alike and mean the same."""
 
-_FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
-"""Options of drafters that name something on the server's disk or on a hub."""
+_OPERATORS = dict.fromkeys(("model", "models", "path", "paths", "file", "datastore", "folder"),
+                           "names a file of the server") | dict.fromkeys(
+                               ("library_tokens", "cache_tokens"), "sets a size for all requests")
+"""Options of drafters that are not a client's to set, and why: they name something on the server's disk or on a hub, or
+they change what requests share."""
 
 
 def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingParams:
@@ -66,21 +69,21 @@ def speculation(body: Sampling) -> Any:
     wish = body.speculation
     if wish is None or wish in ("none", "off"):
         return None
-    _refuse_files(wish)
+    _refuse_operators(wish)
     return wish
 
 
-def _refuse_files(wish: Any) -> None:
-    """A client must not have the server open files or fetch models."""
+def _refuse_operators(wish: Any) -> None:
+    """A client must not have the server open files, fetch models, or treat others differently."""
     if isinstance(wish, dict):
         for key, value in wish.items():
-            if key in _FILES:
-                raise RequestError(f"speculation.{key} names a file of the server: only the server's own --speculation "
-                                   "may do that.", "speculation")
-            _refuse_files(value)
+            if key in _OPERATORS:
+                raise RequestError(f"speculation.{key} {_OPERATORS[key]}: only the server's own --speculation may do "
+                                   "that.", "speculation")
+            _refuse_operators(value)
     elif isinstance(wish, list):
         for item in wish:
-            _refuse_files(item)
+            _refuse_operators(item)
 
 
 def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:

@@ -89,6 +89,10 @@ class Options:
                                f"{vocab_size}.", "speculation")
         return list(value)
 
+    def named(self, name: str) -> bool:
+        """Whether the caller wrote it, and it was not taken out yet."""
+        return name in self._left
+
     def take(self, name: str, default: Any) -> Any:
         """The raw value, for what has a reader of its own."""
         self._known.append(name)
