@@ -29,7 +29,7 @@ export function live() {
   const body = h("tbody");
   const grid = h("div", { class: "scroll", hidden: true }, h("table", {},
     h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
-  const idle = h("p", { class: "soft" }, "The engine is idle.");
+  const idle = h("p", { class: "soft" }, "Nothing runs.");
   const depths = h("div", { class: "methods" });
   const state = h("span", { class: "pulse", role: "status" }, "connecting …");
   const whole = [
