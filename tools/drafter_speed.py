@@ -25,7 +25,7 @@ METHODS: tuple[dict[str, Any], ...] = (
 class _Text:
     """A sequence whose tokens are known beforehand."""
 
-    cache_salt = ""
+    scope = ""
     rule = "coupled"
     seed = 1
 
@@ -91,7 +91,7 @@ def _build(wish: dict[str, Any], tokens: list[int]) -> Drafter:
             luck = random.Random(3)
             while library.tokens < library.capacity * 0.9:
                 begin = luck.randrange(len(tokens) // 2)
-                library.add(Volume(_Text.cache_salt), tokens[begin:])
+                library.add(Volume(_Text.scope), tokens[begin:])
                 library.work(len(tokens))
     return drafter
 

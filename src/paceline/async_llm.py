@@ -19,7 +19,7 @@ from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.engine.records.record import Record
 from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
-from paceline.request import RequestOutput, SamplingParams
+from paceline.request import RequestOutput, SamplingParams, Tenant
 
 log = logging.getLogger("paceline.llm")
 Prompt = str | list[int]
@@ -52,10 +52,11 @@ class AsyncLLM:
     # ---------------------------------------------------------------- requests
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                       request_id: str | None = None, adapter: str | None = None) -> AsyncIterator[RequestOutput]:
+                       request_id: str | None = None, adapter: str | None = None,
+                       tenant: Tenant | None = None) -> AsyncIterator[RequestOutput]:
         """Snapshots as the text grows, or one at the end where the request chooses among texts; leaving the loop or
-        cancelling the task cancels the request."""
-        listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id, adapter)
+        cancelling the task cancels the request. `tenant`: whose it is; tenants learn nothing of each other's texts."""
+        listener = await self._open(_Snapshots(self), prompt, params, speculation, request_id, adapter, tenant)
         try:
             async for snapshot in listener:
                 yield snapshot
@@ -63,25 +64,28 @@ class AsyncLLM:
             listener.close()
 
     async def chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
-                   adapter: str | None = None, **template: Any) -> AsyncIterator[RequestOutput]:
+                   adapter: str | None = None, tenant: Tenant | None = None,
+                   **template: Any) -> AsyncIterator[RequestOutput]:
         """Like generate, through the model's chat template."""
         template = {"parse_special": params is not None and params.parse_special, **template}
         prompt = await asyncio.to_thread(self.engine.render, messages, **template)
-        async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter):
+        async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter, tenant=tenant):
             yield output
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                     request_id: str | None = None, adapter: str | None = None) -> Listener[Delta]:
+                     request_id: str | None = None, adapter: str | None = None,
+                     tenant: Tenant | None = None) -> Listener[Delta]:
         """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
         when you leave."""
         check_streamed(params or SamplingParams())
-        return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter)
+        return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter, tenant)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-                       request_id: str | None = None, adapter: str | None = None) -> RequestOutput:
+                       request_id: str | None = None, adapter: str | None = None,
+                       tenant: Tenant | None = None) -> RequestOutput:
         """The finished output. Nothing is said before: the cheapest way to ask. Cancelling the task cancels the
         request."""
-        listener = await self._open(_Result(self), prompt, params, speculation, request_id, adapter)
+        listener = await self._open(_Result(self), prompt, params, speculation, request_id, adapter, tenant)
         try:
             async for output in listener:
                 return output
@@ -90,11 +94,11 @@ class AsyncLLM:
             listener.close()
 
     async def _open(self, listener: Listener[News], prompt: Prompt, params: SamplingParams | None, speculation: Any,
-                    request_id: str | None, adapter: str | None) -> Listener[News]:
+                    request_id: str | None, adapter: str | None, tenant: Tenant | None) -> Listener[News]:
         """Returns when the engine has admitted the request; raises what it refused it with."""
         def admit(engine: Engine) -> None:
             name = engine.add(prompt, params or SamplingParams(), speculation=speculation, request_id=request_id,
-                              adapter=adapter)
+                              adapter=adapter, tenant=tenant)
             listener.meet(engine.record(name))
             self._listeners[name] = listener
 

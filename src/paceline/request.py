@@ -277,6 +277,17 @@ def _validate_beams(p: SamplingParams) -> None:
                                "model's own probabilities; leave it out.", name)
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose a request is. Tenants learn nothing of each other's texts: what one of them read and wrote is neither found
+    in a cache nor drafted from nor shown for another."""
+
+    name: str = ""
+    """Nobody else's. The server makes it of the API key."""
+    shares_cache: bool = False
+    """With all others that do: one pool, in which nobody is told where its texts part from others'."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One admitted request: validated, tokenised, seeded. Owned by the engine; callers see RequestOutput."""
@@ -295,6 +306,14 @@ class Request:
     prompt_text: str | None = None
     adapter: Any = None
     """A loaded adapter (models.adapters.Adapter) or None: the model as it is."""
+    tenant: Tenant = Tenant()
+
+    @property
+    def scope(self) -> str:
+        """What requests have in common that may be served from each other's texts: their tenant, unless it shares, and
+        their salt. Neither can be chosen so that it looks like the other."""
+        owner, salt = "" if self.tenant.shares_cache else self.tenant.name, self.params.cache_salt
+        return f"{len(owner)} {owner} {salt}" if owner or salt else ""
 
 
 @dataclass(slots=True)

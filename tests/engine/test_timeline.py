@@ -43,7 +43,7 @@ def test_events_hold_every_token_once_and_in_order() -> None:
 def test_prompt_chunks_are_told_from_steps() -> None:
     llm, timelines = watched()
     llm.generate([list(range(40))], SamplingParams(max_tokens=4, ignore_eos=True))
-    events = list(timelines.requests["request-0"].events)
+    events = list(timelines.requests["", "request-0"].events)
     assert [(event.kind, event.start, event.rows) for event in events] == [
         (PREFILL, 0, 16), (PREFILL, 16, 16), (PREFILL, 32, 8), (DECODE, 40, 1), (DECODE, 41, 1), (DECODE, 42, 1)]
 
@@ -51,7 +51,7 @@ def test_prompt_chunks_are_told_from_steps() -> None:
 def test_drafts_are_kept_with_the_path_that_stood() -> None:
     llm, timelines = watched()
     run(llm, speculation=EXIT)
-    drafts = [event for event in timelines.requests["request-0"].events if event.draft is not None]
+    drafts = [event for event in timelines.requests["", "request-0"].events if event.draft is not None]
     assert drafts
     for event in drafts:
         assert event.draft is not None
@@ -80,7 +80,7 @@ def test_a_preemption_shows_and_what_follows_is_a_chunk_or_where_it_left_off(pre
 def test_further_samples_have_events_of_their_own() -> None:
     llm, timelines = watched()
     out = llm.generate([PROMPT], SamplingParams(max_tokens=6, n=3, seed=1, ignore_eos=True))[0]
-    events = timelines.requests["request-0"].events
+    events = timelines.requests["", "request-0"].events
     for completion in out.outputs:
         assert [token for event in events if event.sample == completion.index
                 for token in event.tokens] == completion.token_ids
@@ -122,7 +122,7 @@ def test_a_trace_heavier_than_a_request_may_be_costs_no_events() -> None:
 def test_figures_of_a_finished_request_stay_and_its_record_does_not() -> None:
     llm, timelines = watched()
     llm.generate([PROMPT], SamplingParams(max_tokens=8, trace=True, ignore_eos=True), speculation="ngram")
-    timeline = timelines.requests["request-0"]
+    timeline = timelines.requests["", "request-0"]
     assert timeline.record is None
     assert timeline.summary["output_tokens"] == 8
     assert timeline.speculation is not None and timeline.speculation["method"] == "ngram"
@@ -146,5 +146,5 @@ def test_an_observer_that_raises_is_told_no_more_and_the_text_goes_on(caplog: py
     out = run(llm)[0]
     assert len(out.outputs[0].token_ids) == 24
     assert broken.calls == 1
-    assert timelines.requests["request-0"].reason == "length"
+    assert timelines.requests["", "request-0"].reason == "length"
     assert "called no more" in caplog.text

@@ -122,7 +122,7 @@ def conversation() -> list[tuple[object, ...]]:
     for _ in range(15):
         drafter = luck.choice(drafters)
         prompts = [[token for phrase in luck.choices(phrases, k=6) for token in phrase] for _ in range(2)]
-        texts = [FakeText(prompt, cache_salt=luck.choice(["", "a"])) for prompt in prompts]
+        texts = [FakeText(prompt, scope=luck.choice(["", "a"])) for prompt in prompts]
         for text in texts:
             drafter.begin(text)
         for _ in range(10):

@@ -188,14 +188,20 @@ def test_a_refused_request_says_why(open_page: OpenPage, server: ServerThread) -
 
 def test_a_server_that_wants_a_key_is_given_one(browser: Any, model_folder: Path) -> None:
     llm = LLM(str(model_folder), deterministic=True, kv_blocks=40)
-    with served(llm.engine, api_keys=("first", "second")) as url:
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(url)
-        for key in ("wrong", "second"):
-            page.wait_for_selector("#key-dialog[open]")
-            page.fill("#key", key)
-            page.keyboard.press("Enter")
-        page.wait_for_selector("html[data-ready]")
-        assert page.locator("#model").text_content() == "tiny"
-        context.close()
+    with served(llm.engine, api_keys=("first", "second"), operator_keys=("third",)) as url:
+        for keys, sees_all in ((("wrong", "second"), False), (("third",), True)):
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"{url}/#/live")
+            for key in keys:
+                page.wait_for_selector("#key-dialog[open]")
+                page.fill("#key", key)
+                page.keyboard.press("Enter")
+            page.wait_for_selector("html[data-ready]")
+            assert page.locator("#model").text_content() == "tiny"
+            page.wait_for_selector(".live[data-frames]")
+            for part in (".tiles", ".cache", ".luck"):
+                assert page.locator(part).is_visible() is sees_all, "the engine as a whole is shown to operators"
+            assert page.get_by_text("Your own requests").is_visible() is not sees_all
+            assert page.locator(".queue").is_visible()
+            context.close()

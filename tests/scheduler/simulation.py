@@ -150,7 +150,7 @@ class World:
         self.transfer(*self.scheduler.take_transfers())
         start = seq.computed
         rows = min(rows, self.cache.max_blocks_per_seq * self.cache.block_size - start)
-        marks = fingerprints(seq.cache_salt, seq.tokens)
+        marks = fingerprints(seq.scope, seq.tokens)
         for g, kind in enumerate(self.cache.groups):
             if not kind.lookahead:
                 first = 0 if kind.window is None else max(0, start - kind.window + 1)
@@ -225,7 +225,7 @@ class World:
         paths: list[list[int]] = []
         for row, parent in enumerate(parents):
             paths.append(([] if parent < 0 else paths[parent]) + [row])
-        salt = seq.cache_salt
+        salt = seq.scope
         for row, path in enumerate(paths):
             line = text[:start] + [tokens[i] for i in path]
             marks = fingerprints(salt, line)
@@ -247,7 +247,7 @@ class World:
         """A drafter's own cache: entry i is written once the `lookahead` tokens after it are known."""
         seq, start = rows.seq, rows.start
         text = self.truth[seq][:start] + [tokens[row] for row in kept]
-        marks = fingerprints(seq.cache_salt, text)
+        marks = fingerprints(seq.scope, text)
         for g, kind in enumerate(self.cache.groups):
             ahead = kind.lookahead
             if not ahead:

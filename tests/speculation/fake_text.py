@@ -15,11 +15,11 @@ Model = Callable[[list[int]], int]
 class FakeText:
     """Compared by identity, like the engine's sequences."""
 
-    def __init__(self, tokens: list[int], seed: int = 7, cache_salt: str = "", rule: str = "coupled") -> None:
+    def __init__(self, tokens: list[int], seed: int = 7, scope: str = "", rule: str = "coupled") -> None:
         self.tokens = list(tokens)
         self.prompt_len = len(tokens)
         self.seed = seed
-        self.cache_salt = cache_salt
+        self.scope = scope
         self.rule = rule
 
 

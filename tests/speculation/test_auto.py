@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +13,15 @@ from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.drafter import Budget, DraftContext, Needs, Observation
 from paceline.speculation.drafters.auto import AutoDrafter, build
-from paceline.speculation.history import LONGEST_PAUSE, MOST_HISTORIES, Histories, History
+from paceline.speculation.history import LONGEST_PAUSE, MOST_HISTORIES, Histories
 from paceline.speculation.options import Options
 from paceline.speculation.parts import MOST_PARTS, Part
 from paceline.speculation.tree import DraftTree
 
 
 class Text:
-    def __init__(self, tokens: Sequence[int] = (1, 2, 3)) -> None:
-        self.tokens, self.prompt_len, self.seed, self.cache_salt = list(tokens), len(tokens), 0, ""
+    def __init__(self, tokens: Sequence[int] = (1, 2, 3), scope: str = "") -> None:
+        self.tokens, self.prompt_len, self.seed, self.scope = list(tokens), len(tokens), 0, scope
         self.rule = "coupled"
 
 
@@ -59,7 +60,8 @@ class Says:
 
 
 def auto(*drafters: Says, clock: Any = None) -> tuple[AutoDrafter, Text]:
-    drafter = AutoDrafter("auto", [(Part(one), History()) for one in drafters], *([] if clock is None else [clock]))
+    parts = [(Part(one), one.name) for one in drafters]
+    drafter = AutoDrafter("auto", parts, clock=clock or time.perf_counter)
     text = Text()
     drafter.begin(text)
     return drafter, text
@@ -173,7 +175,7 @@ def test_a_candidate_that_raises_is_left_out_and_the_others_go_on(where: str) ->
 @pytest.mark.parametrize("where", ["begin", "propose", "observe", "release"])
 def test_a_candidate_that_is_left_out_gives_back_what_it_holds_and_is_told_of(where: str) -> None:
     broken, sound = Says("broken", [5], 0.9, fail=where), Says("sound", [6], 0.8)
-    drafter = AutoDrafter("auto", [(Part(broken), History()), (Part(sound), History())])
+    drafter = AutoDrafter("auto", [(Part(broken), "broken"), (Part(sound), "sound")])
     heard: list[tuple[Any, str, str]] = []
     drafter.listen(lambda sequence, name, problem: heard.append((sequence, name, str(problem))))
     text = Text()
@@ -265,8 +267,8 @@ def test_probes_are_passed_on_and_left_whole() -> None:
 
 def test_parts_keep_their_own_limits() -> None:
     scored, unscored = Says("scored", [5, 6, 7, 8], 0.9), Says("unscored", [5, 6, 7, 8])
-    drafter = AutoDrafter("auto", [(Part(scored, depth=2, nodes=2), History()),
-                                   (Part(unscored, depth=3, nodes=3), History())])
+    drafter = AutoDrafter("auto", [(Part(scored, depth=2, nodes=2), "scored"),
+                                   (Part(unscored, depth=3, nodes=3), "unscored")])
     text = Text()
     drafter.begin(text)
     for _ in range(3):
@@ -274,6 +276,25 @@ def test_parts_keep_their_own_limits() -> None:
         drafter.observe(text, Observation([1]))
     assert {(one.depth, one.nodes) for one in scored.asked} == {(2, 2)}
     assert unscored.asked and all(one.depth <= 3 and one.nodes == 3 for one in unscored.asked)
+
+
+def test_what_texts_of_one_scope_taught_is_not_used_for_another() -> None:
+    drafter, fresh = (AutoDrafter("auto", [(Part(Says("x", [5, 6], 0.9)), "x")]) for _ in range(2))
+    for _ in range(40):
+        text = Text(scope="hers")
+        drafter.begin(text)
+        drafter.propose([text], [BUDGET])
+        drafter.observe(text, Observation([1]))
+        drafter.release(text)
+    texts = [Text(scope="hers"), Text(scope="his"), Text(scope="")]
+    other = Text()
+    fresh.begin(other)
+    for text in texts:
+        drafter.begin(text)
+    hers, *theirs = drafter.propose(texts, [BUDGET] * 3)
+    (expected,) = fresh.propose([other], [BUDGET])
+    assert hers is None and expected is not None
+    assert [one is not None and one.scores == expected.scores for one in theirs] == [True, True]
 
 
 def test_reputations_are_kept_for_the_latest_wishes_only() -> None:

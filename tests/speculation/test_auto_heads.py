@@ -16,7 +16,6 @@ from paceline.engine.drafting.heads import HeadModel
 from paceline.models.heads.block import BlockHead
 from paceline.speculation.drafter import Budget, Needs, Observation
 from paceline.speculation.drafters.auto import AutoDrafter
-from paceline.speculation.history import History
 from paceline.speculation.parts import Part
 from paceline.speculation.tree import DraftTree
 from speculation.test_auto import BUDGET, Says, Text
@@ -40,8 +39,8 @@ class Model(Says):
 
 
 def auto(model: Model, *others: Says, count: int = 1) -> tuple[AutoDrafter, list[Text]]:
-    parts = [(Part(one), History()) for one in (*others, model)]
-    drafter = AutoDrafter("auto", parts, lambda: model.now)
+    parts = [(Part(one), one.name) for one in (*others, model)]
+    drafter = AutoDrafter("auto", parts, clock=lambda: model.now)
     texts = [Text() for _ in range(count)]
     for text in texts:
         drafter.begin(text)
@@ -118,7 +117,7 @@ def test_two_that_do_not_agree_are_verified_as_one_tree() -> None:
 
 def test_who_is_not_worth_its_rows_keeps_nobody_from_being_merged() -> None:
     model, free, poor = Model([5, 6, 7], 0.8), Says("free", [8, 9], 0.6), Model([30], 0.01)
-    drafter = AutoDrafter("auto", [(Part(one), History()) for one in (free, model, poor)])
+    drafter = AutoDrafter("auto", [(Part(one), one.name) for one in (free, model, poor)])
     text = Text()
     drafter.begin(text)
     (draft,) = drafter.propose([text], [CHEAP])

@@ -89,9 +89,9 @@ def test_what_pays_is_opened_however_long_it_reads() -> None:
     control = controller(FLAT)
     for name in "ab":
         opened_by(control, name, 1000, 1.5, True)
-    control._methods.of("x").cost = CostCurve(float)  # as if its drafts cost nothing from here on
+    control._methods.of("x").traits.cost = CostCurve(float)  # as if its drafts cost nothing from here on
     for _ in range(3):
-        control._methods.of("x").cost.observe(8, 1e-5)
+        control._methods.of("x").traits.cost.observe(8, 1e-5)
     assert opened_by(control, "c", 1000, 1.5, True) > 30
 
 

@@ -32,7 +32,7 @@ class Text:
     tokens: list[int] = field(default_factory=lambda: [0])
     prompt_len: int = 1
     seed: int = 0
-    cache_salt: str = ""
+    scope: str = ""
 
 
 class TableModel:

@@ -16,7 +16,6 @@ from paceline.speculation.drafter import Budget, Drafter
 from paceline.speculation.drafters.auto import AutoDrafter
 from paceline.speculation.drafters.merge import MergeDrafter
 from paceline.speculation.drafters.specinfer import SpecInferDrafter
-from paceline.speculation.history import History
 from paceline.speculation.parts import Part
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.stats import SpeculationStats
@@ -129,7 +128,7 @@ def test_a_drafter_that_fails_only_on_several_goes_on_one_by_one_and_says_so_onc
 
 
 MADE_OF_OTHERS: dict[str, Callable[[Sequence[Drafter]], Drafter]] = {
-    "auto": lambda parts: AutoDrafter("auto", [(Part(part), History()) for part in parts]),
+    "auto": lambda parts: AutoDrafter("auto", [(Part(part), part.name) for part in parts]),
     "merge": lambda parts: MergeDrafter("merge", [Part(part) for part in parts]),
     "specinfer": lambda parts: SpecInferDrafter("specinfer", [Part(part) for part in parts]),
     "merge in auto": lambda parts: MADE_OF_OTHERS["auto"]([MADE_OF_OTHERS["merge"](parts)]),

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from paceline.speculation.acceptance import outcomes
-from paceline.speculation.history import LONGEST_PAUSE, MOST_HISTORIES, SHORTEST_PAUSE, Histories, History, Pause
+from paceline.speculation.history import (
+    LONGEST_PAUSE,
+    MOST_HISTORIES,
+    MOST_TRAITS,
+    SHORTEST_PAUSE,
+    Histories,
+    History,
+    Pause,
+)
 from paceline.speculation.tree import DraftTree
 
 
@@ -25,10 +33,10 @@ def test_a_new_sequence_starts_from_what_others_taught() -> None:
 def test_time_is_learnt_for_all_together() -> None:
     everyone = History()
     first, second = History(everyone), History(everyone)
-    first.cost.observe(4, 0.5)
+    first.traits.cost.observe(4, 0.5)
     for _ in range(2):
-        first.opening.observe(100, 1.0)
-    assert second.cost.measured and everyone.cost(4) == 0.5 and second.opening(200) == 2.0
+        first.traits.opening.observe(100, 1.0)
+    assert second.traits.cost.measured and everyone.traits.cost(4) == 0.5 and second.traits.opening(200) == 2.0
 
 
 def test_of_siblings_one_at_most_is_right_and_counts_for_its_depth() -> None:
@@ -77,3 +85,31 @@ def test_equal_wishes_share_a_history_and_the_oldest_are_forgotten() -> None:
     for number in range(MOST_HISTORIES):
         known.of(number)
     assert len(known) == MOST_HISTORIES and known.of({"method": "ngram"}) is not first
+
+
+def test_luck_is_known_scope_by_scope_and_time_to_all() -> None:
+    known = Histories()
+    hers, his = known.of("ngram", "hers"), known.of("ngram", "his")
+    for _ in range(50):
+        hers.learn(DraftTree.chain([1], scores=[0.9]), [(0, False)])
+        hers.learn(DraftTree.chain([1]), [(0, False)])
+        hers.learn_nodes(DraftTree([1, 2], [-1, -1]), [1])
+        hers.yields.learn(9.0, 9)
+        hers.worth(1).learn(9.0)
+        hers.verified()
+    hers.traits.cost.observe(4, 0.5)
+    fresh = Histories().of("ngram")
+    for one in (his, known.of("ngram"), known.of("ngram", "hers ")):
+        assert one.by_score.rate(0.9) == fresh.by_score.rate(0.9) and one.cycles == 0
+        assert one.by_depth.rates(3) == fresh.by_depth.rates(3) and one.by_node.rates(3) == fresh.by_node.rates(3)
+        assert one.yields.expected() == fresh.yields.expected() and one.worth(1).expected(1.0) == 1.0
+        assert one.traits is hers.traits and one.traits.cost(4) == 0.5
+    assert known.of("ngram", "hers") is hers
+
+
+def test_what_all_know_is_bounded_too() -> None:
+    known = Histories()
+    first = known.traits("first")
+    for number in range(MOST_TRAITS):
+        known.traits(number)
+    assert known.traits("first") is not first

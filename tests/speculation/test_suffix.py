@@ -170,10 +170,10 @@ def test_what_others_wrote_is_drafted_if_it_promises_more() -> None:
 def test_salts_keep_requests_apart() -> None:
     library = SuffixLibrary(1000)
     drafter = SuffixDrafter(library=library)
-    secret = FakeText([1, 2, 3, 4, 5], cache_salt="a")
+    secret = FakeText([1, 2, 3, 4, 5], scope="a")
     drafter.begin(secret)
     for salt, expected in (("a", [4, 5]), ("b", None), ("", None)):
-        reader = FakeText([2, 3], cache_salt=salt)
+        reader = FakeText([2, 3], scope=salt)
         drafter.begin(reader)
         draft = propose(drafter, reader)
         assert (None if draft is None else draft.tokens) == expected

@@ -22,13 +22,21 @@ NEVER_SEEN = "never seen"
 EVICTED = "evicted"
 """It was cached and had to make room."""
 SALT = "salt"
-"""Nothing is cached under this request's salt, or with its adapter. What lies under other salts is never looked at, not
-even for this."""
+"""Nothing is cached under this request's tenant and salt, or with its adapter. What lies under other salts is never
+looked at, not even for this."""
+NO_PREFIX = "no cached prefix"
+"""All that is said where the cached texts may be somebody else's."""
 
 
 def diverged(token: int) -> str:
     """Cached text agrees with the prompt up to (not including) the token at this index."""
     return f"diverged at token {token}"
+
+
+def told_to_all(miss: str | None) -> str | None:
+    """What may be said of a miss where the cached texts may be others': nothing that depends on them. Token by token,
+    where a guess parts from a text tells the text."""
+    return miss if miss in (None, DISABLED, PROMPT_LOGPROBS, TOO_SHORT) else NO_PREFIX
 
 
 def default_hash(parent: int, tokens: tuple[int, ...], salt: str) -> int:

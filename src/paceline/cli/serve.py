@@ -12,10 +12,16 @@ from paceline.cli.terminal import console, loading_bars
 from paceline.errors import ConfigError
 
 KEY_VARIABLE = "PACELINE_API_KEY"
+OPERATOR_VARIABLE = "PACELINE_OPERATOR_KEY"
 
 
 def _server(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Server")
+
+
+def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
+    """Those of the command line, and those of the environment, which no list of processes shows."""
+    return (*(given or ()), *(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()))
 
 
 def serve(
@@ -27,6 +33,13 @@ def serve(
         list[str] | None,
         _server(f"Ask for this key; repeatable. Or set {KEY_VARIABLE} (several: separated by commas)."),
     ] = None,
+    operator_key: Annotated[
+        list[str] | None,
+        _server("A key that also sees /metrics and everybody's requests on the page; repeatable. Or set "
+                f"{OPERATOR_VARIABLE}. Without any, a key that is the only one does."),
+    ] = None,
+    share_cache: Annotated[bool, _server("Keys share caches and what drafters remember of texts; else each key has "
+                                         "its own.", "--share-cache")] = False,
     cors_origin: Annotated[list[str] | None, _server("Web origin that may call from a browser; repeatable.")] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -41,7 +54,7 @@ def serve(
     stall_timeout: Annotated[float, _server("Seconds a client may leave its answer unread.")] = 60.0,
     timeout: Annotated[float | None, _server("Most seconds a request may take.")] = None,
     drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
-    page: Annotated[bool, _server("The page at /, which shows recent requests to all who may use the server.",
+    page: Annotated[bool, _server("The page at /, which shows recent requests to the key that sent them.",
                                   "--page/--no-page")] = True,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
@@ -79,10 +92,10 @@ def serve(
                           "(fastapi, uvicorn, prometheus-client).") from None
     from paceline import AsyncLLM
 
-    from_environment = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     settings = ServeOptions(
         host=host, port=port, model_name=model_name or model or options.DEFAULT_MODEL,
-        api_keys=tuple(api_key or ()) + tuple(from_environment), cors_origins=tuple(cors_origin or ()),
+        api_keys=_keys(api_key, KEY_VARIABLE), operator_keys=_keys(operator_key, OPERATOR_VARIABLE),
+        share_cache=share_cache, cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host or ()), max_body_bytes=int(max_body_mb * 1e6),
         max_output_tokens=max_output_tokens, max_samples=max_samples,
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,

@@ -47,7 +47,7 @@ from paceline.models.heads.interface import Head
 from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
 from paceline.process import OwnProcess
-from paceline.request import Request, SamplingParams
+from paceline.request import Request, SamplingParams, Tenant
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import sample_seed
 from paceline.sampling.pipeline import Pipeline
@@ -145,9 +145,9 @@ class Engine:
     # ---------------------------------------------------------------- requests
 
     def add(self, prompt: str | list[int], params: SamplingParams, *, speculation: Any = ...,
-            request_id: str | None = None, adapter: str | None = None) -> str:
+            request_id: str | None = None, adapter: str | None = None, tenant: Tenant | None = None) -> str:
         """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
-        that is loaded."""
+        that is loaded. `tenant`: whose it is; None: it is everybody's who gives none."""
         self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
@@ -174,7 +174,7 @@ class Engine:
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
-        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own)
+        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own, tenant or Tenant())
         bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]

@@ -15,8 +15,9 @@ from paceline.async_llm import AsyncLLM
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
 from paceline.serve.hosts import Hosts, trusted_hosts
+from paceline.serve.keys import ApiKeys
 from paceline.serve.metrics import ServerMetrics
-from paceline.serve.middleware import ApiKeys, BodyLimit, Failures, RequestIds
+from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 
@@ -47,8 +48,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
         mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
-    if options.api_keys:
-        app.add_middleware(ApiKeys, keys=options.api_keys)
+    app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Failures)
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from paceline.async_llm import AsyncLLM, Listener
 from paceline.engine.records.deltas import Delta
 from paceline.errors import ConfigError, RequestError
-from paceline.request import RequestOutput, SamplingParams
+from paceline.request import RequestOutput, SamplingParams, Tenant
 from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
@@ -77,6 +77,7 @@ class Call:
     prompts: list[list[int]]
     params: SamplingParams
     speculation: Any
+    tenant: Tenant
     adapter: str | None = None
     """None: the model as it is."""
     include_usage: bool = False
@@ -111,7 +112,7 @@ class Call:
         llm = self.service.llm
         outputs = await _all([
             llm.complete(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
-                         adapter=self.adapter)
+                         adapter=self.adapter, tenant=self.tenant)
             for place, prompt in enumerate(self.prompts)])
         for output in outputs:
             if (fault := self.fault(output)) is not None:
@@ -124,7 +125,7 @@ class Call:
         llm = self.service.llm
         return await _all([
             llm.stream(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
-                       adapter=self.adapter)
+                       adapter=self.adapter, tenant=self.tenant)
             for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
     def fault(self, output: RequestOutput) -> ApiError | None:

@@ -14,6 +14,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.conversation import render_arguments, used_tools
+from paceline.serve.keys import caller_of
 from paceline.serve.params import chat_params, speculation
 from paceline.serve.responses import JSONResponse, service_of
 from paceline.serve.schema import ChatBody, NamedTool
@@ -44,7 +45,8 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     engine = service.llm.engine
     prompt = await asyncio.to_thread(lambda: engine.render(**render_arguments(body, engine.chat)))
     call = Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [prompt], params, speculation(body),
-                adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                caller_of(request).tenant, adapter,
+                include_usage=body.stream_options is not None and body.stream_options.include_usage,
                 provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         call.kind = "chat.completion.chunk"

@@ -12,6 +12,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.keys import caller_of
 from paceline.serve.params import completion_params, speculation
 from paceline.serve.responses import JSONResponse, service_of
 from paceline.serve.schema import CompletionBody
@@ -29,7 +30,8 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     params = completion_params(body, service.options)
     prompts, texts = await asyncio.to_thread(_encode, service, body)
     call = Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, speculation(body),
-                adapter, include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                caller_of(request).tenant, adapter,
+                include_usage=body.stream_options is not None and body.stream_options.include_usage,
                 provenance=bool(body.provenance), request_id=request.state.request_id)
     if body.stream:
         if body.echo and body.logprobs is not None:

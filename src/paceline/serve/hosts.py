@@ -24,7 +24,7 @@ BRACKETED = re.compile(r"\[([^\[\]]*)\](?::[0-9]+)?")
 
 def trusted_hosts(options: ServeOptions) -> tuple[str, ...]:
     """The names a request may use; empty: any."""
-    if not options.allowed_hosts and (options.api_keys or not is_loopback(options.host)):
+    if not options.allowed_hosts and (options.keys or not is_loopback(options.host)):
         return ()
     return (*LOCAL, options.host, *options.allowed_hosts)
 

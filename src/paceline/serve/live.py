@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
@@ -14,8 +15,9 @@ from fastapi.responses import Response, StreamingResponse
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.engine.observe.timeline import Timelines
+from paceline.serve.keys import Caller, caller_of
 from paceline.serve.options import ServeOptions
-from paceline.serve.snapshot import engine_state, frame
+from paceline.serve.snapshot import EngineState, engine_state, frame, own_frame
 from paceline.serve.stories import copied, glimpses, line, lines, story
 
 FRAMES_A_SECOND = 4
@@ -38,19 +40,25 @@ class Feed:
     def __init__(self, llm: AsyncLLM) -> None:
         self.timelines = Timelines()
         self._llm = llm
-        self._frame: dict[str, Any] = {}
+        self._state: EngineState | None = None
+        self._frames: dict[str | None, dict[str, Any]] = {}
+        """Made of that state, by who looks; None: operators."""
         self._taken = -1.0
         self._turn = asyncio.Lock()
         llm.engine.observers.add(self.timelines)
 
-    async def frame(self) -> dict[str, Any]:
-        """The latest frame; a new dict each time it changed."""
+    async def frame(self, viewer: Caller) -> dict[str, Any]:
+        """The latest frame for a viewer; a new dict each time it changed."""
+        who = None if viewer.operator else viewer.tenant.name
         async with self._turn:
-            if time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
-                state = await self._llm.ask(lambda engine: engine_state(engine, self.timelines))
-                self._frame = await asyncio.to_thread(frame, state)
+            if self._state is None or time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
+                self._state = await self._llm.ask(lambda engine: engine_state(engine, self.timelines))
+                self._frames = {}
                 self._taken = time.monotonic()
-            return self._frame
+            if who not in self._frames:
+                self._frames[who] = await asyncio.to_thread(
+                    frame if viewer.operator else partial(own_frame, tenant=viewer.tenant.name), self._state)
+            return self._frames[who]
 
 
 def attach(app: FastAPI) -> None:
@@ -78,14 +86,14 @@ async def live(request: Request) -> StreamingResponse:
 @router.get("/requests")
 async def requests(request: Request) -> dict[str, Any]:
     timelines = _feed(request).timelines
-    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine))
+    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine, caller_of(request)))
     return {"requests": await asyncio.to_thread(lines, seen)}
 
 
 @router.get("/request")
 async def one_request(request: Request, id: str) -> dict[str, Any]:
     timelines = _feed(request).timelines
-    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine))
+    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine, caller_of(request)))
     if found is None:
         raise _unknown(id)
     seen, events, dropped = found
@@ -98,9 +106,10 @@ async def one_request(request: Request, id: str) -> dict[str, Any]:
 async def trace(request: Request, id: str) -> Response:
     """The file that `paceline replay` reads."""
     timelines = _feed(request).timelines
-    timeline = await _llm(request).ask(lambda _: timelines.requests.get(id))
-    if timeline is None:
+    found = await _llm(request).ask(lambda _: timelines.seen_by(caller_of(request).sees, id))
+    if not found:
         raise _unknown(id)
+    timeline = found[0]
     if timeline.trace is None:
         wait = "it has not ended yet" if timeline.record is not None else 'it was not asked for with "trace": true'
         raise HTTPException(404, f"There is no trace of this request: {wait}.")
@@ -111,12 +120,14 @@ async def trace(request: Request, id: str) -> Response:
 
 
 async def _frames(request: Request) -> AsyncIterator[str]:
-    feed, llm = _feed(request), _llm(request)
+    feed, llm, viewer = _feed(request), _llm(request), caller_of(request)
     first, last = True, None
     while llm.alive and not request.app.state.service.draining:
-        latest = await feed.frame()
+        latest = await feed.frame(viewer)
         if latest is not last:
-            shown = latest if first else latest | {"seconds": latest["seconds"][-NEW_SECONDS:]}
+            shown = latest
+            if "seconds" in latest and not first:
+                shown = latest | {"seconds": latest["seconds"][-NEW_SECONDS:]}
             first, last = False, latest
             yield f"data: {json.dumps(shown, separators=(',', ':'))}\n\n"
         await asyncio.sleep(1 / FRAMES_A_SECOND)

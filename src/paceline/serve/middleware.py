@@ -1,14 +1,12 @@
-"""What happens to every HTTP request before and after its endpoint: id, key, size, log. Plain ASGI, no copies."""
+"""What happens to every HTTP request before and after its endpoint: id, size, log (and the key: keys.py).
+Plain ASGI, no copies."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,9 +18,6 @@ from paceline.serve.metrics import ServerMetrics
 log = logging.getLogger("paceline.access")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
-OPEN_PREFIX = "/page/"
-"""What needs no key: probes, and the page's files, which hold nothing of anybody's."""
 
 
 class RequestIds:
@@ -90,35 +85,6 @@ class Failures:
             if started:
                 raise  # half an answer is out: all that is left is to cut the connection
             await api_error(problem, scope["state"]["request_id"]).response()(scope, receive, send)
-
-
-class ApiKeys:
-    """Asks for one of the keys as a bearer token. Comparing takes the same time wherever a wrong key differs."""
-
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
-        # Of equal length, so that not even the length of a key shows.
-        self._keys = [_digest(key) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._allowed(scope):
-            refusal = ApiError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
-                               code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-            await refusal.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_PREFIX):
-            return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
-        found = [hmac.compare_digest(digest, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(found)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class BodyLimit:

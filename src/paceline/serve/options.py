@@ -19,7 +19,12 @@ class ServeOptions:
     model_name: str = "smollm2-135m"
     """What clients call the model."""
     api_keys: tuple[str, ...] = ()
-    """Empty: everybody who reaches the port may use it."""
+    """Those of clients. Without any key everybody who reaches the port may use it."""
+    operator_keys: tuple[str, ...] = ()
+    """These may do all that clients may, and see what the engine does for all: metrics, everybody's requests. Without
+    any, a key that is the only one may."""
+    share_cache: bool = False
+    """Keys share caches and what drafters remember; else each key has its own."""
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which a server may be called that checks them; see paceline.serve.hosts."""
@@ -36,7 +41,7 @@ class ServeOptions:
     drain_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
     page: bool = True
-    """The page at / and what it shows: recent requests, texts included, to everybody who may use the server."""
+    """The page at / and what it shows: recent requests, texts included, to the key that sent them and to operators."""
     tool_parser: str = "auto"
     log_format: str = "text"
 
@@ -45,7 +50,7 @@ class ServeOptions:
             raise ConfigError(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {self.tool_parser!r}.")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}.")
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
+        if any(not key or not key.isascii() or not key.isprintable() for key in self.keys):
             raise ConfigError("An API key is empty or has characters that do not fit a header: choose printable ASCII.")
         if any(not host or not host.isascii() or not host.isprintable() or "/" in host for host in self.allowed_hosts):
             raise ConfigError("An allowed host is empty or no name: give it like box.example or 10.0.0.5.")
@@ -60,3 +65,8 @@ class ServeOptions:
             raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}.")
         if not self.drain_s >= 0:
             raise ConfigError(f"drain_s must be at least 0, got {self.drain_s}.")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that are let in; none: everybody is."""
+        return (*self.api_keys, *self.operator_keys)

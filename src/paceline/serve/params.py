@@ -10,7 +10,7 @@ from paceline.errors import RequestError
 from paceline.request import SamplingParams
 from paceline.serve.options import ServeOptions
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
-from paceline.speculation.options import files_named
+from paceline.speculation.options import files_named, shared_sizes
 
 MOST_LOGPROBS = 20
 OPENAI_LENGTH = 16
@@ -64,9 +64,13 @@ def speculation(body: Sampling) -> Any:
     wish = body.speculation
     if wish is None or wish in ("none", "off"):
         return None
-    for name, _ in files_named(wish):  # a client must not have the server open files or fetch models
+    # A client must not have the server open files or fetch models, nor change what others share.
+    for name, _ in files_named(wish):
         raise RequestError(f"speculation.{name} names a file of the server: only the server's own --speculation may do "
                            "that.", "speculation")
+    for name, _ in shared_sizes(wish):
+        raise RequestError(f"speculation.{name} sets a size for all requests: only the server's own --speculation may "
+                           "do that.", "speculation")
     return wish
 
 

@@ -94,7 +94,7 @@ def listen(options: ServeOptions) -> socket.socket:
 
 def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None]) -> None:
     """Serve until a signal ends it; closes `llm`."""
-    if not options.api_keys and not is_loopback(options.host):
+    if not options.keys and not is_loopback(options.host):
         log.warning("other machines can reach this server and no key is asked for: set --api-key")
     try:
         Server(create_app(llm, options), options, announce).run(sockets=[made])

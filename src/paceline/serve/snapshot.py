@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,15 @@ FREE, USED, SHARED, CACHED = range(4)
 """What a block may be; two bits in the map."""
 
 MOST_LISTED = 100
-"""Requests listed in each of running and waiting; all are counted."""
+"""Requests of a tenant that are listed in each of running and waiting; all are counted."""
+
+
+@dataclass(slots=True)
+class Listed:
+    """Some of a tenant's requests, and how many there are."""
+
+    count: int = 0
+    first: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -31,8 +39,9 @@ class EngineState:
     block_size: int
     pools: list[tuple[str, list[int], bytes]]
     """Per cache group: its name, the holders of each block, whether the prefix cache knows it."""
-    running: list[dict[str, Any]]
-    waiting: list[dict[str, Any]]
+    running: dict[str, Listed]
+    waiting: dict[str, Listed]
+    """By tenant."""
     seconds: list[Second]
     latencies: list[tuple[float | None, float | None]]
 
@@ -43,9 +52,18 @@ def engine_state(engine: Engine, timelines: Timelines) -> EngineState:
     return EngineState(
         now, engine.report(), cache.block_size,
         [(group.name, pool.refs.copy(), bytes(pool.cached)) for group, pool in zip(cache.groups, cache.pools)],
-        [_listed(seq, now) for seq in scheduler.running[:MOST_LISTED]],
-        [_listed(seq, now) for seq in scheduler.waiting[:MOST_LISTED]],
+        _by_tenant(scheduler.running, now), _by_tenant(scheduler.waiting, now),
         list(timelines.seconds), list(timelines.latencies))
+
+
+def _by_tenant(samples: Iterable[Sample], now: float) -> dict[str, Listed]:
+    found: dict[str, Listed] = {}
+    for seq in samples:
+        listed = found.setdefault(seq.request.tenant.name, Listed())
+        listed.count += 1
+        if listed.count <= MOST_LISTED:
+            listed.first.append(_listed(seq, now))
+    return found
 
 
 def _listed(seq: Sample, now: float) -> dict[str, Any]:
@@ -59,16 +77,29 @@ def _listed(seq: Sample, now: float) -> dict[str, Any]:
             "blocks": list(seq.allocation.blocks[0]) if seq.seated else []}
 
 
+def own_frame(state: EngineState, tenant: str) -> dict[str, Any]:
+    """What a tenant may see of it: its own requests. How much others read and write shows in every figure of the engine
+    as a whole."""
+    running, waiting = state.running.get(tenant, Listed()), state.waiting.get(tenant, Listed())
+    return {"clock": state.clock, "running_count": running.count, "waiting_count": waiting.count,
+            "running": [{**one, "blocks": []} for one in running.first],
+            "waiting": [{**one, "blocks": []} for one in waiting.first]}
+
+
+def _all(listed: dict[str, Listed]) -> list[dict[str, Any]]:
+    return [one for some in listed.values() for one in some.first][:MOST_LISTED]
+
+
 def frame(state: EngineState) -> dict[str, Any]:
-    """What the page draws, in JSON's types."""
+    """What the page draws for operators, in JSON's types."""
     report = state.report
     return {
         "clock": state.clock,
         "totals": {name: report[name] for name in ("requests", "output_tokens", "prefill_tokens", "steps", "drafted",
                                                    "accepted", "preemptions", "cache_evictions", "cache_hit_rate")},
         "running_count": report["running"], "waiting_count": report["waiting"],
-        "running": [{**one, "blocks": runs(one["blocks"])} for one in state.running],
-        "waiting": [{**one, "blocks": []} for one in state.waiting],
+        "running": [{**one, "blocks": runs(one["blocks"])} for one in _all(state.running)],
+        "waiting": [{**one, "blocks": []} for one in _all(state.waiting)],
         "seconds": [list(second) for second in state.seconds],
         "latency": {"count": len(state.latencies), "ttft_s": percentiles(ttft for ttft, _ in state.latencies),
                     "tpot_s": percentiles(tpot for _, tpot in state.latencies)},

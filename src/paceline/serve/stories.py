@@ -11,6 +11,7 @@ from paceline.engine.observe.timeline import Draft, Event, RequestTimeline, Time
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.models.detokenizer import Detokenizer
 from paceline.models.tokenizer import Tokenizer
+from paceline.serve.keys import Caller
 from paceline.serve.tokens import TokenNames
 from paceline.speculation.stats import SpeculationStats
 
@@ -27,9 +28,9 @@ class Glimpse(NamedTuple):
     speculation: SpeculationStats | None = None
 
 
-def glimpses(timelines: Timelines, engine: Engine, most: int = 200) -> list[Glimpse]:
-    """The latest requests, newest first. On the engine's thread."""
-    return [_glimpse(timeline, engine) for timeline in list(timelines.requests.values())[:-most - 1:-1]]
+def glimpses(timelines: Timelines, engine: Engine, viewer: Caller, most: int = 200) -> list[Glimpse]:
+    """The latest requests that the viewer may see, newest first. On the engine's thread."""
+    return [_glimpse(timeline, engine) for timeline in timelines.seen_by(viewer.sees)[:most]]
 
 
 def _glimpse(timeline: RequestTimeline, engine: Engine) -> Glimpse:
@@ -44,10 +45,11 @@ def _glimpse(timeline: RequestTimeline, engine: Engine) -> Glimpse:
                                            tried_by_depth=stats.tried_by_depth.copy()))
 
 
-def copied(timelines: Timelines, request_id: str, engine: Engine) -> tuple[Glimpse, list[Event], int] | None:
-    """What story() needs of a request: a glimpse of it, its events, and how many were given up. On the engine's
-    thread."""
-    timeline = timelines.requests.get(request_id)
+def copied(timelines: Timelines, request_id: str, engine: Engine,
+           viewer: Caller) -> tuple[Glimpse, list[Event], int] | None:
+    """What story() needs of a request: a glimpse of it, its events, and how many were given up; None: there is none
+    that the viewer may see. On the engine's thread."""
+    timeline = next(iter(timelines.seen_by(viewer.sees, request_id)), None)
     if timeline is None:
         return None
     return _glimpse(timeline, engine), list(timeline.events), timeline.dropped

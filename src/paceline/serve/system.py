@@ -14,6 +14,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.serve.calls import Service, fingerprint
 from paceline.serve.conversation import prepare
 from paceline.serve.errors import ApiError
+from paceline.serve.keys import check_operator
 from paceline.serve.metrics import engine_state
 from paceline.serve.responses import JSONResponse, service_of
 from paceline.serve.schema import DetokenizeBody, TokenizeBody
@@ -117,6 +118,7 @@ def _tokenizer(service: Service) -> Tokenizer:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
+    check_operator(request)
     service = service_of(request)
     report = await service.llm.ask(engine_state)
     return Response(service.metrics.exposition(report), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -43,8 +43,10 @@ class Controller(Protocol):
     """Who decides how much is drafted. The engine asks and reports in the order of these methods; a load-aware one
     takes the seat of AdaptiveController by implementing them."""
 
-    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
-        """A sequence with a drafter starts, with so many tokens: a model that drafts has to read them first."""
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
+              scope: str = "") -> None:
+        """A sequence with a drafter starts, with so many tokens: a model that drafts has to read them first. What its
+        text teaches may be used for sequences of the same scope alone; how long things take, for all."""
 
     def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
         """How much may be drafted for it in the next step; None: nothing. The step holds a row for each of `running`
@@ -80,7 +82,7 @@ class _ControlState:
                  "spent", "tested", "tokens", "tries", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
-        """`method`: what all requests that use the drafter's method taught."""
+        """`method`: what all requests of its scope that use the drafter's method taught."""
         self.wish, self.needs, self.tokens = wish, needs, tokens
         self.opened = False
         """There was a draft."""
@@ -106,9 +108,9 @@ class _ControlState:
 class AdaptiveController:
     """Depth and size by goodput: expected tokens of a step over its expected time, searched over every size.
 
-    Acceptance comes from the request's own history, which starts from that of its method in this engine and forgets
-    within some 20 cycles; time from the measured curves. Drafters that score their tokens are asked every time and
-    their drafts cut where the next token would cost more than it brings at the request's present speed.
+    Acceptance comes from the request's own history, which starts from that of its method and scope in this engine and
+    forgets within some 20 cycles; time from the measured curves. Drafters that score their tokens are asked every time
+    and their drafts cut where the next token would cost more than it brings at the request's present speed.
     """
 
     def __init__(self) -> None:
@@ -116,8 +118,9 @@ class AdaptiveController:
         self._methods = Histories()
         self._states: dict[Hashable, _ControlState] = {}
 
-    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0) -> None:
-        self._states[sequence] = _ControlState(wish, drafter.needs, self._methods.of(drafter.name), tokens)
+    def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
+              scope: str = "") -> None:
+        self._states[sequence] = _ControlState(wish, drafter.needs, self._methods.of(drafter.name, scope), tokens)
 
     def release(self, sequence: Hashable) -> None:
         self._states.pop(sequence, None)
@@ -153,7 +156,7 @@ class AdaptiveController:
 
     def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
         state = self._states[sequence]
-        state.history.cost.observe(depth, seconds)
+        state.history.traits.cost.observe(depth, seconds)
         state.tested += seconds
         if not state.opened:
             state.opening += seconds
@@ -167,7 +170,7 @@ class AdaptiveController:
             return None
         if not state.opened:
             state.opened = True
-            state.history.opening.observe(state.tokens, state.opening)
+            state.history.traits.opening.observe(state.tokens, state.opening)
         state.branching = state.branching or not draft.is_chain
         state.nodes = len(draft)
         state.history.scored = draft.scores is not None
@@ -229,7 +232,7 @@ class AdaptiveController:
         elif state.branching:
             most = min(wish.nodes, max(4, 2 * state.nodes))
         history = state.history
-        draft_cost = history.cost if history.cost.measured else None
+        draft_cost = history.traits.cost if history.traits.cost.measured else None
         places = history.by_node if state.branching else history.by_depth
         none = running / cost(rows)
         best, size, alive, gained = 0.0, 1, 1.0, float(running)
@@ -248,7 +251,7 @@ class AdaptiveController:
 
     def _too_dear(self, state: _ControlState, running: int, rows: int) -> bool:
         """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
-        step, seconds = self.step_cost(rows), state.history.cost(state.wish.k)
+        step, seconds = self.step_cost(rows), state.history.traits.cost(state.wish.k)
         if seconds <= CHEAP * step or state.tested <= PATIENCE * step:
             return False
         return seconds > state.history.worth(running).expected(SANGUINE * seconds)
@@ -256,7 +259,7 @@ class AdaptiveController:
     def _dear_to_open(self, state: _ControlState, rows: int) -> bool:
         """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
         prompt, as other requests have shown."""
-        return not state.opened and state.history.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
+        return not state.opened and state.history.traits.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
 
     def _step_back(self, state: _ControlState) -> None:
         """Leave the drafter alone for a while, longer each time, and give it one more try then."""

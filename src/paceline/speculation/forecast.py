@@ -53,7 +53,7 @@ def added(history: History, price: float, win: float = 0.0, first: float | None 
 def win_by_depth(history: History, budget: Budget, width: float) -> tuple[int, float]:
     """Depth and win of a draft that says nothing of its chances, so many nodes at each depth; its time counts."""
     best, depth, alive, total = 0.0, 1, 1.0, 0.0
-    cost = history.cost
+    cost = history.traits.cost
     for count, rate in enumerate(history.by_depth.rates(budget.depth), 1):
         alive *= rate
         total += alive - width * budget.price

@@ -1,19 +1,27 @@
-"""History: what is known of a drafter's luck and cost, learnt as drafts meet the text. Control and auto go by it."""
+"""History: what is known of a drafter's luck and cost, learnt as drafts meet the text. Control and auto go by it.
+
+Luck depends on texts, so it is known scope by scope; what is known of a drafter whatever it reads (Traits) is known to
+all.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
+from typing import TypeVar
 
 from paceline.speculation.acceptance import Places, Trust, Worth, Yield
 from paceline.speculation.costs import CostCurve, OpeningCost
 from paceline.speculation.tree import DraftTree
 
+Kept = TypeVar("Kept")
+
 SHORTEST_PAUSE = 16
 LONGEST_PAUSE = 256
 """Tokens between two tries of a drafter that does not pay."""
-MOST_HISTORIES = 256
+MOST_HISTORIES = 1024
+MOST_TRAITS = 256
 
 
 def round_prior(sequences: int) -> float:
@@ -21,18 +29,36 @@ def round_prior(sequences: int) -> float:
     return 1.0 + 0.15 * (sequences - 1)
 
 
+class Traits:
+    """What one drafter of an engine is like, whoever it drafts for: speeds, and nothing of any text."""
+
+    __slots__ = ("cost", "opening", "rounds", "scored")
+
+    def __init__(self) -> None:
+        self.cost: CostCurve = CostCurve(float)
+        """Seconds by the depth that was asked for."""
+        self.rounds: CostCurve = CostCurve(round_prior)
+        """Seconds by the sequences that were asked about together."""
+        self.opening: OpeningCost = OpeningCost()
+        """Seconds until the first draft."""
+        self.scored: bool | None = None
+        """Whether its drafts carry scores, by the last one that somebody told of; None: nobody did."""
+
+
 class History:
-    """What came of one drafter's drafts: all requests' of an engine, or one sequence's where there is a `wider` one.
+    """What came of one drafter's drafts: all requests' of a scope, or one sequence's where there is a `wider` one.
 
     A sequence's history starts from what the wider one knows, forgets faster, and hands on all that it learns. Time is
-    learnt about for all together: both have the same `cost`, `rounds` and `opening`.
+    learnt about for all together: both have the same `traits`, as have those of other scopes.
     """
 
-    __slots__ = ("_wider", "_worth", "by_depth", "by_node", "by_score", "cost", "cycles", "opening", "proposal",
-                 "rounds", "scored", "yields")
+    __slots__ = ("_wider", "_worth", "by_depth", "by_node", "by_score", "cycles", "proposal", "scored", "traits",
+                 "yields")
 
-    def __init__(self, wider: History | None = None) -> None:
+    def __init__(self, wider: History | None = None, traits: Traits | None = None) -> None:
+        """`traits`: the drafter's; without any, those of the wider history, or new ones."""
         self._wider = wider
+        self.traits: Traits = traits or (Traits() if wider is None else wider.traits)
         self.by_score: Trust = Trust(None if wider is None else wider.by_score)
         """Acceptance of a token once those before it are accepted, by the drafter's own score."""
         self.by_depth: Places = Places(None if wider is None else wider.by_depth)
@@ -42,12 +68,6 @@ class History:
         self.yields: Yield = Yield(None if wider is None else wider.yields)
         """Of whole drafts, for who has to forecast what a draft will bring before there is one."""
         self._worth: dict[int, Worth] = {}
-        self.cost: CostCurve = CostCurve(float) if wider is None else wider.cost
-        """Seconds by the depth that was asked for."""
-        self.rounds: CostCurve = CostCurve(round_prior) if wider is None else wider.rounds
-        """Seconds by the sequences that were asked about together."""
-        self.opening: OpeningCost = OpeningCost() if wider is None else wider.opening
-        """Seconds until the first draft."""
         self.cycles = 0
         """Drafts that were verified."""
         self.scored: bool | None = None
@@ -96,22 +116,35 @@ class History:
 
 
 class Histories:
-    """The wider histories of an engine by what they are of, the last ones asked for: there is no end of wishes."""
+    """The wider histories of an engine by what they are of and whose texts they come from, the last ones asked for:
+    there is no end of wishes."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, History] = OrderedDict()
+        self._traits: OrderedDict[bytes, Traits] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(self, wish: object) -> History:
-        """Of a method's name or a wish; equal ones share it."""
-        key = sha256(repr(wish).encode(errors="replace")).digest()
-        known = self._known.setdefault(key, History())
-        self._known.move_to_end(key)
-        if len(self._known) > MOST_HISTORIES:
-            self._known.popitem(last=False)
-        return known
+    def of(self, wish: object, scope: str = "") -> History:
+        """Of a method's name or a wish; equal ones of the same scope share it."""
+        traits = self.traits(wish)
+        return _latest(self._known, (wish, scope), lambda: History(traits=traits), MOST_HISTORIES)
+
+    def traits(self, wish: object) -> Traits:
+        """Equal wishes share them, of whatever scope."""
+        return _latest(self._traits, wish, Traits, MOST_TRAITS)
+
+
+def _latest(known: OrderedDict[bytes, Kept], wish: object, make: Callable[[], Kept], most: int) -> Kept:
+    """What is kept of a wish, or something new; of more than so many the one that was asked for longest ago goes."""
+    key = sha256(repr(wish).encode(errors="replace")).digest()
+    if key not in known:
+        known[key] = make()
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)
+    return known[key]
 
 
 class Pause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import RequestError
@@ -46,19 +46,29 @@ def check_nesting(wish: Any, levels: int = _DEEPEST) -> None:
 
 _FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
 """Options of drafters that name something on the disk or on a hub."""
+_SHARED = frozenset({"library_tokens", "cache_tokens"})
 
 
 def files_named(wish: Any) -> Iterator[tuple[str, Any]]:
     """Options of a wish, and of the wishes within it, by which files would be opened or models fetched, and what they
     name. Ask before a stranger's wish is met."""
+    return _named(wish, _FILES)
+
+
+def shared_sizes(wish: Any) -> Iterator[tuple[str, Any]]:
+    """Likewise those that set how large something is that all requests share."""
+    return _named(wish, _SHARED)
+
+
+def _named(wish: Any, names: Container[str]) -> Iterator[tuple[str, Any]]:
     if isinstance(wish, Mapping):
         for name, value in wish.items():
-            if name in _FILES:
+            if name in names:
                 yield str(name), value
-            yield from files_named(value)
+            yield from _named(value, names)
     elif isinstance(wish, list | tuple):
         for one in wish:
-            yield from files_named(one)
+            yield from _named(one, names)
 
 
 class Options:
@@ -105,6 +115,10 @@ class Options:
             raise RequestError(f"speculation method {self.method!r} needs {name!r}: token ids, each below "
                                f"{vocab_size}.", "speculation")
         return list(value)
+
+    def named(self, name: str) -> bool:
+        """Whether the caller wrote it, and it was not taken out yet."""
+        return name in self._left
 
     def take(self, name: str, default: Any) -> Any:
         """The raw value, for what has a reader of its own."""

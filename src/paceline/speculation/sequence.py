@@ -19,8 +19,8 @@ class DraftedSequence(Hashable, Protocol):
         its drafter as a whole does not sample."""
 
     @property
-    def cache_salt(self) -> str:
-        """Sequences with different salts must not learn from one another."""
+    def scope(self) -> str:
+        """Sequences of different scopes must not learn from one another: they may be of different people."""
 
 
 class Continued:
@@ -41,8 +41,8 @@ class Continued:
         return self.base.rule
 
     @property
-    def cache_salt(self) -> str:
-        return self.base.cache_salt
+    def scope(self) -> str:
+        return self.base.scope
 
     def restart(self) -> None:
         """Follow the base sequence again, without a path."""

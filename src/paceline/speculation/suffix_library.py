@@ -1,7 +1,7 @@
 """SuffixLibrary: what an engine's requests read and wrote, as suffix trees, in bounded memory.
 
 A suffix tree cannot forget a single text. So the library is a row of trees: texts go to the newest one, and when the
-whole holds too much, the oldest tree is dropped. Requests with different salts never share a tree: what one of them
+whole holds too much, the oldest tree is dropped. Requests of different scopes never share a tree: what one of them
 wrote must not show in how another one is drafted.
 """
 
@@ -16,22 +16,22 @@ _TREES = 4
 
 
 class _Shelf:
-    """A tree and the salt it is for."""
+    """A tree and the scope it is for."""
 
-    __slots__ = ("salt", "tree")
+    __slots__ = ("scope", "tree")
 
-    def __init__(self, salt: str, depth: int) -> None:
-        self.salt = salt
+    def __init__(self, scope: str, depth: int) -> None:
+        self.scope = scope
         self.tree = new_tree(depth)
 
 
 class Volume:
     """A text on its way into the library."""
 
-    __slots__ = ("_place", "salt")
+    __slots__ = ("_place", "scope")
 
-    def __init__(self, salt: str) -> None:
-        self.salt = salt
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
         self._place: tuple[_Shelf, Text] | None = None
 
     def write(self, shelf: _Shelf, tokens: list[int]) -> None:
@@ -66,7 +66,7 @@ class _Delivery:
 class SuffixLibrary:
     """`add` only takes note; `work` does the sorting in, a little at a time, so that no request waits for the long
     prompt of another. The tree that nothing was added to for longest goes first; `capacity` bounds tokens over all
-    salts."""
+    scopes."""
 
     def __init__(self, capacity: int, depth: int = 64) -> None:
         self.capacity = capacity
@@ -74,15 +74,15 @@ class SuffixLibrary:
         self._shelves: dict[_Shelf, None] = {}
         """All of them, the one that was written to last at the end."""
         self._of: dict[str, list[_Shelf]] = {}
-        """Of a salt, oldest first; the last one is written to."""
+        """Of a scope, oldest first; the last one is written to."""
         self._pending: deque[_Delivery] = deque()
         self._waiting = 0
         self.tokens = 0
         """Held now, without what waits to be sorted in."""
 
-    def trees(self, salt: str) -> list[SuffixTree]:
-        """What requests of this salt may look at, the newest first."""
-        return [shelf.tree for shelf in reversed(self._of.get(salt, ()))]
+    def trees(self, scope: str) -> list[SuffixTree]:
+        """What requests of this scope may look at, the newest first."""
+        return [shelf.tree for shelf in reversed(self._of.get(scope, ()))]
 
     def add(self, volume: Volume, tokens: list[int]) -> None:
         """Take note of a text's next tokens. What waits is bounded like what is held: the oldest is forgotten."""
@@ -99,7 +99,7 @@ class SuffixLibrary:
         """Sort in up to `most` tokens."""
         while most > 0 and self._pending:
             first = self._pending[0]
-            shelf = self._open_shelf(first.volume.salt)
+            shelf = self._open_shelf(first.volume.scope)
             count = min(most, len(first), max(1, self.capacity // _TREES - shelf.tree.tokens))
             first.volume.write(shelf, first.take(count))
             self._shelves.pop(shelf, None)
@@ -111,10 +111,10 @@ class SuffixLibrary:
                 self._pending.popleft()
             self._forget()
 
-    def _open_shelf(self, salt: str) -> _Shelf:
-        shelves = self._of.setdefault(salt, [])
+    def _open_shelf(self, scope: str) -> _Shelf:
+        shelves = self._of.setdefault(scope, [])
         if not shelves or shelves[-1].tree.tokens >= self.capacity // _TREES:
-            shelf = _Shelf(salt, self._depth)
+            shelf = _Shelf(scope, self._depth)
             shelves.append(shelf)
         return shelves[-1]
 
@@ -123,7 +123,7 @@ class SuffixLibrary:
             shelf = next(iter(self._shelves))
             del self._shelves[shelf]
             self.tokens -= shelf.tree.tokens
-            left = self._of[shelf.salt]
+            left = self._of[shelf.scope]
             left.remove(shelf)
             if not left:
-                del self._of[shelf.salt]
+                del self._of[shelf.scope]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engine.execute.graphs.chances import MEMORY, Chances
+from paceline.engine.execute.graphs.chances import MEMORY, MOST_SCOPES, Chances, ChancesByScope
 from paceline.kernels.device.lookup import HIGHEST, LEAST_CHANCE, LOOK_BACK, MOST_DRAFTED
 from paceline.speculation.drafters.ngram import confidence
 from paceline.speculation.stats import Round
@@ -49,3 +49,15 @@ def test_rounds_without_a_draft_say_nothing() -> None:
     chances = Chances()
     chances.learn([Round(0, 0, 0), Round(0, 0, 7)])
     assert chances.of(7) == pytest.approx(confidence(7))
+
+
+def test_chances_are_those_of_a_scope_and_in_mixed_company_the_fitted_ones() -> None:
+    known = ChancesByScope()
+    for _ in range(400):
+        known.of("hers").learn([Round(4, 0, 2)])
+    fitted = Chances().levels().tolist()
+    assert known.among(["his", "his"]).levels().tolist() == fitted != known.among(["hers", "hers"]).levels().tolist()
+    assert known.among(["hers", "his", "hers"]).levels().tolist() == fitted
+    for number in range(MOST_SCOPES):
+        known.of(f"{number}")
+    assert len(known) == MOST_SCOPES and known.of("hers").of(2) == pytest.approx(confidence(2))

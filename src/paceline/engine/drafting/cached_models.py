@@ -262,8 +262,9 @@ class OwnCacheModel(CachedModel):
         if held is None:
             if len(seq.tokens) >= self._cache.capacity():
                 return None
-            salt = seq.request.params.cache_salt
-            while (allocation := self._cache.open(seq.tokens, salt=salt)) is None:
+            # Not the sequence's own: an adapter of the target changes nothing of what this model computes.
+            scope = seq.request.scope
+            while (allocation := self._cache.open(seq.tokens, salt=scope)) is None:
                 if not self._evict(busy):
                     return None
             held = self._held[seq] = Held(allocation, allocation.cached)

@@ -67,7 +67,7 @@ class Drafting(Guard[Sequence]):
             return
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
-        self.controller.begin(seq, drafter, wish, len(seq.tokens))
+        self.controller.begin(seq, drafter, wish, len(seq.tokens), seq.scope)
         seq.wait_for_commit = drafter.needs.host
         seq.taps = frozenset(drafter.needs.taps)
         self.guarded(drafter, seq, self._open, drafter, seq)

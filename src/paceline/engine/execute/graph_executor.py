@@ -15,7 +15,7 @@ from paceline.engine.decide.decision import Decision
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
 from paceline.engine.execute.graphs.attended import Attended
-from paceline.engine.execute.graphs.chances import Chances
+from paceline.engine.execute.graphs.chances import ChancesByScope
 from paceline.engine.execute.graphs.draft_rows import PLAIN, TRIAL, DraftPlan, DraftRows, Sources
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import (
@@ -151,7 +151,7 @@ class GraphExecutor:
         """When the device was done with the last step that was settled."""
         self.host_gaps = HostGaps()
         self._draft_rows = DraftRows()
-        self._chances = Chances()
+        self._chances = ChancesByScope()
         self._attended = Attended()
 
     def capture(self, most_rows: int, progress: Progress | None = None) -> int:
@@ -267,7 +267,8 @@ class GraphExecutor:
         flight, launch = Flight(step), self.graphs.decode.launch
         use, levels = Use.DECODE, None
         if step.drafted_rows:
-            use, levels = Use.LOOKUP, self._chances.levels()
+            among = self._chances.among(group.seq.scope for group in step.groups)
+            use, levels = Use.LOOKUP, among.levels()
         flight.started = True
         reading = self._memory.attempt(use, lambda: launch(step, levels), final=not step.drafted_rows)
         if reading is None:  # positions for its repeats are reserved: it can only be planned anew
@@ -339,8 +340,10 @@ class GraphExecutor:
         self._step_seconds, self._measured = reading.seconds, True
         # As many tokens as all would have got that had some to come: what ends on the way says nothing of drafts.
         told = [one for one in sampled if one.tokens]
-        for decision in decisions:  # what comes behind the end of a text says nothing of it
-            self._chances.learn(decision.rounds if decision.finish is None else decision.rounds[:-1])
+        for group, decision in zip(step.groups, decisions):
+            # What comes behind the end of a text says nothing of it.
+            rounds = decision.rounds if decision.finish is None else decision.rounds[:-1]
+            self._chances.of(group.seq.scope).learn(rounds)
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         count, sources = len(step.groups), self._sources(step)
         if told:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from paceline.engine.decide.decision import Decision
 from paceline.engine.records.metrics import StepTimes
 from paceline.engine.records.record import Record
 from paceline.engine.schedule.step import RowGroup, Step
+from paceline.request import Request, Tenant
 from paceline.sampling.trace import Trace
 from paceline.speculation.stats import Provenance
 from paceline.speculation.tree import DraftTree
@@ -56,12 +57,13 @@ class RequestTimeline:
     """One request: live ones lend their record, finished ones leave what is worth showing."""
 
     __slots__ = ("arrival", "dropped", "error", "events", "finished", "id", "method", "prompt_end", "prompt_tokens",
-                 "reason", "reasons", "record", "samples", "seed", "speculation", "summary", "trace", "trace_weight",
-                 "weight")
+                 "reason", "reasons", "record", "samples", "seed", "speculation", "summary", "tenant", "trace",
+                 "trace_weight", "weight")
 
     def __init__(self, record: Record) -> None:
         request = record.request
         self.id = request.id
+        self.tenant = request.tenant
         self.arrival = request.arrival
         self.prompt_tokens = len(request.prompt)
         self.prompt_end = request.prompt[-PROMPT_END:]
@@ -131,8 +133,8 @@ class Timelines:
     """
 
     def __init__(self, most_requests: int = 512, most_weight: int = 120_000, request_weight: int = 6_000) -> None:
-        self.requests: dict[str, RequestTimeline] = {}
-        """By id, oldest first."""
+        self.requests: dict[tuple[str, str], RequestTimeline] = {}
+        """By tenant and id, oldest first: ids are chosen by clients, and two of them may choose the same."""
         self.seconds: deque[Second] = deque(maxlen=SECONDS_KEPT)
         self.latencies: deque[tuple[float | None, float | None]] = deque(maxlen=LATENCIES_KEPT)
         """Time to first token and time per further token of finished requests, in seconds."""
@@ -142,36 +144,37 @@ class Timelines:
         self._request_weight = request_weight
 
     def admitted(self, record: Record) -> None:
-        self._forget(record.request.id)  # an id may come again once its request is over
-        self.requests[record.request.id] = RequestTimeline(record)
+        key = _key(record.request)
+        self._forget(key)  # an id may come again once its request is over
+        self.requests[key] = RequestTimeline(record)
         self._shrink()
 
     def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
         ended, company = started + sum(times), len(step.groups)
         for seq in step.preempted:
-            self._note(seq.request.id, Event(PREEMPTED, seq.sample, started, started, 0, 0, company))
+            self._note(seq.request, Event(PREEMPTED, seq.sample, started, started, 0, 0, company))
         tokens = prompt_rows = 0
         for group, decision in zip(step.groups, decisions):
             event = _event(step, group, decision, started, ended)
-            self._note(group.seq.request.id, event)
+            self._note(group.seq.request, event)
             tokens += len(event.tokens)
             if event.kind is PREFILL:
                 prompt_rows += event.rows
             if group.siblings:
                 for sibling, own in zip(group.siblings, decision.siblings):
-                    self._note(sibling.request.id, Event(DECODE, sibling.sample, started, ended,
+                    self._note(sibling.request, Event(DECODE, sibling.sample, started, ended,
                                                          event.start + event.rows, 0, company, own.tokens,
                                                          own.origins))
                     tokens += len(own.tokens)
             for branch in decision.branches:
-                self._note(branch.seq.request.id, Event(DECODE, branch.seq.sample, started, ended,
+                self._note(branch.seq.request, Event(DECODE, branch.seq.sample, started, ended,
                                                         event.start + event.rows, 0, company, branch.tokens))
                 tokens += len(branch.tokens)
         self._count(int(ended), tokens, prompt_rows, max(step.repeat, 1))
         self._shrink()
 
     def closed(self, record: Record) -> None:
-        timeline = self.requests.get(record.request.id)
+        timeline = self.requests.get(_key(record.request))
         if timeline is None or timeline.record is not record:
             return
         timeline.close()
@@ -179,8 +182,13 @@ class Timelines:
         self.latencies.append((record.metrics.ttft, record.metrics.tpot))
         self._shrink()
 
-    def _note(self, request_id: str, event: Event) -> None:
-        timeline = self.requests.get(request_id)
+    def seen_by(self, sees: Callable[[Tenant], bool], request_id: str | None = None) -> list[RequestTimeline]:
+        """Those whose tenants somebody sees, newest first; with an id, those that have it."""
+        return [one for one in reversed(self.requests.values())
+                if sees(one.tenant) and request_id in (None, one.id)]
+
+    def _note(self, request: Request, event: Event) -> None:
+        timeline = self.requests.get(_key(request))
         if timeline is not None:
             self.weight += timeline.note(event, self._request_weight)
 
@@ -196,12 +204,16 @@ class Timelines:
             oldest = next((one for one in self.requests.values() if one.record is None), None)
             if oldest is None:
                 return  # live ones stay; each is bounded by itself, and their number by seats and queue
-            self._forget(oldest.id)
+            self._forget((oldest.tenant.name, oldest.id))
 
-    def _forget(self, request_id: str) -> None:
-        gone = self.requests.pop(request_id, None)
+    def _forget(self, key: tuple[str, str]) -> None:
+        gone = self.requests.pop(key, None)
         if gone is not None:
             self.weight -= gone.weight + gone.trace_weight
+
+
+def _key(request: Request) -> tuple[str, str]:
+    return request.tenant.name, request.id
 
 
 def _event(step: Step, group: RowGroup, decision: Decision, started: float, ended: float) -> Event:

@@ -90,7 +90,7 @@ class Sequence:
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
                  "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
                  "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
-                 "rule", "sample", "search", "seed", "siblings", "state", "status", "swapped", "taps",
+                 "rule", "sample", "scope", "search", "seed", "siblings", "state", "status", "swapped", "taps",
                  "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
@@ -104,6 +104,9 @@ class Sequence:
         self.seed = seed
         self.adapter = request.adapter
         """What its rows run with besides the model; None: nothing."""
+        self.scope = request.scope if self.adapter is None else f"adapter {self.adapter.revision} {request.scope}"
+        """What keeps its blocks and its text apart from those of others: the request's scope, and the adapter that they
+        were computed with. (A scope begins with a number: it cannot be taken for an adapter's.)"""
         self.tokens: list[int] = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.computed = 0
@@ -180,15 +183,6 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def cache_salt(self) -> str:
-        """What keeps its blocks apart from those of others: what the request asked for, and the adapter they were
-        computed with. The first letters tell both kinds apart, whatever a request asks for."""
-        own = self.request.params.cache_salt
-        if self.adapter is not None:
-            return f"adapter {self.adapter.revision} {own}"
-        return f"salt {own}" if own else ""
 
     def __repr__(self) -> str:
         return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "

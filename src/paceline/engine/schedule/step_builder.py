@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cache.allocation import Allocation
 from paceline.cache.manager import CacheManager
+from paceline.cache.prefix import told_to_all
 from paceline.cache.transfers import BlockCopy, Route
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
@@ -379,7 +380,7 @@ class StepBuilder:
             self.preempt(self.running[-1])
         params = seq.request.params
         reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
-        allocation = self.cache.open(seq.tokens, salt=seq.cache_salt, reuse=reuse)
+        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=reuse)
         if allocation is None:
             return False
         if not self._fits(seq, allocation):
@@ -388,7 +389,7 @@ class StepBuilder:
         self.waiting.discard(seq)
         if seq.admitted is None:
             seq.cached_tokens = allocation.cached
-            seq.cache_miss = allocation.miss
+            seq.cache_miss = told_to_all(allocation.miss) if seq.request.tenant.shares_cache else allocation.miss
         try:
             self._copies += self.cache.fetch(allocation)
             computed = allocation.cached

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakValueDictionary
 
 from paceline.kernels.device.lookup import DeviceDraft, EitherDraft, HeadDraft, Lookup
@@ -20,7 +19,7 @@ from paceline.speculation.acceptance import outcomes, survival
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.forecast import added, best_win, exclusive, rates_by_depth, win_by_depth, worthwhile
 from paceline.speculation.guard import Guard, reason
-from paceline.speculation.history import Histories, History, Pause
+from paceline.speculation.history import Histories, History, Pause, Traits
 from paceline.speculation.models import SAMPLED_RULES
 from paceline.speculation.options import Options
 from paceline.speculation.packing import Pack, pack_likeliest
@@ -40,14 +39,16 @@ LEAST_WIN = 0.01
 class _Candidate:
     number: int
     part: Part
-    known: History
+    wish: object
+    """Under which its histories are kept."""
+    traits: Traits
     """What all requests of an engine taught about it."""
 
     @property
     def free(self) -> bool:
         """Whether it is asked whatever it promises: it runs no model, and as far as is known its drafts tell what they
         are worth."""
-        return not self.part.drafter.needs.runs_model and self.known.scored is not False
+        return not self.part.drafter.needs.runs_model and self.traits.scored is not False
 
 
 class _Record:
@@ -55,9 +56,10 @@ class _Record:
 
     __slots__ = ("candidate", "history", "nodes", "pause", "width")
 
-    def __init__(self, candidate: _Candidate) -> None:
+    def __init__(self, candidate: _Candidate, known: History) -> None:
+        """`known`: what all requests of its scope taught about the candidate."""
         self.candidate = candidate
-        self.history = History(candidate.known)
+        self.history = History(known)
         self.pause = Pause()
         self.width = 1.0
         """Nodes at each depth, of the last draft without scores."""
@@ -106,16 +108,19 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
     A candidate that raises is dropped for the sequence that it raised on; the others go on.
     """
 
-    def __init__(self, name: str, parts: Sequence[tuple[Part, History]],
+    def __init__(self, name: str, parts: Sequence[tuple[Part, object]], histories: Histories | None = None,
                  clock: Callable[[], float] = time.perf_counter, lookup: DeviceDraft | None = None) -> None:
-        """`lookup`: what a device, if there is one, does in place of all the parts."""
+        """`parts`: each with the wish under which `histories` know it. `lookup`: what a device, if there is one, does
+        in place of all the parts."""
         super().__init__()
         self.name = name
         needs = [part.drafter.needs for part, _ in parts]
         self.needs = Needs(taps=all_taps(needs), samples=any(one.samples for one in needs),
                            runs_model=any(one.runs_model for one in needs),
                            probes=any(one.probes for one in needs), lookup=lookup)
-        self._candidates = [_Candidate(number, part, known) for number, (part, known) in enumerate(parts)]
+        self._histories = Histories() if histories is None else histories
+        self._candidates = [_Candidate(number, part, wish, self._histories.traits(wish))
+                            for number, (part, wish) in enumerate(parts)]
         self._records: dict[DraftedSequence, list[_Record]] = {}
         self._packs: dict[DraftedSequence, Pack] = {}
         """Of the last step, where several drafts were packed into one."""
@@ -127,7 +132,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         return [candidate.part.drafter for candidate in self._candidates]
 
     def begin(self, sequence: DraftedSequence) -> None:
-        self._records[sequence] = [_Record(candidate) for candidate in self._candidates]
+        self._records[sequence] = [_Record(candidate, self._histories.of(candidate.wish, sequence.scope))
+                                   for candidate in self._candidates]
         for candidate in self._candidates:
             self.guarded(candidate.part.drafter, sequence, candidate.part.drafter.begin, sequence)
 
@@ -189,7 +195,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
                 asked.append((one, Budget(depth, budget.nodes, budget.price, budget.pace)))
         together.sort(key=lambda entry: -entry[0])
         count = worthwhile([entry[0] for entry in together], [entry[1].budget.pace for entry in together],
-                           candidate.known.rounds)
+                           candidate.traits.rounds)
         return asked + [(one, budget) for place, (_, one, budget, record) in enumerate(together)
                         if _pays(record, one, place < count)]
 
@@ -202,9 +208,9 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         started = self._clock()
         proposals = self.proposals(drafter, [one.sequence for one, _ in open], [budget for _, budget in open])
         seconds = self._clock() - started
-        candidate.known.rounds.observe(len(open), seconds)
+        candidate.traits.rounds.observe(len(open), seconds)
         for _, budget in open:
-            candidate.known.cost.observe(budget.depth, seconds / len(open))
+            candidate.traits.cost.observe(budget.depth, seconds / len(open))
         for sequence, budget, proposed, _ in proposals:
             draft = self.guarded(drafter, sequence, fitted, proposed, budget)
             one = by_sequence[sequence]
@@ -291,13 +297,13 @@ def _sampled(record: _Record, offers: _Offers) -> bool:
 
 def _scored(record: _Record, offers: _Offers) -> bool:
     """Whether its drafts for this sequence tell what they are worth, as far as is known."""
-    return record.candidate.known.scored is not False and not _sampled(record, offers)
+    return record.candidate.traits.scored is not False and not _sampled(record, offers)
 
 
 def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
     scored = draft.scores is not None and draft.q is None
     if not _sampled(record, offers):  # that says nothing of what it drafts for others
-        record.candidate.known.scored = scored
+        record.candidate.traits.scored = scored
     price = offers.budget.price
     if scored:
         whole = record.candidate.part.drafter.needs.probes
@@ -355,12 +361,12 @@ def build(method: str, options: Options, context: DraftContext) -> Drafter:
     found = shared.get(key)
     if found is None:
         known = context.shared.setdefault("auto histories", Histories())
-        parts = [(part_of(wish, method, context), known.of(wish)) for wish in wishes]
-        found = shared[key] = AutoDrafter(method, parts, lookup=_on_device(parts, named))
+        parts = [(part_of(wish, method, context), wish) for wish in wishes]
+        found = shared[key] = AutoDrafter(method, parts, known, lookup=_on_device(parts, named))
     return found
 
 
-def _on_device(parts: Sequence[tuple[Part, Any]], named: bool) -> DeviceDraft | None:
+def _on_device(parts: Sequence[tuple[Part, object]], named: bool) -> DeviceDraft | None:
     """Those that were named are all to be asked; of those that were not, what needs no host is enough: the first that
     looks up, the first head, or both."""
     own = [part.drafter.needs.lookup for part, _ in parts]

@@ -1,7 +1,7 @@
-"""suffix: what followed most often when a text ended like this, in this request or in any other of the engine.
+"""suffix: what followed most often when a text ended like this, in this request or in any other of its scope.
 
 The longest suffix of the text that occurred before is looked up in a suffix tree of the sequence itself and in the
-library of what all requests read and wrote. The longer it is, the more is drafted.
+library of what all requests of the same scope read and wrote. The longer it is, the more is drafted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _History:
 
     __slots__ = ("seen", "text", "tree", "volume")
 
-    def __init__(self, depth: int, salt: str) -> None:
+    def __init__(self, depth: int, scope: str) -> None:
         self.tree = new_tree(depth)
         self.text = self.tree.begin()
-        self.volume = Volume(salt)
+        self.volume = Volume(scope)
         self.seen = 0
 
     def news(self, tokens: list[int]) -> list[int]:
@@ -60,7 +60,7 @@ class SuffixDrafter:
         self._histories: dict[DraftedSequence, _History] = {}
 
     def begin(self, sequence: DraftedSequence) -> None:
-        self._histories[sequence] = _History(self._depth, sequence.cache_salt)
+        self._histories[sequence] = _History(self._depth, sequence.scope)
         self._learn(sequence)
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
@@ -95,7 +95,7 @@ class SuffixDrafter:
         best: Continuation | None = None
         longest = 0
         end = sequence.tokens[-self._reach.longest:]
-        for tree in self._library.trees(sequence.cache_salt):
+        for tree in self._library.trees(sequence.scope):
             found = tree.draft(end, self._reach, budget.nodes, budget.depth, longest)
             if found.matched > longest:
                 best, longest = found, found.matched
@@ -103,12 +103,14 @@ class SuffixDrafter:
 
 
 def build(method: str, options: Options, context: DraftContext) -> Drafter:
+    named = options.named("library_tokens")
     tokens = options.integer("library_tokens", LIBRARY_TOKENS, 0, 10_000_000)
     library: SuffixLibrary | None = None
     if tokens:
-        # One library an engine; whoever names another size sets it for all.
+        # One library an engine; whoever names another size sets it for all (and must be its operator: serve/params.py).
         library = context.shared.setdefault("suffix library", SuffixLibrary(LIBRARY_TOKENS, DEPTH))
-        library.capacity = max(tokens, _WORK)
+        if named:
+            library.capacity = max(tokens, _WORK)
     return SuffixDrafter(
         method, library, factor=options.number("factor", 1.0, 0.0, 64.0),
         offset=options.number("offset", 0.0, -64.0, float(MAX_NODES)),

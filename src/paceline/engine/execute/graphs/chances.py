@@ -1,8 +1,9 @@
 """Chances: how likely it is that a token which a device looked up follows, by how many tokens matched before it; what
-was fitted once, corrected by what this engine sees."""
+was fitted once, corrected by what this engine sees in texts of the same scope."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,10 +18,12 @@ DOUBT = 24.0
 MEMORY = 2000.0
 """Sightings after which the older half counts half: texts change."""
 LENGTHS = LOOK_BACK + MOST_DRAFTED
+MOST_SCOPES = 256
+"""Whose chances are kept, the latest ones."""
 
 
 class Chances:
-    """For one engine."""
+    """In the texts of one scope."""
 
     def __init__(self) -> None:
         fitted = [0.0, *(confidence(matched) for matched in range(1, LENGTHS))]
@@ -61,3 +64,27 @@ class Chances:
             level = 1 + (HIGHEST - 1) * (1 - np.log(np.maximum(reached, 1e-9)) / np.log(LEAST_CHANCE))
             self._levels = np.where(reached >= LEAST_CHANCE, level, 0).astype(np.int64)
         return self._levels
+
+
+class ChancesByScope:
+    """For one engine. The rows of a step go to the likeliest tokens of all its sequences, by one table: where those are
+    of several scopes it is the one that was fitted, as nobody's texts may show in how another is drafted for."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Chances] = OrderedDict()
+        self._fitted = Chances()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, scope: str) -> Chances:
+        chances = self._known.setdefault(scope, Chances())
+        self._known.move_to_end(scope)
+        if len(self._known) > MOST_SCOPES:
+            self._known.popitem(last=False)
+        return chances
+
+    def among(self, scopes: Iterable[str]) -> Chances:
+        """What may be used for sequences of these scopes together."""
+        first, *others = set(scopes)
+        return self._fitted if others else self.of(first)

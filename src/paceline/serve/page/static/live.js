@@ -29,16 +29,18 @@ export function live() {
   const body = h("tbody");
   const grid = h("div", { class: "scroll", hidden: true }, h("table", {},
     h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
-  const idle = h("p", { class: "soft" }, "The engine is idle.");
+  const idle = h("p", { class: "soft" }, "Nothing runs.");
   const depths = h("div", { class: "methods" });
   const state = h("span", { class: "pulse", role: "status" }, "connecting …");
+  const whole = [
+    h("div", { class: "tiles" }, Object.values(tiles).map((tile) => tile.element)),
+    h("section", { class: "card cache" }, h("h2", {}, "KV cache, block by block"), maps, facts),
+    h("section", { class: "card luck" }, h("h2", {}, "Acceptance by position"), depths)];
+  const own = h("p", { class: "soft", hidden: true }, "Your own requests. What the engine does for all is shown to an operator's key.");
   const element = h("div", { class: "live" },
     h("div", { class: "row" }, h("h1", { class: "grow" }, "Live"), state),
-    h("div", { class: "tiles" }, Object.values(tiles).map((tile) => tile.element)),
-    h("div", { class: "watch" },
-      h("section", { class: "card cache" }, h("h2", {}, "KV cache, block by block"), maps, facts),
-      h("section", { class: "card luck" }, h("h2", {}, "Acceptance by position"), depths),
-      h("section", { class: "card queue" }, h("h2", {}, "Running and waiting"), grid, idle)));
+    own, whole[0],
+    h("div", { class: "watch" }, whole.slice(1), h("section", { class: "card queue" }, h("h2", {}, "Running and waiting"), grid, idle)));
   const pictures = new Map();
   const history = new Map();
   const rows = new Map();
@@ -126,10 +128,10 @@ export function live() {
         for await (const frame of watch("paceline/live", watching.signal)) {
           state.textContent = "live";
           state.dataset.on = "yes";
-          cache(frame);
-          rates(frame);
-          latencies(frame);
-          methods(frame);
+          const all = "totals" in frame;
+          own.hidden = all;
+          for (const part of whole) part.hidden = !all;
+          if (all) for (const show of [cache, rates, latencies, methods]) show(frame);
           queue(frame);
           element.dataset.frames = `${Number(element.dataset.frames ?? 0) + 1}`;
         }
