@@ -94,7 +94,7 @@ def test_luck_is_known_scope_by_scope_and_time_to_all() -> None:
         hers.learn(DraftTree.chain([1], scores=[0.9]), [(0, False)])
         hers.learn(DraftTree.chain([1]), [(0, False)])
         hers.learn_nodes(DraftTree([1, 2], [-1, -1]), [1])
-        hers.yields.learn(9.0, 9)
+        hers.yields(0.0).learn(9.0, 9)
         hers.worth(1).learn(9.0)
         hers.verified()
     hers.traits.cost.observe(4, 0.5)
@@ -102,7 +102,7 @@ def test_luck_is_known_scope_by_scope_and_time_to_all() -> None:
     for one in (his, known.of("ngram"), known.of("ngram", "hers ")):
         assert one.by_score.rate(0.9) == fresh.by_score.rate(0.9) and one.cycles == 0
         assert one.by_depth.rates(3) == fresh.by_depth.rates(3) and one.by_node.rates(3) == fresh.by_node.rates(3)
-        assert one.yields.expected() == fresh.yields.expected() and one.worth(1).expected(1.0) == 1.0
+        assert one.yields(0.0).expected() == fresh.yields(0.0).expected() and one.worth(1).expected(1.0) == 1.0
         assert one.traits is hers.traits and one.traits.cost(4) == 0.5
     assert known.of("ngram", "hers") is hers
 

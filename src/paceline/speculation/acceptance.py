@@ -69,12 +69,12 @@ class Places:
 class Yield:
     """Of a drafter that ends its drafts itself, where they are not sure any more: how many tokens of a draft should be
     accepted, by scores that the text has put right, and how many nodes that takes. Starts from `wider` (all requests
-    together)."""
+    together), or from the guess that it is so much `more` than usual."""
 
-    __slots__ = ("_accepted", "_memory", "_nodes", "_tries", "_wider")
+    __slots__ = ("_accepted", "_memory", "_more", "_nodes", "_tries", "_wider")
 
-    def __init__(self, wider: Yield | None = None) -> None:
-        self._wider = wider
+    def __init__(self, wider: Yield | None = None, more: float = 0.0) -> None:
+        self._wider, self._more = wider, more
         self._memory = LONG_MEMORY if wider is None else MEMORY
         self._accepted = self._nodes = self._tries = 0.0
 
@@ -87,7 +87,7 @@ class Yield:
 
     def expected(self) -> tuple[float, float]:
         """Accepted tokens and nodes of the next draft."""
-        accepted, nodes = FIRST_YIELD if self._wider is None else self._wider.expected()
+        accepted, nodes = (one + self._more for one in FIRST_YIELD) if self._wider is None else self._wider.expected()
         weight = self._tries + PRIOR_WEIGHT
         return ((self._accepted + PRIOR_WEIGHT * accepted) / weight, (self._nodes + PRIOR_WEIGHT * nodes) / weight)
 

@@ -29,6 +29,8 @@ PATIENCE = 0.4
 """Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
 SANGUINE = 3.0
 """Times its cost that a draft of a method is taken to save of which nothing is known: it is tried some times."""
+SPAN = 4
+"""Rows over which the price of one is taken: between neighbours the curve is too rough."""
 NEGLIGIBLE = 1e-3
 DEAR_OPENING = 4.0
 """Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
@@ -133,7 +135,7 @@ class AdaptiveController:
         if not state.pause.over or not self.step_cost.knows(running):
             return None  # what a plain step takes is what everything else is weighed against: measure that first
         pace = self._pace(state, running, rows)
-        price = pace * (self.step_cost(rows + 1) - self.step_cost(rows))
+        price = pace * (self.step_cost(rows + SPAN) - self.step_cost(rows)) / SPAN
         if state.history.scored and not state.needs.probes:
             if self._too_dear(state, running, rows):
                 state.history.worth(running).fade()

@@ -8,7 +8,9 @@ from statistics import median
 
 FIRST = 5
 """Samples of a count whose median counts; from then on a moving average."""
-WEIGHT = 0.1
+WEIGHT = 0.02
+LEVEL_WEIGHT = 0.1
+"""Of a sample, in what is known of its count and of all counts together."""
 TRUSTED = 2
 """Samples from which on a count is known."""
 STALE_AFTER = 1000
@@ -34,6 +36,10 @@ class CostCurve:
     Every exact count has its own average. Between measured counts the curve is a straight line, outside it follows
     the prior's shape; and since more rows never take less time, a count costs at most what a larger one does. One
     slow sample (another process, a cold page) moves little: averages start as medians and large values are clipped.
+
+    Longer texts and a busy machine make all counts dearer at once. What is kept of a count is therefore what it takes
+    at one level of all costs, and samples of well-known counts move that level sooner than the counts: else one that
+    was last seen behind short texts would seem cheap beside one that was just seen behind a long one.
     """
 
     def __init__(self, prior: Callable[[int], float]) -> None:
@@ -43,6 +49,7 @@ class CostCurve:
         self._values: list[float] = []
         self._answers: dict[int, float] = {}
         self._seen = 0
+        self._level = 1.0
 
     @property
     def measured(self) -> bool:
@@ -59,6 +66,7 @@ class CostCurve:
 
     def observe(self, count: int, seconds: float) -> None:
         self._seen += 1
+        seconds /= self._level
         point = self._points.get(count)
         early = point is None or len(point.first) < FIRST
         if point is None:
@@ -67,7 +75,10 @@ class CostCurve:
             point.first.append(seconds)
             point.value = median(point.first)
         else:
-            point.value += WEIGHT * (min(seconds, 2.0 * point.value) - point.value)
+            off = min(seconds, 2.0 * point.value) - point.value
+            point.value += WEIGHT * off
+            if point.value > 0.0:
+                self._level *= 1.0 + LEVEL_WEIGHT * off / point.value
         point.last_seen = self._seen
         if early or self._seen % REFRESH_EVERY == 0:
             self._refresh()
@@ -76,7 +87,7 @@ class CostCurve:
         answer = self._answers.get(count)
         if answer is None:
             answer = self._answers[count] = self._estimate(count)
-        return answer
+        return self._level * answer
 
     def _refresh(self) -> None:
         """Take up what was observed: drop what is stale, make the values rise with the counts."""

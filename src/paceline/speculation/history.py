@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from hashlib import sha256
+from math import ceil
 from typing import TypeVar
 
 from paceline.speculation.acceptance import Places, Trust, Worth, Yield
@@ -20,6 +21,9 @@ Kept = TypeVar("Kept")
 SHORTEST_PAUSE = 16
 LONGEST_PAUSE = 256
 """Tokens between two tries of a drafter that does not pay."""
+BESIDE = 0.5
+MOST_BESIDE = 4
+"""Tokens that others promise: yields are told apart in steps of so many, up to so many steps."""
 MOST_HISTORIES = 1024
 MOST_TRAITS = 256
 
@@ -52,8 +56,8 @@ class History:
     learnt about for all together: both have the same `traits`, as have those of other scopes.
     """
 
-    __slots__ = ("_wider", "_worth", "by_depth", "by_node", "by_score", "cycles", "proposal", "scored", "traits",
-                 "yields")
+    __slots__ = ("_wider", "_worth", "_yields", "by_depth", "by_node", "by_score", "cycles", "proposal", "scored",
+                 "traits")
 
     def __init__(self, wider: History | None = None, traits: Traits | None = None) -> None:
         """`traits`: the drafter's; without any, those of the wider history, or new ones."""
@@ -65,8 +69,7 @@ class History:
         """The same by depth, for drafts without scores: of siblings one at most is right, and counts for all."""
         self.by_node: Places = Places(None if wider is None else wider.by_node)
         """Acceptance of a tree's nodes in their order, whatever came of their parents: what trimming cuts at."""
-        self.yields: Yield = Yield(None if wider is None else wider.yields)
-        """Of whole drafts, for who has to forecast what a draft will bring before there is one."""
+        self._yields: dict[int, Yield] = {}
         self._worth: dict[int, Worth] = {}
         self.cycles = 0
         """Drafts that were verified."""
@@ -82,6 +85,17 @@ class History:
         known = self._worth.get(company)
         if known is None:
             known = self._worth[company] = Worth(None if self._wider is None else self._wider.worth(running))
+        return known
+
+    def yields(self, beside: float) -> Yield:
+        """Of whole drafts where somebody else's draft promises to win about so much, for who has to forecast what a
+        draft will bring before there is one: where others know how a text goes on, so does a model, and better than
+        where it is asked because they do not. While nothing is known it is taken to know better."""
+        place = min(MOST_BESIDE, ceil(beside / BESIDE))
+        known = self._yields.get(place)
+        if known is None:
+            known = self._yields[place] = Yield(None if self._wider is None else self._wider.yields(beside),
+                                                place * BESIDE)
         return known
 
     def settled(self) -> DraftTree | None:

@@ -40,7 +40,7 @@ def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: 
     check(config, tensors, where)
     probe = target.embed(torch.zeros(1, dtype=torch.int64, device=target.head.weight.device))
     packed = isinstance(target.head.weight, PackedWeight) if packed is None else packed
-    if config.whole_vocabulary and config.reduced and not packed:
+    if config.whole_vocabulary and config.reduced and not packed and probe.device.type == "cpu":
         config, tensors = widened(config, tensors, where)
     weights: WeightSource = HeadWeights(tensors, probe.dtype, probe.device)
     if packed:
@@ -55,8 +55,9 @@ def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target: 
 
 def widened(config: HeadConfig, tensors: Mapping[str, torch.Tensor],
             where: str) -> tuple[HeadConfig, Mapping[str, torch.Tensor]]:
-    """A head with whole_vocabulary that drafts from all of it: where a step reads gigabytes, the rest of the target's
-    matrix is nothing. Of tokens outside the draft vocabulary the Markov head says nothing."""
+    """A head with whole_vocabulary that drafts from all of it, where floats are computed on a CPU and steps take long.
+    (On a card the further columns of every draft cost more than they win, in crowds.) Of tokens outside the draft
+    vocabulary the Markov head says nothing."""
     known = target_ids(config, tensors["d2t"], where)
     found = {name: tensor for name, tensor in tensors.items() if name not in MAPS}
     for name in found.keys() & {MARKOV_W2}:

@@ -315,7 +315,8 @@ def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
     win, record.nodes = best_win(chances, price)
     if scored and _runs_model(record):
         # By what its scores are worth, not by what came of them: luck would silence a model that pays on average.
-        record.history.yields.learn(sum(chances[:record.nodes]), record.nodes)
+        beside = offers.best
+        record.history.yields(0.0 if beside is None else beside.win).learn(sum(chances[:record.nodes]), record.nodes)
     return _Found(record, draft, rates, win, scored)
 
 
