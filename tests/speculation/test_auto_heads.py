@@ -97,6 +97,22 @@ def test_bad_luck_does_not_silence_a_model_that_says_what_it_is_worth() -> None:
     assert len(model.rounds) > 80
 
 
+def test_a_model_is_forecast_by_what_it_yields_where_others_know_the_text_too() -> None:
+    """It knows how repetitions go on, further than the look-up, and nothing else."""
+    model, free = Model(None, seconds=0.002), Says("free", None, 0.6)
+    drafter, (text,) = auto(model, free)
+    asked = {True: 0, False: 0}
+    for number in range(400):
+        known = number % 2 == 0
+        free.tokens = [5] if known else None
+        model.tokens, model.score = ([5, 6, 7, 8], 0.95) if known else ([1, 2], 0.05)
+        before = len(model.rounds)
+        drafter.propose([text], [BUDGET])
+        asked[known] += len(model.rounds) - before
+        drafter.observe(text, Observation([5, 6, 7, 8, 9] if known else [9]))
+    assert asked[True] > 180 and asked[False] < 100, asked
+
+
 CHEAP = Budget(4, 64, price=0.05, pace=10.0)
 
 

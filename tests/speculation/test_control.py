@@ -138,6 +138,26 @@ def test_it_follows_a_machine_that_changes() -> None:
     assert curve(1) == pytest.approx(1.8, rel=0.05)
 
 
+def test_longer_texts_make_all_counts_dearer_at_once() -> None:
+    curve = CostCurve(step_prior)
+    for rows, seconds in ((1, 7.0), (5, 9.4)):
+        for _ in range(8):
+            curve.observe(rows, seconds)
+    for _ in range(60):  # steps with drafts alone, behind a longer text
+        curve.observe(5, 1.3 * 9.4)
+    assert curve(5) == pytest.approx(1.3 * 9.4, rel=0.03)
+    assert curve(5) / curve(1) == pytest.approx(9.4 / 7.0, rel=0.1)
+    for _ in range(60):
+        curve.observe(5, 9.4)
+    assert curve(1) == pytest.approx(7.0, rel=0.05)
+
+
+def test_the_price_of_a_row_is_not_that_between_two_neighbours() -> None:
+    control = controller({1: 7.0e-3, 2: 7.001e-3, 3: 8.5e-3, 4: 8.9e-3, 5: 9.6e-3})
+    budget = control.budget("s", 1, 1)
+    assert budget is not None and budget.price == pytest.approx(2.6e-3 / 4 / 7.0e-3, rel=0.05)
+
+
 def test_what_was_not_seen_for_long_is_forgotten() -> None:
     curve = CostCurve(step_prior)
     curve.observe(4, 9.0)
