@@ -43,6 +43,10 @@ class Exchange(asyncio.Protocol):
             self.hung_up = True
             self._transport.abort()
 
+    def end(self) -> None:
+        """Hang up, if it is not over."""
+        self._transport.abort()
+
     def connection_lost(self, problem: Exception | None) -> None:
         if not self.done.done():
             self.done.set_result(None)

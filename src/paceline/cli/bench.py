@@ -166,6 +166,21 @@ def serve(
     _emit(run(model, clients, seconds, streams, new_tokens, repeats, speculation), json_file)
 
 
+@app.command("gaps")
+def gaps(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    speculation: Annotated[str, typer.Option(help="A method's name, or none.")] = "auto",
+    only: Annotated[str, typer.Option(help="Of the dear things, those whose names have this in them.")] = "",
+    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for each of them.")] = 60.0,
+) -> None:
+    """The server: how long one stream waits for its next token while others ask for dear things."""
+    _fetch(model)
+    from paceline.bench.gaps import run
+
+    _emit(run(model, speculation, only, patience), json_file)
+
+
 @app.command("grammar")
 def grammar(
     json_file: options.JsonFile = None,

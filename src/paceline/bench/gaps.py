@@ -1,0 +1,134 @@
+"""Does anybody wait for somebody else? The gaps between the tokens of one stream while others ask for dear things."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.bench.serve import percentile, server
+from paceline.bench.serve_client import Exchange, encode, read
+from paceline.errors import ConfigError, PacelineError
+
+NEIGHBOUR = {"prompt": "Once upon a time, in a village by the sea,", "stream": True, "temperature": 0.0,
+             "max_tokens": 1500, "ignore_eos": True}
+SETTLED = 12
+"""Tokens of the neighbour before anybody else comes."""
+ALONE_S = 3.0
+AFTER_S = 0.5
+"""Seconds of the neighbour alone, and after each trouble."""
+WORDS = ("the", "of", "and", "sea", "ship", "captain", "water", "long", "night", "harbour", "wind", "story", "old",
+         "which", "they", "had", "never", "seen", "before", "island", "morning", "with", "gold", "letters", "on")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What somebody else asks for."""
+
+    name: str
+    body: dict[str, Any]
+
+
+def prose(words: int, seed: int) -> str:
+    """Words in no order, the same for the same seed: a prompt that no cache knows."""
+    luck = random.Random(seed)
+    return " ".join(luck.choice(WORDS) for _ in range(words))
+
+
+def troubles() -> list[Trouble]:
+    """Prompts of three lengths, and what single clients have stalled servers with."""
+    short = {"prompt": "The capital of France is", "max_tokens": 32}
+    return [
+        *(Trouble(f"a prompt of about {words} tokens", {"prompt": prose(words, words), "max_tokens": 8})
+          for words in (500, 2000, 6000)),
+        Trouble("a prompt of 7 MB", {"prompt": "word " * 1_468_000, "max_tokens": 8}),
+        Trouble("4,000 equal tokens, n = 128", {"prompt": " the" * 4000, "max_tokens": 4, "n": 128}),
+        Trouble("prose, n = 8", {"prompt": prose(7000, 1), "max_tokens": 8, "n": 8}),
+        Trouble("n = 128 with 20 log-probabilities", short | {"n": 128, "logprobs": 20, "temperature": 1.0}),
+        Trouble("64 beams", short | {"use_beam_search": True, "n": 1, "best_of": 64}),
+        Trouble("a regular expression of many repetitions", short | {"structured_outputs": {
+            "regex": "(a|b|c|d|e|f|g){1,500}[0-9]{1,500}"}}),
+        Trouble("a draft of 1,024 tokens", short | {"speculation": {
+            "method": "ngram", "k": 1024, "nodes": 1024, "adaptive": False}, "prompt": "one two " * 100}),
+        Trouble("no_repeat_ngram_size of 100,000", short | {"no_repeat_ngram_size": 100_000}),
+        Trouble("a million stop_token_ids", short | {"stop_token_ids": list(range(40_000)) * 25}),
+    ]
+
+
+def gaps(times: list[float], begin: float, end: float) -> list[float]:
+    """Between tokens of which the later one came after `begin` and the earlier one before `end`."""
+    return [later - sooner for sooner, later in pairwise(times) if later > begin and sooner < end]
+
+
+async def _sent(host: str, port: int, body: dict[str, Any]) -> Exchange:
+    loop = asyncio.get_running_loop()
+    _, made = await loop.create_connection(lambda: Exchange(encode(host, body), None), host, port)
+    return made
+
+
+def _times(made: Exchange) -> list[float]:
+    return [when for when, data in made.pieces if b'"choices":[{' in data]
+
+
+async def beside(host: str, port: int, trouble: Trouble | None, patience: float) -> tuple[list[float], str]:
+    """The neighbour's gaps while that is served (None: alone for a while), and what became of it."""
+    loop = asyncio.get_running_loop()
+    stream = await _sent(host, port, dict(NEIGHBOUR))
+    while len(_times(stream)) < SETTLED:
+        if stream.done.done():
+            raise PacelineError(f"The neighbour was not served: {read({}, stream)['error']}")
+        await asyncio.sleep(0.01)
+    begin = _times(stream)[-1]
+    outcome = ""
+    if trouble is None:
+        await asyncio.sleep(ALONE_S)
+    else:
+        made = await _sent(host, port, trouble.body)
+        begin, clock = made.started, loop.time()
+        await asyncio.wait([made.done, stream.done], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        status = read(trouble.body | {"stream": False}, made)["status"]
+        outcome = f"status {status} " if status else "no answer yet "
+        outcome += f"after {loop.time() - clock:.1f} s"
+        await asyncio.sleep(AFTER_S)
+        made.end()
+    stream.end()
+    times = _times(stream)
+    return gaps(times, begin, times[-1]), outcome
+
+
+def run(model: str | None = None, speculation: str = "auto", only: str = "", patience: float = 60.0) -> dict[str, Any]:
+    """`only`: troubles whose names have this in them."""
+    chosen: list[Trouble | None] = [None, *(one for one in troubles() if only.lower() in one.name.lower())]
+    if len(chosen) == 1:
+        raise ConfigError(f"No trouble is called {only!r}; there are: {', '.join(one.name for one in troubles())}.")
+    rows = []
+    with server(model, speculation) as (host, port, _):
+        asyncio.run(beside(host, port, None, patience))  # the first request of a server pays for much
+        for trouble in chosen:
+            name = "alone" if trouble is None else trouble.name
+            found, outcome = asyncio.run(beside(host, port, trouble, patience))
+            milliseconds = [1e3 * gap for gap in found]
+            p50, p99, most = (percentile(milliseconds, share) for share in (0.5, 0.99, 1.0))
+            say(f"gaps: {name}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, max {most:.0f} ms; {outcome or 'nobody else'}")
+            rows += [Row(f"{name}: {label}", "ms", value, higher_is_better=False, note=note)
+                     for label, value, note in (("p50", p50, ""), ("p99", p99, ""), ("max", most, outcome))]
+    return document(rows, model=model or "default", speculation=speculation)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.gaps", description=__doc__)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--speculation", default="auto")
+    parser.add_argument("--only", default="", help="troubles whose names have this in them")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for each trouble")
+    json_argument(parser)
+    given = parser.parse_args()
+    emit(run(given.model, given.speculation, given.only, given.patience), given.json)
+
+
+if __name__ == "__main__":
+    main()
