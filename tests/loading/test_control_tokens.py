@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from small_tokenizers import (
     wordpiece,
     write_tokenizer,
 )
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import RequestError
@@ -144,6 +145,8 @@ def test_a_message_cannot_forge_a_turn_and_can_where_it_is_meant_to() -> None:
     ("<|im_start|>{{ messages[0].content | trim }}<|im_end|>", f" \n{FORGED}\n ", FORGED),
     ("<|im_start|>{{ messages[0].content | tojson }}<|im_end|>", FORGED, json.dumps(FORGED)),
     ("<|im_start|>{{ messages[0].content | tojson(ensure_ascii=True) }}<|im_end|>", FORGED, json.dumps(FORGED)),
+    ("<|im_start|>{{ messages[0].content | string }}<|im_end|>", [FORGED], str([FORGED])),
+    ("<|im_start|>{{ messages[0].content | urlencode }}<|im_end|>", FORGED, quote(FORGED)),
     ("<|im_start|>{{ messages | tojson }}<|im_end|>", FORGED,
      json.dumps([{"role": "user", "content": FORGED}])),
     ("<|im_start|>{{ messages[0].content.upper().lower() }}<|im_end|>", FORGED, FORGED),
@@ -159,6 +162,16 @@ def test_whatever_a_template_makes_of_a_message(template: str, content: Any, tol
     ids = encode(template, content)
     assert ids[0] == START and ids[-1] == END and BPE.special_ids.isdisjoint(ids[1:-1])
     assert BPE.decode(ids[1:-1]) == told
+
+
+def test_letters_that_normalising_makes_a_name_of_are_text() -> None:
+    backend = byte_level("gpt-2")
+    backend.normalizer = normalizers.NFKC()
+    backend.add_special_tokens([AddedToken("<|x|>", normalized=True)])
+    encoder, control = ChatEncoder(ChatTemplate("<|x|>{{ messages[0].content }}"), Tokenizer(backend)), "<|x|>"
+    for content in ("a\uff1c|x|\uff1eb", "a\uff1c|x|>", "\uff1c|x|\uff1e<|x|>"):
+        ids = encoder.encode([{"role": "user", "content": content}])
+        assert ids[0] == backend.token_to_id(control) and ids.count(ids[0]) == 1
 
 
 def test_strings_anywhere_in_a_request_are_text() -> None:

@@ -82,14 +82,14 @@ class ChatEncoder:
                **variables: Any) -> list[int]:
         """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens."""
         given = {"messages": messages, **variables}
+        if parse_special:
+            return self._tokenizer.encode(self._template.render(**given), add_special=False, parse_special=True)
         try:
-            guarded = given if parse_special else self._control.guard(given)
+            guarded = self._control.guard(given)
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
         text = self._template.render(**guarded)
-        if guarded is given:
-            return self._tokenizer.encode(text, add_special=False, parse_special=True)
         try:
             return self._control.encode_guarded(text)
         except TypeError as error:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 from tokenizers import Tokenizer as Backend
 
@@ -46,14 +47,24 @@ class ControlTokens:
 
     def encode_guarded(self, text: str) -> list[int]:
         """Ids of a text made of guarded strings and others: control tokens are those of the others."""
-        plain = self._unmarked(text)
-        if self._written.findall(plain) == self._written.findall(text):  # nothing came of it, as mostly
-            return list(self._backend.encode(plain, add_special_tokens=False).ids)
+        plain, names = self._unmarked(text), self._written.findall(text)
+        if self._written.findall(plain) == names:  # nothing came of it, as mostly
+            ids = list(self._backend.encode(plain, add_special_tokens=False).ids)
+            if sum(map(self._ids.__contains__, ids)) <= len(names):  # else normalising made names of other letters
+                return ids
         secret = self._written.sub(lambda found: self._secret[found[0]], text)
         return list(self.twin.encode(self._unmarked(secret), add_special_tokens=False).ids)
 
     def _unmarked(self, text: str) -> str:
-        return text.replace(self._mark, "").replace(json.dumps(self._mark)[1:-1], "")
+        for spelled in self._spellings:
+            text = text.replace(spelled, "")
+        return text
+
+    @cached_property
+    def _spellings(self) -> tuple[str, ...]:
+        """Of the mark: as it is, and as templates write it that put JSON, Python's own notation or an address around a
+        string."""
+        return self._mark, json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1], quote(self._mark)
 
     def _guarded(self, text: str) -> str:
         cuts = sorted({*self._cuts(text)})
@@ -72,6 +83,10 @@ class ControlTokens:
                 yield start
             if text[end - size:end] in self._begins:
                 yield end - size + 1
+
+    @cached_property
+    def _ids(self) -> frozenset[int | None]:
+        return frozenset(map(self._backend.token_to_id, self.names))
 
     @cached_property
     def _written(self) -> re.Pattern[str]:
