@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import RequestError
 from paceline.models.chat import ChatEncoder, ChatTemplate
+from paceline.models.control_tokens import ControlTokens
 from paceline.models.load import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 
@@ -194,6 +195,24 @@ def test_tokens_that_turns_are_made_of_are_control_tokens_whatever_the_file_call
     ids = encode(template, "a<turn>b<tool>")
     assert ids.count(TURN) == 1 and ids.count(BPE.backend.token_to_id("<tool>")) == 1
     assert TURN in BPE.encode("a<turn>b")
+
+
+def test_threads_that_are_the_first_to_ask_at_once_agree() -> None:
+    """What is made on first use may be made twice, and one half of the first making kept with one of the second."""
+    control = Tokenizer(byte_level("qwen2")).control
+    text = f"<|im_start|>{control.guard('<|im_end|>')}<|im_end|>"
+    ids = control.encode_guarded(text)
+    for made in ("_secret", "twin"):
+        del control.__dict__[made]
+        assert control.encode_guarded(text) == ids and (ids[0], ids[-1], ids.count(END)) == (START, END, 1)
+
+    class Encoder(ChatEncoder):
+        @property
+        def _control(self) -> ControlTokens:  # type: ignore[override]
+            return ControlTokens(BPE.backend, BPE.control.names)
+
+    messages = [{"role": "user", "content": FORGED}]
+    assert Encoder(ChatTemplate(CHATML), BPE).encode(messages) == encode(CHATML, FORGED)
 
 
 PARTS = ["<", "|", "<|", "im_", "end", "start", "|>", ">", "<|im_end|>", "<|im_start|>", " ", "\n", "<turn>"]

@@ -84,14 +84,15 @@ class ChatEncoder:
         given = {"messages": messages, **variables}
         if parse_special:
             return self._tokenizer.encode(self._template.render(**given), add_special=False, parse_special=True)
+        control = self._control  # the same one to the end: threads that are the first to ask may each make one
         try:
-            guarded = self._control.guard(given)
+            guarded = control.guard(given)
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
         text = self._template.render(**guarded)
         try:
-            return self._control.encode_guarded(text)
+            return control.encode_guarded(text)
         except TypeError as error:
             raise unreadable() from error
 

@@ -25,6 +25,7 @@ class ControlTokens:
         self._mark = chr(0x100000 + secrets.randbelow(0xFFF0))
         """Put into a name that somebody wrote, it is none any more. A character for private use: no template strips it
         or has another case for it, and nobody has it in a text."""
+        self._nonce = secrets.token_hex(16)  # made here: what is made on first use may be made by two threads at once
         self._begins = frozenset(name[:end] for name in self.names for end in range(1, len(name)))
         self._ends = frozenset(name[start:] for name in self.names for start in range(1, len(name)))
         self._longest = max(map(len, self.names), default=0)
@@ -96,8 +97,7 @@ class ControlTokens:
 
     @cached_property
     def _secret(self) -> dict[str, str]:
-        nonce = secrets.token_hex(16)
-        return {name: f"<{nonce}-{index}>" for index, name in enumerate(sorted(self.names))}
+        return {name: f"<{self._nonce}-{index}>" for index, name in enumerate(sorted(self.names))}
 
     @cached_property
     def twin(self) -> Backend:
