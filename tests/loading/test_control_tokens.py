@@ -197,6 +197,16 @@ def test_tokens_that_turns_are_made_of_are_control_tokens_whatever_the_file_call
     assert TURN in BPE.encode("a<turn>b")
 
 
+def test_what_a_template_looks_for_in_messages_is_found() -> None:
+    """DeepSeek's writes </think> before every answer, and leaves out of old ones what comes before theirs."""
+    template = ("{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}"
+                "{% else %}<turn>{{ m.content.split('<turn>')[-1] }}<|im_end|>{% endif %}{% endfor %}")
+    ids = ChatEncoder(ChatTemplate(template), BPE).encode(
+        [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "thought<turn>b"}])
+    assert BPE.decode(ids, skip_special=False) == "<|im_start|>a<|im_end|><turn>b<|im_end|>"
+    assert (ids.count(TURN), ids.count(END)) == (1, 1)
+
+
 def test_threads_that_are_the_first_to_ask_at_once_agree() -> None:
     """What is made on first use may be made twice, and one half of the first making kept with one of the second."""
     control = Tokenizer(byte_level("qwen2")).control

@@ -48,15 +48,16 @@ class ControlTokens:
 
     def encode_guarded(self, text: str) -> list[int]:
         """Ids of a text made of guarded strings and others: control tokens are those of the others."""
-        plain, names = self._unmarked(text), self._written.findall(text)
+        plain, names = self.unmarked(text), self._written.findall(text)
         if self._written.findall(plain) == names:  # nothing came of it, as mostly
             ids = list(self._backend.encode(plain, add_special_tokens=False).ids)
             if sum(map(self._ids.__contains__, ids)) <= len(names):  # else normalising made names of other letters
                 return ids
         secret = self._written.sub(lambda found: self._secret[found[0]], text)
-        return list(self.twin.encode(self._unmarked(secret), add_special_tokens=False).ids)
+        return list(self.twin.encode(self.unmarked(secret), add_special_tokens=False).ids)
 
-    def _unmarked(self, text: str) -> str:
+    def unmarked(self, text: str) -> str:
+        """A text made of guarded strings as it would be without the guard, unless somebody looked at them."""
         for spelled in self._spellings:
             text = text.replace(spelled, "")
         return text
