@@ -122,7 +122,6 @@ class LLM:
 
     def _step(self) -> None:
         """One step; what finished goes to the call that waits for it."""
-        self._drop_left()
         try:
             for record in self.engine.step():
                 self._hand_over(record)
@@ -130,6 +129,8 @@ class LLM:
             for request_id in list(self._calls):
                 self._hand_over(self.engine.record(request_id))
             raise
+        finally:
+            self._drop_left()  # behind the step: there may be no other
 
     def _hand_over(self, record: Record) -> None:
         request_id = record.request.id

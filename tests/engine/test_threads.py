@@ -94,14 +94,16 @@ def test_what_is_called_within_a_call_may_not_call() -> None:
     assert tokens(llm.generate(PROMPTS[:1], GREEDY))
 
 
-def test_a_stream_that_is_thrown_away_in_the_middle_of_a_step_ends_soon() -> None:
+@pytest.mark.parametrize("token", [1, 4])
+def test_a_stream_that_is_thrown_away_in_the_middle_of_a_step_ends_with_it(token: int) -> None:
     llm = tiny_llm()
     streams = [llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True))]
     next(streams[0])
 
     def lose(text: str, ids: list[int]) -> bool:
-        streams.clear()
-        gc.collect()
+        if len(ids) == token:
+            streams.clear()
+            gc.collect()
         return False
 
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=4, ignore_eos=True, interrupt=lose))[0].error is None
