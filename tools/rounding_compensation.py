@@ -67,7 +67,7 @@ def main() -> None:
         kernels = GramKernels()
         model = build(config, Weights(checkpoint), WINDOW)
         scorer = Scorer(model, kernels, WINDOW)
-        chat = tokenizer.encode(CHAT, add_special=False)
+        chat = tokenizer.encode(CHAT, add_special=False, parse_special=True)
         for number, window in enumerate(windows_of(tokenizer, given.text, given.tokens)):
             kernels.call = 0
             ids = torch.tensor((chat + window)[:WINDOW] if number % 2 else window)

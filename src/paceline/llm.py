@@ -14,6 +14,7 @@ from paceline.config import EngineOptions
 from paceline.engine.admission import check_params, check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
+from paceline.engine.records.record import Record
 from paceline.errors import PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.turns import Turns
@@ -121,13 +122,22 @@ class LLM:
 
     def _step(self) -> None:
         """One step; what finished goes to the call that waits for it."""
-        self._drop_left()
-        for record in self.engine.step():
-            request_id = record.request.id
-            if record.open == 0 and request_id in self._calls:
-                call, place = self._calls.pop(request_id)
-                call.outputs[place] = self.engine.take(request_id).snapshot()
-                call.open.remove(request_id)
+        try:
+            for record in self.engine.step():
+                self._hand_over(record)
+        except BaseException:  # Ctrl-C: it ends requests of other threads too, and nobody else tells them
+            for request_id in list(self._calls):
+                self._hand_over(self.engine.record(request_id))
+            raise
+        finally:
+            self._drop_left()  # behind the step: there may be no other
+
+    def _hand_over(self, record: Record) -> None:
+        request_id = record.request.id
+        if record.open == 0 and request_id in self._calls:
+            call, place = self._calls.pop(request_id)
+            call.outputs[place] = self.engine.take(request_id).snapshot()
+            call.open.remove(request_id)
 
     def chat(self, messages: list[Message] | list[list[Message]], params: SamplingParams | list[SamplingParams] | None
              = None, *, speculation: Any = ..., adapter: str | list[str | None] | None = None,

@@ -23,8 +23,15 @@ class Turns:
 
     @property
     def can_be_mine(self) -> bool:
-        """Whether this thread may ask for it."""
-        return self._process.here and self._holder != threading.get_ident()
+        """Whether this thread may ask for it: not while it has it, waits for it, or is about to take or to pass it on,
+        where the garbage collector may call somebody who would like to know."""
+        if not self._process.here or not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            me = threading.get_ident()
+            return self._holder != me and all(waits != me for waits, _ in self._waiting)
+        finally:
+            self._mutex.release()
 
     def __enter__(self) -> None:
         self._process.check()  # a lock that somebody held when the process forked is never released here
@@ -59,4 +66,4 @@ class Turns:
                 self._holder = None
                 return
             self._holder, called = self._waiting.popleft()
-        called.release()
+            called.release()

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -93,14 +94,16 @@ def test_what_is_called_within_a_call_may_not_call() -> None:
     assert tokens(llm.generate(PROMPTS[:1], GREEDY))
 
 
-def test_a_stream_that_is_thrown_away_in_the_middle_of_a_step_ends_soon() -> None:
+@pytest.mark.parametrize("token", [1, 4])
+def test_a_stream_that_is_thrown_away_in_the_middle_of_a_step_ends_with_it(token: int) -> None:
     llm = tiny_llm()
     streams = [llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True))]
     next(streams[0])
 
     def lose(text: str, ids: list[int]) -> bool:
-        streams.clear()
-        gc.collect()
+        if len(ids) == token:
+            streams.clear()
+            gc.collect()
         return False
 
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=4, ignore_eos=True, interrupt=lose))[0].error is None
@@ -161,3 +164,50 @@ def test_nor_does_an_asynchronous_one() -> None:
         assert forked(llm.close) == "no error" and llm.alive
     finally:
         llm.close()
+
+
+def test_ctrl_c_in_one_thread_is_an_error_in_the_others() -> None:
+    """It ends the requests of a step, whoever asked for them."""
+    llm, settle = tiny_llm(), None
+    long = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+    pressed = threading.Event()
+
+    def interrupted() -> Any:
+        if len(llm._calls) == 2 and not pressed.is_set():
+            pressed.set()
+            raise KeyboardInterrupt
+        return settle()
+
+    settle, llm.engine.executor.settle = llm.engine.executor.settle, interrupted
+    found = together(*(lambda prompt=prompt: llm.generate([prompt], long) for prompt in PROMPTS[:2]))
+    [pressing] = [one for one in found if isinstance(one, KeyboardInterrupt)]
+    [[other]] = [one for one in found if one is not pressing]
+    assert other.finished and other.outputs[0].finish_reason == "error" and "KeyboardInterrupt" in str(other.error)
+    assert not llm.engine._records and not llm._calls and tokens(llm.generate(PROMPTS[:1], GREEDY))
+
+
+def test_nobody_asks_for_a_turn_in_the_middle_of_taking_one() -> None:
+    """As a stream does that the garbage collector finds there: it would wait for itself."""
+    turns, answers = Turns(), []
+
+    class Queue(deque[Any]):
+        def append(self, entry: Any) -> None:
+            answers.append(turns.can_be_mine)
+            super().append(entry)
+
+        def popleft(self) -> Any:
+            answers.append(turns.can_be_mine)
+            return super().popleft()
+
+    turns._waiting = Queue()
+    assert turns.can_be_mine
+    with turns:
+        assert not turns.can_be_mine
+        other = threading.Thread(target=lambda: turns.__enter__() or turns.__exit__(), daemon=True)
+        other.start()
+        while not turns._waiting:
+            time.sleep(0.001)
+    other.join(PATIENCE)
+    assert not other.is_alive() and answers == [False, False] and turns.can_be_mine
+    turns._waiting.extend([(threading.get_ident(), threading.Lock())])  # between joining the queue and waiting in it
+    assert not turns.can_be_mine

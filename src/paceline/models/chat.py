@@ -82,16 +82,17 @@ class ChatEncoder:
                **variables: Any) -> list[int]:
         """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens."""
         given = {"messages": messages, **variables}
+        if parse_special:
+            return self._tokenizer.encode(self._template.render(**given), add_special=False, parse_special=True)
+        control = self._control  # the same one to the end: threads that are the first to ask may each make one
         try:
-            guarded = given if parse_special else self._control.guard(given)
+            guarded = control.guard(given)
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
         text = self._template.render(**guarded)
-        if guarded is given:
-            return self._tokenizer.encode(text, add_special=False, parse_special=True)
         try:
-            return self._control.encode_guarded(text)
+            return control.encode_guarded(text)
         except TypeError as error:
             raise unreadable() from error
 
@@ -101,18 +102,32 @@ class ChatEncoder:
         names = self._tokenizer.control.names
         turns = [name for token in self._tokenizer.backend.get_added_tokens_decoder().values()
                  if (name := token.content) not in names and not name.isspace() and not name.isalnum()
-                 and name in self._bare]
+                 and name in self._bare and not self._looks_for(name)]
         return ControlTokens(self._tokenizer.backend, [*names, *turns]) if turns else self._tokenizer.control
 
     @cached_property
     def _bare(self) -> str:
         """Conversations of next to nothing, by which to see what the template writes between messages."""
-        system, user, assistant = ({"role": role, "content": "0"} for role in ("system", "user", "assistant"))
-        rendered = []
-        for messages in ([system, user, assistant, user], [user, assistant, user]):
-            with suppress(RequestError):  # some refuse system messages
-                rendered.append(self._template.render(messages, add_generation_prompt=False))
-        return "".join(rendered)
+        return "".join(filter(None, map(self._rendered, (
+            _turns(system="0", user="0", assistant="0") + _turns(user="0"),
+            _turns(user="0", assistant="0") + _turns(user="0")))))
+
+    def _looks_for(self, name: str) -> bool:
+        """Whether the template makes something of this name where an assistant has written it (</think>, and what came
+        before is left out): then it ends no turn, and has to be found."""
+        control = ControlTokens(self._tokenizer.backend, [name])
+        messages = _turns(user="0", assistant=f"0{name}1") + _turns(user="0")
+        found = self._rendered(control.guard(messages))
+        return found is not None and control.unmarked(found) != self._rendered(messages)
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str | None:
+        with suppress(RequestError):  # some refuse system messages
+            return self._template.render(messages, add_generation_prompt=False)
+        return None
+
+
+def _turns(**contents: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in contents.items()]
 
 
 def _check(messages: Any) -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 from tokenizers import Tokenizer as Backend
 
@@ -24,6 +25,7 @@ class ControlTokens:
         self._mark = chr(0x100000 + secrets.randbelow(0xFFF0))
         """Put into a name that somebody wrote, it is none any more. A character for private use: no template strips it
         or has another case for it, and nobody has it in a text."""
+        self._nonce = secrets.token_hex(16)  # made here: what is made on first use may be made by two threads at once
         self._begins = frozenset(name[:end] for name in self.names for end in range(1, len(name)))
         self._ends = frozenset(name[start:] for name in self.names for start in range(1, len(name)))
         self._longest = max(map(len, self.names), default=0)
@@ -46,14 +48,25 @@ class ControlTokens:
 
     def encode_guarded(self, text: str) -> list[int]:
         """Ids of a text made of guarded strings and others: control tokens are those of the others."""
-        plain = self._unmarked(text)
-        if self._written.findall(plain) == self._written.findall(text):  # nothing came of it, as mostly
-            return list(self._backend.encode(plain, add_special_tokens=False).ids)
+        plain, names = self.unmarked(text), self._written.findall(text)
+        if self._written.findall(plain) == names:  # nothing came of it, as mostly
+            ids = list(self._backend.encode(plain, add_special_tokens=False).ids)
+            if sum(map(self._ids.__contains__, ids)) <= len(names):  # else normalising made names of other letters
+                return ids
         secret = self._written.sub(lambda found: self._secret[found[0]], text)
-        return list(self.twin.encode(self._unmarked(secret), add_special_tokens=False).ids)
+        return list(self.twin.encode(self.unmarked(secret), add_special_tokens=False).ids)
 
-    def _unmarked(self, text: str) -> str:
-        return text.replace(self._mark, "").replace(json.dumps(self._mark)[1:-1], "")
+    def unmarked(self, text: str) -> str:
+        """A text made of guarded strings as it would be without the guard, unless somebody looked at them."""
+        for spelled in self._spellings:
+            text = text.replace(spelled, "")
+        return text
+
+    @cached_property
+    def _spellings(self) -> tuple[str, ...]:
+        """Of the mark: as it is, and as templates write it that put JSON, Python's own notation or an address around a
+        string."""
+        return self._mark, json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1], quote(self._mark)
 
     def _guarded(self, text: str) -> str:
         cuts = sorted({*self._cuts(text)})
@@ -74,6 +87,10 @@ class ControlTokens:
                 yield end - size + 1
 
     @cached_property
+    def _ids(self) -> frozenset[int | None]:
+        return frozenset(map(self._backend.token_to_id, self.names))
+
+    @cached_property
     def _written(self) -> re.Pattern[str]:
         return re.compile(_any_of(sorted(self.names)) if self.names else r"(?!)")
 
@@ -81,8 +98,7 @@ class ControlTokens:
 
     @cached_property
     def _secret(self) -> dict[str, str]:
-        nonce = secrets.token_hex(16)
-        return {name: f"<{nonce}-{index}>" for index, name in enumerate(sorted(self.names))}
+        return {name: f"<{self._nonce}-{index}>" for index, name in enumerate(sorted(self.names))}
 
     @cached_property
     def twin(self) -> Backend:
