@@ -53,7 +53,10 @@ class BoundTree {
         tree_ = std::make_shared<SuffixTree>(int32_t(depth), random_key());
     }
 
-    BoundText begin() const { return {tree_, {}}; }
+    BoundText begin(const BoundText* like) const {
+        if (like) check_own(*like);
+        return {tree_, like ? like->text : SuffixText{}};
+    }
 
     void extend(BoundText& text, const Tokens& tokens) {
         check_own(text);
@@ -160,7 +163,7 @@ void bind_suffix(nb::module_& m) {
     nb::class_<BoundText>(m, "SuffixText").def_prop_ro("length", [](const BoundText& text) { return text.text.length; });
     nb::class_<BoundTree>(m, "SuffixTree")
         .def(nb::init<int64_t>(), "depth"_a)
-        .def("begin", &BoundTree::begin)
+        .def("begin", &BoundTree::begin, "like"_a = nb::none())
         .def("extend", &BoundTree::extend, "text"_a, "tokens"_a)
         .def("draft", &BoundTree::draft, "end"_a, "reach"_a, "nodes"_a, "depth"_a, "beyond"_a)
         .def("draft_end", &BoundTree::draft_end, "text"_a, "reach"_a, "nodes"_a, "depth"_a)

@@ -93,12 +93,13 @@ def test_vocabulary_fits(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("text", "ids"), [
     ("Hello 1234", [19556, 216, 33, 34, 35, 36]), ("<|im_start|>user\n", [1, 4093, 198])])
 def test_known_splits(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
-    assert tokenizer.encode(text) == ids
+    assert tokenizer.encode(text, parse_special=True) == ids
+    assert (tokenizer.encode(text) == ids) == ("<|" not in text)  # text is text
 
 
 @given(text=texts())
 def test_equal_to_the_real_tokenizer(tokenizer: Tokenizer, truth: Backend, text: str) -> None:
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text, parse_special=True)
     assert ids == truth.encode(text).ids
     assert tokenizer.decode(ids, False) == truth.decode(ids, skip_special_tokens=False)
 

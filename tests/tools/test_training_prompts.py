@@ -82,7 +82,7 @@ def test_prompts_of_all_kinds_follow_from_the_seed(files: Path, monkeypatch: pyt
 def test_small_collections_are_kept_whole(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = made(monkeypatch, files)
     instructions = [row["prompt"] for row in found if row["kind"] == "instruction"]
-    assert len(instructions) == 35 and "What is 0?\u2028" in instructions
+    assert len(instructions) == 28 and "What is 0?\u2028" in instructions
     assert sum(one.startswith("Who") for one in instructions) == 9
 
 

@@ -106,9 +106,13 @@ class SuffixAutomaton:
 
     # ---------------------------------------------------------------- growing
 
-    def begin(self) -> Text:
-        """A further text, empty yet."""
-        return Text()
+    def begin(self, like: Text | None = None) -> Text:
+        """A further text, empty yet, or one that goes on from where another one of this tree ends now: what both have
+        in common is counted once."""
+        text = Text()
+        if like is not None:
+            text.last, text.deepest, text.length = like.last, like.deepest, like.length
+        return text
 
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Append tokens to one of the texts."""

@@ -59,8 +59,8 @@ class SuffixTree(Protocol):
     def tokens(self) -> int:
         """How many tokens it holds, over all texts."""
 
-    def begin(self) -> Text:
-        """A further text, empty yet."""
+    def begin(self, like: Text | None = None) -> Text:
+        """A further text, empty yet, or one that goes on from where another one of this tree ends now."""
 
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Append tokens to one of the texts."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from paceline.errors import RequestError
 from paceline.kernels.device.lookup import LONGEST_N, LOOK_BACK, Lookup
+from paceline.speculation.by_prompt import ByPrompt
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import Options
 from paceline.speculation.sequence import DraftedSequence
@@ -19,11 +20,13 @@ from paceline.speculation.tree import DraftTree
 class NgramIndex:
     """Where each n-gram of a growing text was last continued."""
 
-    def __init__(self, min_n: int, max_n: int) -> None:
+    def __init__(self, min_n: int, max_n: int, begun: NgramIndex | None = None) -> None:
+        """`begun`: of the same n, of the beginning of the text; it stays as it is."""
         self._lengths = range(max_n, min_n - 1, -1)
+        self._begun = begun
         self._after: dict[tuple[int, ...], int] = {}
         """n-gram -> index of the token that followed its most recent continued occurrence."""
-        self._indexed = 0
+        self._indexed: int = 0 if begun is None else begun._indexed
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """Index what is new in `tokens`, which only ever grows. A token completes the n-grams that end before it."""
@@ -38,7 +41,10 @@ class NgramIndex:
         """(n, index of what followed) for the longest n-gram that `tokens` ends with and that occurred before."""
         for n in self._lengths:
             if n < len(tokens):
-                at = self._after.get(tuple(tokens[-n:]))
+                end = tuple(tokens[-n:])
+                at = self._after.get(end)
+                if at is None and self._begun is not None:
+                    at = self._begun._after.get(end)
                 if at is not None:
                     return n, at
         return None
@@ -58,9 +64,16 @@ class NgramDrafter:
         self._min_n = min_n
         self._max_n = max_n
         self._index: dict[DraftedSequence, NgramIndex] = {}
+        self._prompts = ByPrompt(self._read)
+
+    def _read(self, prompt: list[int]) -> NgramIndex:
+        index = NgramIndex(self._min_n, self._max_n)
+        index.catch_up(prompt)
+        return index
 
     def begin(self, sequence: DraftedSequence) -> None:
-        index = self._index[sequence] = NgramIndex(self._min_n, self._max_n)
+        begun, _ = self._prompts.join(sequence)
+        index = self._index[sequence] = NgramIndex(self._min_n, self._max_n, begun)
         index.catch_up(sequence.tokens)
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
@@ -71,6 +84,7 @@ class NgramDrafter:
 
     def release(self, sequence: DraftedSequence) -> None:
         self._index.pop(sequence, None)
+        self._prompts.leave(sequence)
 
     def _draft(self, sequence: DraftedSequence, budget: Budget) -> DraftTree | None:
         tokens = sequence.tokens

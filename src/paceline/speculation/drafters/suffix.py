@@ -1,13 +1,15 @@
 """suffix: what followed most often when a text ended like this, in this request or in any other of its scope.
 
-The longest suffix of the text that occurred before is looked up in a suffix tree of the sequence itself and in the
-library of what all requests of the same scope read and wrote. The longer it is, the more is drafted.
+The longest suffix of the text that occurred before is looked up in a suffix tree of the sequence itself (in which those
+that began with the same prompt grow too while it lives: the other samples of its request) and in the library of what
+all requests of the same scope read and wrote. The longer it is, the more is drafted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.speculation.by_prompt import ByPrompt
 from paceline.speculation.drafter import Budget, DraftContext, Drafter, Needs, Observation
 from paceline.speculation.options import MAX_NODES, Options
 from paceline.speculation.sequence import DraftedSequence
@@ -21,16 +23,27 @@ _WORK = 64
 """Tokens sorted into the library at each call: more than a step brings in, little enough to go unnoticed."""
 
 
+class _Prompt:
+    """A prompt as a tree, in which the sequences that begin with it go on."""
+
+    __slots__ = ("end", "tree")
+
+    def __init__(self, depth: int, tokens: list[int]) -> None:
+        self.tree = new_tree(depth)
+        self.end = self.tree.begin()
+        self.tree.extend(self.end, tokens)
+
+
 class _History:
-    """A sequence as a tree of its own, and its way into the library."""
+    """A sequence in the tree of its prompt, and its way into the library."""
 
     __slots__ = ("seen", "text", "tree", "volume")
 
-    def __init__(self, depth: int, scope: str) -> None:
-        self.tree = new_tree(depth)
-        self.text = self.tree.begin()
+    def __init__(self, prompt: _Prompt, scope: str) -> None:
+        self.tree = prompt.tree
+        self.text = self.tree.begin(prompt.end)
         self.volume = Volume(scope)
-        self.seen = 0
+        self.seen = prompt.end.length
 
     def news(self, tokens: list[int]) -> list[int]:
         """What came since the last call, now in the tree."""
@@ -58,9 +71,13 @@ class SuffixDrafter:
         self._depth = depth
         self._reach = Reach(depth // 2, factor, offset, min_prob, tree)
         self._histories: dict[DraftedSequence, _History] = {}
+        self._prompts = ByPrompt(lambda tokens: _Prompt(depth, tokens))
 
     def begin(self, sequence: DraftedSequence) -> None:
-        self._histories[sequence] = _History(self._depth, sequence.scope)
+        prompt, new = self._prompts.join(sequence)
+        history = self._histories[sequence] = _History(prompt, sequence.scope)
+        if new and self._library is not None:
+            self._library.add(history.volume, sequence.tokens[:history.seen])
         self._learn(sequence)
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
@@ -68,6 +85,7 @@ class SuffixDrafter:
 
     def release(self, sequence: DraftedSequence) -> None:
         self._histories.pop(sequence, None)
+        self._prompts.leave(sequence)
 
     def _learn(self, sequence: DraftedSequence) -> None:
         history = self._histories[sequence]
