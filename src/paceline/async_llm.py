@@ -27,6 +27,8 @@ Message = Mapping[str, Any]
 Progress = Callable[[str, int, int | None], None]
 News = TypeVar("News")
 Answer = TypeVar("Answer")
+MAX_STEP_MS = 100.0
+"""Unless `max_step_ms` is given: who reads a text as it grows notices a gap of more."""
 Letter = tuple["Listener[Any]", Any, bool]
 """(to whom, what, whether it is the last)."""
 
@@ -36,6 +38,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, *, progress: Progress | None = None, engine: Engine | None = None,
                  **options: Any) -> None:
+        options = {"max_step_ms": MAX_STEP_MS} | options
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
         self._inbox: list[_Errand] = []
         self._at_hand: deque[_Errand] = deque()

@@ -58,6 +58,10 @@ class EngineOptions:
     """Threads of the native kernels; None: as many as torch uses."""
     max_prefill_chunk: int | None = None
     """Rows of one prompt in a step at most; None: as many as the step has room for."""
+    max_step_ms: float | None = None
+    """Milliseconds that a step should take at most while somebody decodes: prompts are then computed in chunks sized by
+    measured time, and of very many sequences not all get a token in every step. None: as long as it takes, which gives
+    the most tokens a second where nobody waits for single ones. AsyncLLM and the server: 100."""
     max_queue: int = 4096
     """Samples that may wait; further requests are refused."""
     watermark: float = 0.01
@@ -130,6 +134,7 @@ class EngineConfig:
     max_num_seqs: int
     enable_prefix_caching: bool
     max_prefill_chunk: int | None
+    max_step_ms: float | None
     max_queue: int
     watermark: float
     schedule_ahead: bool = False
@@ -180,6 +185,9 @@ def check(options: EngineOptions) -> None:
     size = options.block_size
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
         raise ConfigError(f"block_size must be a whole number from 1 to 4096, got {size!r}.")
+    longest = options.max_step_ms
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0):
+        raise ConfigError(f"max_step_ms is a time in milliseconds above 0, or None for no limit, got {longest!r}.")
     watermark = options.watermark
     if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
@@ -292,12 +300,13 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
     rows = options.max_batch_tokens
     if rows is None:
         rows = 8192 if facts.device == "cuda" else 512
-        why["max_batch_tokens"] = f"{rows}: keeps one step short enough that decoding never stalls"
+        why["max_batch_tokens"] = f"{rows}: rows of one step; max_step_ms keeps it short while somebody decodes"
 
     swap, cold = host_blocks(options, facts, blocks, why)
     return EngineConfig(
         max_model_len=longest, block_size=size, kv_blocks=blocks, max_batch_tokens=rows, max_num_seqs=wanted,
         enable_prefix_caching=options.enable_prefix_caching,
-        max_prefill_chunk=options.max_prefill_chunk, max_queue=options.max_queue, watermark=options.watermark,
+        max_prefill_chunk=options.max_prefill_chunk, max_step_ms=options.max_step_ms,
+        max_queue=options.max_queue, watermark=options.watermark,
         schedule_ahead=options.schedule_ahead, captures=options.capture != "never",
         preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, why=why)

@@ -67,6 +67,8 @@ def serve(
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[int | None, options._engine("Most sequences that run at once.")] = None,
     max_batch_tokens: Annotated[int | None, options._engine("Most tokens of one step.")] = None,
+    max_step_ms: Annotated[float, options._engine("About so long a step may take while somebody decodes: prompts are "
+                                                  "computed in chunks of that size.")] = 100.0,
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
     gpu_memory_utilization: Annotated[
         float, options._engine("Share of a card's memory that weights and cache may take.")] = 0.9,
@@ -104,7 +106,7 @@ def serve(
     adapters = options.adapters(lora)
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-                             "max_batch_tokens": max_batch_tokens, "kv_blocks": kv_blocks,
+                             "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
                              "gpu_memory_utilization": gpu_memory_utilization}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:

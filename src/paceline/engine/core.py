@@ -98,7 +98,8 @@ class Engine:
         self.scheduler = Scheduler(
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
-                            max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
+                            max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk,
+                            max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms),
             self.cache, clock, host.preemption)
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records

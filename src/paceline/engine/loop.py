@@ -66,7 +66,7 @@ class Loop:
             self._drafting.lose_heads(self._scheduler.running)
             planned = self.executor.plan(self._scheduler, since_arrival)
             if planned is not None and planned.repeat is None:
-                self._drafting.propose([seq for seq in self._scheduler.running
+                self._drafting.propose([seq for seq in self._scheduler.due()
                                         if not (planned.apart and seq.placement is Placement.FREE)])
             step = None if planned is None else self._scheduler.schedule(*planned)
             now = self._clock()
@@ -92,6 +92,8 @@ class Loop:
         times = StepTimes(max(0.0, schedule_s - draft), settled.forward_s, settled.sample_s, self._clock() - decided,
                           draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
+        if settled.by_itself and not step.repeated:
+            self._scheduler.pace.observe(step, sum(times))
         self._drafting.account(step, decisions, times, settled.by_itself, settled.repeats)
         self._bookkeeping.stepped(step, decisions, tokens, started, times)
 

@@ -21,6 +21,8 @@ class SchedulerLimits:
     """Samples that may wait; adding a request beyond raises QueueFullError, unless nobody waits. None: no limit."""
     max_chunk: int | None = None
     """Prompt tokens of one sequence in one step, at most. None: what the budget leaves."""
+    max_step_s: float | None = None
+    """Seconds that a step may take while somebody decodes. None: as long as it takes."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):

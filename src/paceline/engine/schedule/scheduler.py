@@ -50,6 +50,7 @@ class Scheduler:
         self._filler = StepBuilder(config, cache, clock, self.preemption)
         self._running = self._filler.running
         self._waiting = self._filler.waiting
+        self.pace = self._filler.pace
         self._requests: dict[str, list[Sequence]] = {}
         self._held: dict[str, Sequence] = {}
         """Requests that are not ready to queue, by id: their sample 0."""
@@ -181,6 +182,10 @@ class Scheduler:
     def can_repeat(self) -> bool:
         """Whether a step that is repeated could hold everybody."""
         return len(self._flight) < MAX_STEPS_IN_FLIGHT and self._filler.can_repeat()
+
+    def due(self) -> list[Sequence]:
+        """Those of the running sequences who take part in the next step. A view: do not change it."""
+        return self._filler.due()
 
     def free(self) -> list[Sequence]:
         """Those who are not in flight and whose next step could be repeated."""

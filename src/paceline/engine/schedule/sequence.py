@@ -88,10 +88,10 @@ class Sequence:
     """
 
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
-                 "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
-                 "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
-                 "rule", "sample", "scope", "search", "seed", "siblings", "state", "status", "swapped", "taps",
-                 "tokens", "wait_for_commit")
+                 "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "last_step",
+                 "limit", "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record",
+                 "request", "rule", "sample", "scope", "search", "seed", "siblings", "state", "status", "swapped",
+                 "taps", "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
     state: SampleState
@@ -114,6 +114,8 @@ class Sequence:
         """Steps scheduled and not yet committed that hold rows of this sequence (0 or 1, 2 when ahead)."""
         self.in_flight_drafts = 0
         """How many of those carry a draft, or drift: how far they got is unknown until commit."""
+        self.last_step = 0
+        """The newest step that it took part in, as the scheduler counts them."""
         self.drifting: list[Reach] = []
         """How far each of those may get, oldest first, while one of them drifts."""
         self.status = Status.WAITING

@@ -11,6 +11,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.prefix import told_to_all
 from paceline.cache.transfers import BlockCopy, Route
 from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.pace import LEAST_CHUNK, Pace
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
 from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Reach, Sequence, Status
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.speculation.tree import DraftTree
 
 RUNNING, WAITING = Status.RUNNING, Status.WAITING
+PROMPTS_AT_ONCE = 4
+"""So many may be in work where a step has no room for all: a short one need not wait until a long one is through."""
 
 
 class StepBuilder:
@@ -31,6 +34,7 @@ class StepBuilder:
         self.cache = cache
         self.clock = clock
         self.preemption = preemption
+        self.pace = Pace(config.max_step_s)
         self.running: list[Sequence] = []
         """Sorted by rank."""
         self.waiting = WaitingQueue(clock)
@@ -43,6 +47,9 @@ class StepBuilder:
         self._preempted: list[Sequence] = []
         self._spare = 0
         """The step being built may have so many groups: the budget less all rows beyond each group's first."""
+        self._seconds = 0.0
+        """That are left in it for prompts."""
+        self._steps = 0
         self._blocked: tuple[Sequence, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
 
@@ -51,8 +58,10 @@ class StepBuilder:
         `apart`: without those whose steps can be repeated."""
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
-        running = [seq for seq in self.running if not self.repeatable(seq)] if apart else self.running
-        draft_rows = self._spare - len(running)
+        self._steps += 1
+        due = self.due()
+        running = [seq for seq in due if not self.repeatable(seq)] if apart else due
+        draft_rows = self.pace.decoding_rows(self._spare) - len(running)
         """What drafts may use: everyone gets one row first."""
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
@@ -84,16 +93,31 @@ class StepBuilder:
             seq.draft = None
             seq.computed = start + 1
             seq.in_flight += 1
-        for seq in prompts:
-            if len(groups) >= self._spare:
-                break
-            if seq.status is RUNNING:
-                self._add_chunk(seq)
+            seq.last_step = self._steps
+        self._seconds = self.pace.left_for_prompts(sum(len(group.tokens) for group in groups),
+                                                   any(seq.computed >= seq.prompt_len for seq in self.running))
         if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
-            self._admit()
+            self._admit(prompts)
+        self._add_chunks(prompts)
         if not groups and not apart and self._unlock():
             return self.fill()
         return groups, *self._filled()
+
+    def due(self) -> list[Sequence]:
+        """Who takes part in the next step: all who run; but where so many decode that everybody would wait long for a
+        token, each request gets its share of the rows, and its samples take turns."""
+        if self.pace.seconds is None:
+            return self.running
+        decoding = [seq for seq in self.running if seq.computed >= seq.prompt_len]
+        most = self.pace.decoding_rows(len(decoding))
+        if most >= len(decoding):
+            return self.running
+        by_request: dict[str, list[Sequence]] = {}
+        for seq in sorted(decoding, key=lambda seq: seq.last_step):
+            by_request.setdefault(seq.request.id, []).append(seq)
+        turns = [(turn, seq.rank, seq) for own in by_request.values() for turn, seq in enumerate(own)]
+        waits = {seq for _, _, seq in sorted(turns)[most:]}
+        return [seq for seq in self.running if seq not in waits]
 
     def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
         """What travels with the groups of the step just built; without any it waits for the next step."""
@@ -221,18 +245,38 @@ class StepBuilder:
         self._groups.append(group)
         seq.computed = start + 1
         seq.in_flight += 1
+        seq.last_step = self._steps
         self._spare -= rows - 1
         return rows - 1
 
-    def _add_chunk(self, seq: Sequence) -> None:
-        """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
+    def _add_chunks(self, prompts: list[Sequence]) -> None:
+        """Spend what the step has for prompts: half of it for who has least left, so that short ones pass, the rest in
+        order, so that nobody is passed for ever."""
+        if len(prompts) > 1:
+            least = min(prompts, key=lambda seq: len(seq.tokens) - seq.computed)
+            if least is not prompts[0]:
+                held, self._seconds = self._seconds / 2, self._seconds / 2
+                if self._add_chunk(least, (self._spare - len(self._groups)) // 2):
+                    prompts = [seq for seq in prompts if seq is not least]
+                self._seconds += held
+        for seq in prompts:
+            if len(self._groups) >= self._spare:
+                break
+            self._add_chunk(seq)
+
+    def _add_chunk(self, seq: Sequence, most: int | None = None) -> bool:
+        """Schedule as much of the uncomputed tokens as budget, time, max_chunk and blocks allow; whether that is
+        anything."""
+        if seq.status is not RUNNING or self._seconds <= 0.0:
+            return False
         start, known = seq.computed, len(seq.tokens)
-        rows = min(known - start, self._spare - len(self._groups))
+        rows = min(known - start, self._spare - len(self._groups) if most is None else most,
+                   max(LEAST_CHUNK, self.pace.rows_within(self._seconds, start)))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
-        rows = self._reserve(seq, start, rows)
+        rows = self._reserve(seq, start, rows) if rows > 0 else 0
         if not rows:
-            return
+            return False
         end = start + rows
         group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
         if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
@@ -245,7 +289,10 @@ class StepBuilder:
         seq.draft = None
         seq.computed = end
         seq.in_flight += 1
+        seq.last_step = self._steps
         self._spare -= rows - 1
+        self._seconds -= self.pace.prompt_seconds([(start, rows)])
+        return True
 
     def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
         """Make up to `rows` positions writable: fewer if blocks are short; room for one is made at others' cost.
@@ -348,20 +395,30 @@ class StepBuilder:
             count += 1
         return count * self.cache.block_size
 
-    def _admit(self) -> None:
-        """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
-        while len(self._groups) < self._spare:
+    def _admit(self, prompts: list[Sequence]) -> None:
+        """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last. They join `prompts`,
+        those whose prompts are in work."""
+        rows = self._spare - len(self._groups)
+        while True:
             seq = self.waiting.peek()
-            if seq is None or seq.in_flight:
-                return
-            if self._shut_out(seq):
+            if seq is None or seq.in_flight or self._shut_out(seq) or not self._has_room_for(seq, prompts, rows):
                 return
             free = self._free()
             if not self._seat(seq):
                 self._blocked = (seq, free, len(self.running))
                 return
             self._blocked = None
-            self._add_chunk(seq)
+            prompts.append(seq)
+
+    def _has_room_for(self, seq: Sequence, prompts: list[Sequence], rows: int) -> bool:
+        """Whether a step that has so many rows for prompts has some left for one more; or it may be the shortest of
+        some, unless it will find in the cache what another one is computing now."""
+        lefts = [(other.computed, len(other.tokens) - other.computed) for other in prompts]
+        if sum(left for _, left in lefts) < rows and self.pace.prompt_seconds(lefts) < self._seconds:
+            return True
+        head = seq.tokens[:self.cache.block_size]
+        return len(prompts) < PROMPTS_AT_ONCE and all(
+            other.scope != seq.scope or other.tokens[:len(head)] != head for other in prompts)
 
     def _shut_out(self, seq: Sequence) -> bool:
         """Whether the head of the queue certainly cannot get a seat now."""
