@@ -14,6 +14,7 @@ from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
 from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Reach, Sequence, Status
+from paceline.engine.schedule.shares import prompt_shares, share_of
 from paceline.engine.schedule.step import Repeat, RowGroup
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class StepBuilder:
         self._preempted: list[Sequence] = []
         self._spare = 0
         """The step being built may have so many groups: the budget less all rows beyond each group's first."""
+        self._shares: dict[tuple[int, str], int] | None = None
+        """Rows that are left of it for prompts, by whose they are (shares.py); None: whoever comes first has all."""
         self._blocked: tuple[Sequence, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
 
@@ -84,16 +87,24 @@ class StepBuilder:
             seq.draft = None
             seq.computed = start + 1
             seq.in_flight += 1
-        for seq in prompts:
-            if len(groups) >= self._spare:
-                break
-            if seq.status is RUNNING:
-                self._add_chunk(seq)
-        if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
-            self._admit()
+        self._shares = self._divide(prompts)
+        self._add_prompts(prompts, preempted_before)
+        if not groups and self._shares is not None:  # whoever was to have a share could not be seated
+            self._shares = None
+            self._add_prompts(prompts, preempted_before)
         if not groups and not apart and self._unlock():
             return self.fill()
         return groups, *self._filled()
+
+    def _add_prompts(self, prompts: list[Sequence], preempted_before: int) -> None:
+        """Chunks of those who run, then of those who are let in, unless anybody was preempted."""
+        for seq in prompts:
+            if len(self._groups) >= self._spare:
+                break
+            if seq.status is RUNNING and self._share(seq):
+                self._add_chunk(seq)
+        if self.waiting and len(self._groups) < self._spare and len(self._preempted) == preempted_before:
+            self._admit()
 
     def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
         """What travels with the groups of the step just built; without any it waits for the next step."""
@@ -227,7 +238,7 @@ class StepBuilder:
     def _add_chunk(self, seq: Sequence) -> None:
         """Schedule as much of the uncomputed tokens as budget, max_chunk and blocks allow."""
         start, known = seq.computed, len(seq.tokens)
-        rows = min(known - start, self._spare - len(self._groups))
+        rows = min(known - start, self._spare - len(self._groups), self._share(seq))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
         rows = self._reserve(seq, start, rows)
@@ -242,6 +253,8 @@ class StepBuilder:
         if end == known and seq.siblings:
             group.siblings = list(seq.siblings)
         self._groups.append(group)
+        if self._shares is not None:
+            self._shares[share_of(seq)] -= rows
         seq.draft = None
         seq.computed = end
         seq.in_flight += 1
@@ -348,13 +361,26 @@ class StepBuilder:
             count += 1
         return count * self.cache.block_size
 
+    def _divide(self, prompts: list[Sequence]) -> dict[tuple[int, str], int] | None:
+        """Shares of this step for the prompts of those who run and of those who may get a seat in it."""
+        if len({seq.request.tenant.name for seq in prompts}.union(self.waiting.tenants())) < 2:
+            return None
+        first = self.waiting.peek()
+        if first is not None and not self._shut_out(first):
+            prompts = [*prompts, *self.waiting.firsts(max(1, self.max_seqs - len(self.running)))]
+        return prompt_shares(self._spare - len(self._groups), prompts)
+
+    def _share(self, seq: Sequence) -> int:
+        """What a prompt may still have of this step, for the sake of other tenants' prompts."""
+        return self._spare if self._shares is None else self._shares.get(share_of(seq), 0)
+
     def _admit(self) -> None:
         """Give seats to waiting sequences, strictly in order, while rows, seats and blocks last."""
         while len(self._groups) < self._spare:
             seq = self.waiting.peek()
             if seq is None or seq.in_flight:
                 return
-            if self._shut_out(seq):
+            if self._shut_out(seq) or not self._share(seq):
                 return
             free = self._free()
             if not self._seat(seq):
@@ -386,7 +412,7 @@ class StepBuilder:
         if not self._fits(seq, allocation):
             self.cache.abandon(allocation, seq.tokens)
             return False
-        self.waiting.discard(seq)
+        self.waiting.seat(seq, len(seq.tokens) - allocation.cached if seq.admitted is None else 0)
         if seq.admitted is None:
             seq.cached_tokens = allocation.cached
             seq.cache_miss = told_to_all(allocation.miss) if seq.request.tenant.shares_cache else allocation.miss
