@@ -61,6 +61,9 @@ from paceline.speculation.verify import rule_for
 
 log = logging.getLogger("paceline.engine")
 
+LOGIT_BYTES = 256 << 20
+"""What the logits of prompts may take in a step whose log-probabilities are asked for (float32)."""
+
 
 class Engine:
     """Owns the model, the cache and every live request. Not thread-safe: one thread drives it.
@@ -98,7 +101,8 @@ class Engine:
         self.scheduler = Scheduler(
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
-                            max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk),
+                            max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk,
+                            max_logit_rows=max(1, LOGIT_BYTES // (4 * model.config.vocab_size))),
             self.cache, clock, host.preemption)
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records

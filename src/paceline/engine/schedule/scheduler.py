@@ -24,6 +24,10 @@ FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
 MAX_STEPS_IN_FLIGHT = 2
 LEAST_ROWS = 16
 """A device without memory for a step of so many rows cannot be helped by smaller ones."""
+RECOVERY = 256
+"""Steps that go well before larger ones are tried again, where there was no memory for them; each time that they fail
+again it takes twice as many, up to MOST_RECOVERY."""
+MOST_RECOVERY = 1 << 16
 
 
 class Scheduler:
@@ -46,6 +50,7 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.clock = clock
+        self._most_rows = config.max_batch_tokens
         self._capacity = cache.capacity()
         self.preemption = preemption or Preemption()
         self._filler = StepBuilder(config, cache, clock, self.preemption)
@@ -62,6 +67,11 @@ class Scheduler:
         they are not, whoever takes them writes after the moves."""
         self._next_order = 0
         self._next_step = 0
+        self._went_well = 0
+        """Steps since their size was last changed."""
+        self._recovery = RECOVERY
+        self._grown = False
+        """The last change was upwards."""
 
     @property
     def running(self) -> list[Sequence]:
@@ -232,6 +242,8 @@ class Scheduler:
         if len(results) != len(step.groups):
             raise ValueError(f"the step has {len(step.groups)} groups and {len(results)} results were given")
         self._flight.popleft()
+        if self.config.max_batch_tokens < self._most_rows:
+            self._grow()
         cache, shared = self.cache, self._waiting.shared
         for group, result in zip(step.groups, results):
             seq = group.seq
@@ -292,12 +304,25 @@ class Scheduler:
         self.cache.forget()
 
     def shrink(self) -> bool:
-        """Steps have at most half as many rows from now on; False: they are that small already."""
+        """Steps have at most half as many rows, until many of them have gone well; False: they are that small
+        already."""
         rows = self.config.max_batch_tokens // 2
         if rows < LEAST_ROWS:
             return False
-        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        if self._grown:
+            self._recovery = min(2 * self._recovery, MOST_RECOVERY)
+        self._resize(rows, grown=False)
         return True
+
+    def _grow(self) -> None:
+        """A step went well. Where they had to be made smaller, larger ones are tried again after some."""
+        self._went_well += 1
+        if self._went_well >= self._recovery:
+            self._resize(min(2 * self.config.max_batch_tokens, self._most_rows), grown=True)
+
+    def _resize(self, rows: int, grown: bool) -> None:
+        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        self._went_well, self._grown = 0, grown
 
     def _progress(self, group: RowGroup) -> None:
         """A repeated step of a sequence that still holds its blocks is over: all its tokens but the newest are in the

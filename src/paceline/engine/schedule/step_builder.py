@@ -44,6 +44,8 @@ class StepBuilder:
         self._preempted: list[Sequence] = []
         self._spare = 0
         """The step being built may have so many groups: the budget less all rows beyond each group's first."""
+        self._logit_rows = 0
+        """Rows of prompts that may still have their logits computed in it."""
         self._shares: dict[tuple[int, str], int] | None = None
         """Rows that are left of it for prompts, by whose they are (shares.py); None: whoever comes first has all."""
         self._blocked: tuple[Sequence, int, int] | None = None
@@ -54,6 +56,7 @@ class StepBuilder:
         `apart`: without those whose steps can be repeated."""
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
+        self._logit_rows = self.config.max_logit_rows or self._spare
         running = [seq for seq in self.running if not self.repeatable(seq)] if apart else self.running
         draft_rows = self._spare - len(running)
         """What drafts may use: everyone gets one row first."""
@@ -241,13 +244,17 @@ class StepBuilder:
         rows = min(known - start, self._spare - len(self._groups), self._share(seq))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
-        rows = self._reserve(seq, start, rows)
+        scored = seq.request.params.prompt_logprobs is not None and known == seq.prompt_len
+        if scored:
+            rows = min(rows, self._logit_rows)
+        rows = self._reserve(seq, start, rows) if rows else 0
         if not rows:
             return
         end = start + rows
         group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
-        if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
+        if scored:
             group.logits_from = 0
+            self._logit_rows -= rows
         elif end == known:
             group.logits_from = rows - 1
         if end == known and seq.siblings:
