@@ -171,7 +171,7 @@ class Engine:
         lookup = 0
         if wish is not None and found is not None and rule is not None and rule.name == "coupled":
             lookup = found.packed(wish.k, always=not wish.adaptive)
-        compilation = self.structures.begin(params)
+        structure = self.structures.wanted(params)
 
         now = self.clock()
         room = self.config.max_model_len - len(ids)
@@ -182,7 +182,7 @@ class Engine:
         bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
-        sequences = self.scheduler.add(request, seeds, held=compilation is not None)
+        sequences = self.scheduler.add(request, seeds, held=structure is not None)
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.wait_for_commit = params.searches
@@ -194,8 +194,8 @@ class Engine:
         for seq in sequences:
             seq.record, seq.search = record, search
         self._records[request_id] = record
-        if compilation is not None:
-            self.structures.hold(request_id, compilation)
+        if structure is not None:
+            self.structures.hold(request, structure)
         self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None and rule is not None:

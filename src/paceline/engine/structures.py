@@ -11,10 +11,10 @@ from paceline.errors import GrammarError
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
-from paceline.grammar.structure import structure_of
+from paceline.grammar.structure import Structure, structure_of
 from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.tokenizer import Tokenizer
-from paceline.request import SamplingParams
+from paceline.request import Request, SamplingParams
 
 PATIENCE = 0.02
 """Seconds that a loop with nothing else to do waits for a grammar before it looks after other things."""
@@ -28,7 +28,8 @@ class Structures:
         self._eos = eos_ids
         self._clock = clock
         self._compiler: GrammarCompiler | None = None
-        self._waiting: dict[str, Compilation] = {}
+        self._waiting: dict[str, tuple[Compilation, str]] = {}
+        """By request: what it waits for, and on whose account."""
 
     @property
     def compiler(self) -> GrammarCompiler:
@@ -36,8 +37,8 @@ class Structures:
             self._compiler = GrammarCompiler(self._vocabulary, clock=self._clock)
         return self._compiler
 
-    def begin(self, params: SamplingParams) -> Compilation | None:
-        """Have what `params` ask for compiled; None: nothing. Raises a GrammarError where that can be told at once."""
+    def wanted(self, params: SamplingParams) -> Structure | None:
+        """What `params` ask for; None: nothing. Raises a GrammarError where it can be told at once that it will not do."""
         structure = structure_of(params)
         if structure is None:
             return None
@@ -45,11 +46,12 @@ class Structures:
             raise GrammarError(
                 f"{structure.field} needs to know the text of each token, and this model came without a tokenizer or "
                 "with one whose tokens have no text of their own; leave it out.", structure.field)
-        return self.compiler.compile(structure)
+        return structure
 
-    def hold(self, request_id: str, compilation: Compilation) -> None:
-        """A request waits for its grammar."""
-        self._waiting[request_id] = compilation
+    def hold(self, request: Request, structure: Structure) -> None:
+        """A request waits until its structure is compiled."""
+        tenant = request.tenant.name
+        self._waiting[request.id] = (self.compiler.compile(structure, tenant), tenant)
 
     def release(self, records: Mapping[str, Record], scheduler: Scheduler) -> list[str]:
         """Requests whose grammar is ready join the queue. Those whose grammar failed have their error set and are
@@ -57,10 +59,11 @@ class Structures:
         failed: list[str] = []
         if not self._waiting:
             return failed
-        if scheduler.only_held and not any(one.over for one in self._waiting.values()):
-            wait_for(self._waiting.values(), PATIENCE)
-        for request_id in [name for name, one in self._waiting.items() if one.over]:
-            record, compilation = records[request_id], self._waiting.pop(request_id)
+        if scheduler.only_held and not any(one.over for one, _ in self._waiting.values()):
+            wait_for([one for one, _ in self._waiting.values()], PATIENCE)
+        for request_id in [name for name, (one, _) in self._waiting.items() if one.over]:
+            record, compilation = records[request_id], self._waiting[request_id][0]
+            self.forget(request_id)
             try:
                 compiled = compilation.result()
             except GrammarError as problem:
@@ -73,7 +76,10 @@ class Structures:
         return failed
 
     def forget(self, request_id: str) -> None:
-        self._waiting.pop(request_id, None)
+        """It waits no longer: nobody compiles for it alone."""
+        compilation, tenant = self._waiting.pop(request_id, (None, ""))
+        if compilation is not None:
+            self.compiler.leave(compilation, tenant)
 
     def attach(self, seq: Sequence, compiled: CompiledGrammar) -> None:
         """From now on the structure holds for `seq`."""
