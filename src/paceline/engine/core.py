@@ -138,7 +138,7 @@ class Engine:
         self._ids = itertools.count()
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
-                         lambda: self.clock())
+                         self.structures.prepare, lambda: self.clock())
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""

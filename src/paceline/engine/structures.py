@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
 
 from paceline.engine.records.record import Record
 from paceline.engine.schedule.scheduler import Scheduler
@@ -13,11 +15,12 @@ from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
 from paceline.grammar.structure import Structure, structure_of
 from paceline.grammar.vocabulary import Vocabulary
+from paceline.grammar.workers import FairWorkers
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Request, SamplingParams
 
 PATIENCE = 0.02
-"""Seconds that a loop with nothing else to do waits for a grammar before it looks after other things."""
+"""Seconds that a loop with nothing else to do waits for a grammar, or a mask, before it looks after other things."""
 
 
 class Structures:
@@ -28,6 +31,8 @@ class Structures:
         self._eos = eos_ids
         self._clock = clock
         self._compiler: GrammarCompiler | None = None
+        self._workers = FairWorkers()
+        """Make masks that take long."""
         self._waiting: dict[str, tuple[Compilation, str]] = {}
         """By request: what it waits for, and on whose account."""
 
@@ -57,6 +62,8 @@ class Structures:
         """Requests whose grammar is ready join the queue. Those whose grammar failed have their error set and are
         returned, to be ended. Waits a little where nobody has anything else to do."""
         failed: list[str] = []
+        if self._compiler is not None:
+            self._rest(scheduler)
         if not self._waiting:
             return failed
         if scheduler.only_held and not any(one.over for one, _ in self._waiting.values()):
@@ -74,6 +81,30 @@ class Structures:
                 self.attach(seq, compiled)
             scheduler.release(request_id)
         return failed
+
+    def prepare(self, scheduler: Scheduler) -> None:
+        """Before a step is planned: sequences whose next mask takes long have it made beside the loop, and sit out until
+        it is there. Nobody else waits for it."""
+        if self._compiler is None:
+            return
+        for seq in scheduler.running:
+            grammar = seq.state.grammar
+            if not isinstance(grammar, SequenceGrammar):
+                continue
+            seq.slow_masks = grammar.slow
+            if grammar.slow:
+                seq.wait_for_commit = True
+                seq.draft = None
+            if not seq.in_flight:
+                seq.masking = not grammar.ready(partial(self._workers.submit, seq.request.tenant.name))
+
+    def _rest(self, scheduler: Scheduler) -> None:
+        """Wait a little for masks, where nobody has anything else to do."""
+        running = scheduler.running
+        if not running or scheduler.steps_in_flight or not all(seq.masking for seq in running):
+            return
+        making = [seq.state.grammar.making for seq in running if isinstance(seq.state.grammar, SequenceGrammar)]
+        wait([one for one in making if one is not None], PATIENCE, FIRST_COMPLETED)
 
     def forget(self, request_id: str) -> None:
         """It waits no longer: nobody compiles for it alone."""

@@ -63,7 +63,7 @@ class StepBuilder:
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
-            if seq.in_flight_drafts:
+            if seq.in_flight_drafts or seq.masking:
                 continue
             start = seq.computed
             tokens = seq.tokens
