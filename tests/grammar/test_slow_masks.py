@@ -1,4 +1,4 @@
-"""Masks that take long are made beside the loop: their request sits out, others go on, and every text stays the same."""
+"""Masks that take long are made beside the loop: their request sits out, others go on, and texts stay the same."""
 
 from __future__ import annotations
 

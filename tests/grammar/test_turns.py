@@ -23,7 +23,8 @@ Make = Callable[..., GrammarCompiler]
 
 
 class Gates:
-    """Structures that begin with "held" are compiled when their gate is opened; of others that tests have left behind nothing is noted."""
+    """Structures that begin with "held" are compiled when their gate is opened. Of what other tests have left
+    behind nothing is noted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
@@ -143,7 +144,7 @@ def test_a_tenants_short_structures_go_before_its_long_ones(gates: Gates, compil
     assert gates.begun[THREADS] == "ready"
 
 
-def test_quick_ones_are_not_behind_slow_ones_and_one_tenant_does_not_take_all_threads(gates: Gates, compilers: Make) -> None:
+def test_quick_ones_are_not_behind_slow_ones_and_nobody_takes_all_threads(gates: Gates, compilers: Make) -> None:
     now = [0.0]
     compiler = compilers(seconds=1000.0, clock=lambda: now[0])
     slow = [compiler.compile(regex(f"held{place}"), "a") for place in range(2 * SLOW)]

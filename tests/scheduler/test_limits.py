@@ -17,7 +17,7 @@ def test_prompts_whose_log_probabilities_are_wanted_take_few_rows_of_a_step() ->
     world = make(max_logit_rows=6, max_len=128)
     scored = [talker(world, 20, prompt_logprobs=0), talker(world, 9, prompt_logprobs=2)]
     plain = talker(world, 30)
-    rows = [step for step in iter(world.turn, None)]
+    rows = list(iter(world.turn, None))
     assert all(logit_rows(step) <= 6 + 3 for step in rows), "and one for each that decodes"
     assert len(rows[0].groups[-1].tokens) == 30 and rows[0].groups[-1].seq is plain, "others' prompts are not cut"
     assert all(seq.output_len for seq in scored)

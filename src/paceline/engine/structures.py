@@ -43,7 +43,7 @@ class Structures:
         return self._compiler
 
     def wanted(self, params: SamplingParams) -> Structure | None:
-        """What `params` ask for; None: nothing. Raises a GrammarError where it can be told at once that it will not do."""
+        """What `params` ask for; None: nothing. Raises a GrammarError where it can be told at once that it is none."""
         structure = structure_of(params)
         if structure is None:
             return None
@@ -83,8 +83,8 @@ class Structures:
         return failed
 
     def prepare(self, scheduler: Scheduler) -> None:
-        """Before a step is planned: sequences whose next mask takes long have it made beside the loop, and sit out until
-        it is there. Nobody else waits for it."""
+        """Before a step is planned: sequences whose next mask takes long have it made beside the loop, and sit out
+        until it is there. Nobody else waits for it."""
         if self._compiler is None:
             return
         for seq in scheduler.running:

@@ -166,8 +166,8 @@ class GrammarCompiler:
                 threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True).start()
 
     def _next(self) -> Compilation | None:
-        """Whose turn it is: a tenant with the fewest under way, the one that has waited longest. Those that are stuck do
-        not count, within limits: they would block all others. None: nobody's."""
+        """Whose turn it is: a tenant with the fewest under way, the one that has waited longest. Those that are stuck
+        do not count, within limits: they would block all others. None: nobody's."""
         under_way = [task for task in self._running if not task.stuck]
         stuck = len(self._running) - len(under_way)
         busy = len(under_way) + max(0, stuck - SPARE)

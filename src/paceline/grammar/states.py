@@ -33,8 +33,8 @@ class State:
 
     def __init__(self, may_end: bool, closed: bool) -> None:
         self.allowed: NDArray[np.uint8] | None = None
-        """One bit for each token of the vocabulary, lowest first: 1 where it may follow. Equal ones are one array. None:
-        nobody has asked for it yet; it is what takes long."""
+        """One bit for each token of the vocabulary, lowest first: 1 where it may follow. Equal ones are one array.
+        None: nobody has asked for it yet; it is what takes long."""
         self.may_end = may_end
         self.closed = closed
         """The text is complete and nothing can follow."""
@@ -102,9 +102,9 @@ class CompiledGrammar:
         """Write a little of any text, to learn whether masks take long before the engine meets one."""
         state, matcher = self.root, self.matcher()
         for turn in range(TRIED):
-            choices = np.flatnonzero(np.unpackbits(state.allowed, bitorder="little")) if state.allowed is not None else []
-            if self.slow or not len(choices):
+            if self.slow or state.allowed is None or not state.allowed.any():
                 return
+            choices = np.flatnonzero(np.unpackbits(state.allowed, bitorder="little"))
             matcher.consume_tokens([int(choices[(turn * 7919 + 31) % len(choices)])])
             bits, seconds = self.bits(matcher)
             if matcher.is_error() or matcher.is_stopped():

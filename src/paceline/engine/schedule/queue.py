@@ -45,9 +45,9 @@ class Line:
 class WaitingQueue:
     """Start-time fair queueing between tenants, first come, first served inside one.
 
-    Of equal priorities the next seat is for the tenant that was given the fewest tokens. One that has had nobody waiting
-    starts no lower than where the queue stands (`_level`): rest earns no credit, and a newcomer is not behind those who
-    have been waiting in numbers.
+    Of equal priorities the next seat is for the tenant that was given the fewest tokens. One that has had nobody
+    waiting starts no lower than where the queue stands (`_level`): rest earns no credit, and a newcomer is not behind
+    those who have been waiting in numbers.
     """
 
     __slots__ = ("_clock", "_departures", "_level", "_lines", "_rivals", "samples")
@@ -121,7 +121,7 @@ class WaitingQueue:
         self._level += tokens / (1 + self._rivals)
 
     def _line(self, seq: Sequence) -> Line:
-        """Its tenant's. Those who neither wait nor were given more than others are forgotten when somebody new comes."""
+        """Its tenant's. Those who neither wait nor were given more than others are forgotten when one is new."""
         name = seq.request.tenant.name
         line = self._lines.get(name)
         if line is None:
@@ -155,8 +155,8 @@ class WaitingQueue:
         return places * (self._clock() - started) / max(freed, 1)
 
     def snapshot(self) -> list[Sequence]:
-        """Those waiting, in the order in which they would be served if outputs cost nothing. O(n log n): for reports and
-        tests."""
+        """Those waiting, in the order in which they would be served if outputs cost nothing. O(n log n): for reports
+        and tests."""
         lines = [(line.given, sorted(line.members, key=_rank, reverse=True)) for line in self._lines.values()]
         heap = [((waiting[-1].rank[0], given, waiting[-1].rank[1]), waiting) for given, waiting in lines if waiting]
         heapify(heap)

@@ -87,10 +87,10 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
-                 "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit",
-                 "lookup", "masking", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
-                 "rule", "sample", "scope", "search", "seed", "siblings", "slow_masks", "state", "status", "swapped", "taps",
+    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "drifting",
+                 "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "limit", "lookup", "masking",
+                 "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request", "rule",
+                 "sample", "scope", "search", "seed", "siblings", "slow_masks", "state", "status", "swapped", "taps",
                  "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
