@@ -11,6 +11,7 @@ import torch
 
 from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
+from paceline.engine import core
 from paceline.engine.replay import replay, replay_on
 from paceline.errors import ModelNotFoundError, RequestError, StepError
 from paceline.sampling.trace import Trace
@@ -35,9 +36,13 @@ def test_raw_logprobs_are_the_softmax_of_the_models_logits() -> None:
         assert score.rank <= 5 and score.processed <= 0
 
 
-@pytest.mark.parametrize("options", [{}, {"max_prefill_chunk": 7}, {"max_prefill_chunk": 1}])
-def test_prompt_logprobs_equal_those_of_decoding_the_same_text(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("options", "logit_rows"), [
+    ({}, 1000), ({"max_prefill_chunk": 7}, 1000), ({"max_prefill_chunk": 1}, 1000), ({}, 5)])
+def test_prompt_logprobs_equal_those_of_decoding_the_same_text(options: dict[str, Any], logit_rows: int,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "LOGIT_BYTES", 4 * VOCAB * logit_rows)
     llm = tiny_llm(**options)
+    assert llm.engine.scheduler.config.max_logit_rows == logit_rows
     first = llm.generate([PROMPT[:30]], SamplingParams(max_tokens=6, temperature=0.0, logprobs=2))[0].outputs[0]
     text = PROMPT[:30] + first.token_ids
     out = llm.generate([text], SamplingParams(max_tokens=0, prompt_logprobs=2))[0]

@@ -156,7 +156,7 @@ def test_a_time_limit_fails_that_request_alone(gate: Gate) -> None:
     late = engine.add(PROMPT, SamplingParams(regex="quick", max_tokens=20))
     while engine.record(late).open:
         engine.step()
-    while engine.structures._waiting[slow]._begun is None:
+    while engine.structures._waiting[slow][0]._begun is None:
         engine.step()
     now[0] = 5.5
     engine.step()
@@ -190,7 +190,7 @@ def test_who_waits_too_long_for_a_thread_is_told_and_may_try_again(gate: Gate) -
     compiler = GrammarCompiler(lambda: BYTES, seconds=5.0, clock=lambda: now[0])
     for place in range(THREADS + SPARE):
         now[0] += 5.5  # those before are late
-        task = compiler.compile(Structure("regex", f"slow{place}"))
+        task = compiler.compile(Structure("regex", f"slow{place}"), f"tenant {place % 2}")
         while task._begun is None:
             time.sleep(0.001)
     behind = compiler.compile(Structure("regex", "quick"))
@@ -276,7 +276,7 @@ def structure_named(**wish: Any) -> Structure:
 def test_tokens_without_a_text_of_their_own_are_refused() -> None:
     backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     with pytest.raises(GrammarError, match="text of each token"):
-        Structures(Tokenizer(backend), 2, frozenset(), lambda: 0.0).begin(SamplingParams(regex="a"))
+        Structures(Tokenizer(backend), 2, frozenset(), lambda: 0.0).wanted(SamplingParams(regex="a"))
 
 
 def test_whitespace_is_bounded_and_can_be_turned_off() -> None:

@@ -18,7 +18,7 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import PENDING, Sequence, Status
 from paceline.engine.schedule.step import GroupResult, RowGroup, Step
 from paceline.kernels.groups import CacheGroup
-from paceline.request import Request, SamplingParams
+from paceline.request import Request, SamplingParams, Tenant
 from paceline.speculation.tree import DraftTree
 
 VOCABULARY = 7
@@ -65,9 +65,10 @@ class World:
         self.accepted = 0
 
     def add(self, prompt: list[int], max_tokens: int = 8, *, seed: int = 0, deadline: float | None = None,
-            **params: object) -> list[Sequence]:
+            tenant: str = "", **params: object) -> list[Sequence]:
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-        request = Request(f"r{len(self.everyone)}", list(prompt), sampling, seed, max_tokens, self.now, deadline)
+        request = Request(f"r{len(self.everyone)}", list(prompt), sampling, seed, max_tokens, self.now, deadline,
+                          tenant=Tenant(tenant))
         sequences = self.scheduler.add(request, [seed + i for i in range(sampling.n)])
         self.everyone += sequences
         for seq in sequences:

@@ -96,7 +96,7 @@ def test_a_chunk_takes_as_long_as_a_step_may(start: int) -> None:
     rows = pace.rows_within(pace.left_for_prompts(1, True), start)
     took = seconds(Step(0, [decode(), chunk(start, rows)]))
     assert 0.08 < took < 0.12
-    assert pace.prompt_seconds([(start, rows)]) == pytest.approx(took - FIXED - DECODE, rel=0.2)
+    assert pace.prompt_seconds(start, rows) == pytest.approx(took - FIXED - DECODE, rel=0.2)
 
 
 def test_without_a_limit_or_a_measurement_nothing_is_held_back() -> None:

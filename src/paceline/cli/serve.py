@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,16 @@ def serve(
         _server("A key that also sees /metrics and everybody's requests on the page; repeatable. Or set "
                 f"{OPERATOR_VARIABLE}. Without any, a key that is the only one does."),
     ] = None,
+    keys_file: Annotated[
+        Path | None,
+        _server("TOML file with a table [[keys]] for each key: key, and if it differs from others operator and the "
+                "limits below."),
+    ] = None,
+    requests_per_minute: Annotated[int | None, _server("Most requests a key may send in a minute; further ones get "
+                                                       "429.")] = None,
+    tokens_per_minute: Annotated[int | None, _server("Most tokens, of prompts and answers, a key may use in a "
+                                                     "minute.")] = None,
+    concurrent_requests: Annotated[int | None, _server("Most requests of a key at once.")] = None,
     share_cache: Annotated[bool, _server("Keys share caches and what drafters remember of texts; else each key has "
                                          "its own.", "--share-cache")] = False,
     cors_origin: Annotated[list[str] | None, _server("Web origin that may call from a browser; repeatable.")] = None,
@@ -88,15 +99,22 @@ def serve(
     """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
     try:
         from paceline.serve import logs, server
+        from paceline.serve.keys_file import KeysFile, read_keys
         from paceline.serve.options import ServeOptions
+        from paceline.serve.quotas import Quota
     except ImportError as error:
         raise ConfigError(f"The server needs the package {error.name!r}: install Paceline with its dependencies "
                           "(fastapi, uvicorn, prometheus-client).") from None
     from paceline import AsyncLLM
 
+    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute,
+              "concurrent_requests": concurrent_requests}
+    quota = Quota(**{name: limit for name, limit in limits.items() if limit is not None})
+    filed = KeysFile() if keys_file is None else read_keys(keys_file, quota)
     settings = ServeOptions(
         host=host, port=port, model_name=model_name or model or options.DEFAULT_MODEL,
-        api_keys=_keys(api_key, KEY_VARIABLE), operator_keys=_keys(operator_key, OPERATOR_VARIABLE),
+        api_keys=(*_keys(api_key, KEY_VARIABLE), *filed.clients),
+        operator_keys=(*_keys(operator_key, OPERATOR_VARIABLE), *filed.operators), quota=quota, key_quotas=filed.quotas,
         share_cache=share_cache, cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host or ()), max_body_bytes=int(max_body_mb * 1e6),
         max_output_tokens=max_output_tokens, max_samples=max_samples,

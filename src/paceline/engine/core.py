@@ -61,6 +61,9 @@ from paceline.speculation.verify import rule_for
 
 log = logging.getLogger("paceline.engine")
 
+LOGIT_BYTES = 256 << 20
+"""What the logits of prompts may take in a step whose log-probabilities are asked for (float32)."""
+
 
 class Engine:
     """Owns the model, the cache and every live request. Not thread-safe: one thread drives it.
@@ -99,7 +102,8 @@ class Engine:
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk,
-                            max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms),
+                            max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms,
+                            max_logit_rows=max(1, LOGIT_BYTES // (4 * model.config.vocab_size))),
             self.cache, clock, host.preemption)
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
@@ -135,7 +139,7 @@ class Engine:
         self._ids = itertools.count()
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
-                         lambda: self.clock())
+                         self.structures.prepare, lambda: self.clock())
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
@@ -168,7 +172,7 @@ class Engine:
         lookup = 0
         if wish is not None and found is not None and rule is not None and rule.name == "coupled":
             lookup = found.packed(wish.k, always=not wish.adaptive)
-        compilation = self.structures.begin(params)
+        structure = self.structures.wanted(params)
 
         now = self.clock()
         room = self.config.max_model_len - len(ids)
@@ -179,7 +183,7 @@ class Engine:
         bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
-        sequences = self.scheduler.add(request, seeds, held=compilation is not None)
+        sequences = self.scheduler.add(request, seeds, held=structure is not None)
         for seq, state in zip(sequences, states):
             seq.state = state
             seq.wait_for_commit = params.searches
@@ -191,8 +195,8 @@ class Engine:
         for seq in sequences:
             seq.record, seq.search = record, search
         self._records[request_id] = record
-        if compilation is not None:
-            self.structures.hold(request_id, compilation)
+        if structure is not None:
+            self.structures.hold(request, structure)
         self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None and rule is not None:

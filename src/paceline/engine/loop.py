@@ -21,8 +21,9 @@ class Loop:
 
     def __init__(self, scheduler: Scheduler, executor: Executor, drafting: Drafting, bookkeeping: Bookkeeping,
                  end_requests: Callable[[Step | None, BaseException, Touched], None],
-                 clock: Callable[[], float]) -> None:
-        """`end_requests`: those of a step that broke; None: of all steps."""
+                 prepare: Callable[[Scheduler], None], clock: Callable[[], float]) -> None:
+        """`end_requests`: those of a step that broke; None: of all steps. `prepare`: called before one is planned."""
+        self._prepare = prepare
         self.executor = executor
         self._scheduler = scheduler
         self._drafting = drafting
@@ -63,6 +64,7 @@ class Loop:
         seconds = 0.0
         while self.executor.has_room(self._scheduler):
             self._suspect, started = None, self._clock()
+            self._prepare(self._scheduler)
             self._drafting.lose_heads(self._scheduler.running)
             planned = self.executor.plan(self._scheduler, since_arrival)
             if planned is not None and planned.repeat is None:

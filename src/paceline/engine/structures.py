@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
 
 from paceline.engine.records.record import Record
 from paceline.engine.schedule.scheduler import Scheduler
@@ -11,13 +13,14 @@ from paceline.errors import GrammarError
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
-from paceline.grammar.structure import structure_of
+from paceline.grammar.structure import Structure, structure_of
 from paceline.grammar.vocabulary import Vocabulary
+from paceline.grammar.workers import FairWorkers
 from paceline.models.tokenizer import Tokenizer
-from paceline.request import SamplingParams
+from paceline.request import Request, SamplingParams
 
 PATIENCE = 0.02
-"""Seconds that a loop with nothing else to do waits for a grammar before it looks after other things."""
+"""Seconds that a loop with nothing else to do waits for a grammar, or a mask, before it looks after other things."""
 
 
 class Structures:
@@ -28,7 +31,10 @@ class Structures:
         self._eos = eos_ids
         self._clock = clock
         self._compiler: GrammarCompiler | None = None
-        self._waiting: dict[str, Compilation] = {}
+        self._workers = FairWorkers()
+        """Make masks that take long."""
+        self._waiting: dict[str, tuple[Compilation, str]] = {}
+        """By request: what it waits for, and on whose account."""
 
     @property
     def compiler(self) -> GrammarCompiler:
@@ -36,8 +42,8 @@ class Structures:
             self._compiler = GrammarCompiler(self._vocabulary, clock=self._clock)
         return self._compiler
 
-    def begin(self, params: SamplingParams) -> Compilation | None:
-        """Have what `params` ask for compiled; None: nothing. Raises a GrammarError where that can be told at once."""
+    def wanted(self, params: SamplingParams) -> Structure | None:
+        """What `params` ask for; None: nothing. Raises a GrammarError where it can be told at once that it is none."""
         structure = structure_of(params)
         if structure is None:
             return None
@@ -45,22 +51,26 @@ class Structures:
             raise GrammarError(
                 f"{structure.field} needs to know the text of each token, and this model came without a tokenizer or "
                 "with one whose tokens have no text of their own; leave it out.", structure.field)
-        return self.compiler.compile(structure)
+        return structure
 
-    def hold(self, request_id: str, compilation: Compilation) -> None:
-        """A request waits for its grammar."""
-        self._waiting[request_id] = compilation
+    def hold(self, request: Request, structure: Structure) -> None:
+        """A request waits until its structure is compiled."""
+        tenant = request.tenant.name
+        self._waiting[request.id] = (self.compiler.compile(structure, tenant), tenant)
 
     def release(self, records: Mapping[str, Record], scheduler: Scheduler) -> list[str]:
         """Requests whose grammar is ready join the queue. Those whose grammar failed have their error set and are
         returned, to be ended. Waits a little where nobody has anything else to do."""
         failed: list[str] = []
+        if self._compiler is not None:
+            self._rest(scheduler)
         if not self._waiting:
             return failed
-        if scheduler.only_held and not any(one.over for one in self._waiting.values()):
-            wait_for(self._waiting.values(), PATIENCE)
-        for request_id in [name for name, one in self._waiting.items() if one.over]:
-            record, compilation = records[request_id], self._waiting.pop(request_id)
+        if scheduler.only_held and not any(one.over for one, _ in self._waiting.values()):
+            wait_for([one for one, _ in self._waiting.values()], PATIENCE)
+        for request_id in [name for name, (one, _) in self._waiting.items() if one.over]:
+            record, compilation = records[request_id], self._waiting[request_id][0]
+            self.forget(request_id)
             try:
                 compiled = compilation.result()
             except GrammarError as problem:
@@ -72,8 +82,35 @@ class Structures:
             scheduler.release(request_id)
         return failed
 
+    def prepare(self, scheduler: Scheduler) -> None:
+        """Before a step is planned: sequences whose next mask takes long have it made beside the loop, and sit out
+        until it is there. Nobody else waits for it."""
+        if self._compiler is None:
+            return
+        for seq in scheduler.running:
+            grammar = seq.state.grammar
+            if not isinstance(grammar, SequenceGrammar):
+                continue
+            seq.slow_masks = grammar.slow
+            if grammar.slow:
+                seq.wait_for_commit = True
+                seq.draft = None
+            if not seq.in_flight:
+                seq.masking = not grammar.ready(partial(self._workers.submit, seq.request.tenant.name))
+
+    def _rest(self, scheduler: Scheduler) -> None:
+        """Wait a little for masks, where nobody has anything else to do."""
+        running = scheduler.running
+        if not running or scheduler.steps_in_flight or not all(seq.masking for seq in running):
+            return
+        making = [seq.state.grammar.making for seq in running if isinstance(seq.state.grammar, SequenceGrammar)]
+        wait([one for one in making if one is not None], PATIENCE, FIRST_COMPLETED)
+
     def forget(self, request_id: str) -> None:
-        self._waiting.pop(request_id, None)
+        """It waits no longer: nobody compiles for it alone."""
+        compilation, tenant = self._waiting.pop(request_id, (None, ""))
+        if compilation is not None:
+            self.compiler.leave(compilation, tenant)
 
     def attach(self, seq: Sequence, compiled: CompiledGrammar) -> None:
         """From now on the structure holds for `seq`."""

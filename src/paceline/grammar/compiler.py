@@ -1,10 +1,10 @@
-"""GrammarCompiler: structures are compiled beside the engine's loop, once each, within a time limit."""
+"""GrammarCompiler: structures are compiled beside the engine's loop, once each, within a time limit, in fair turns."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
@@ -19,8 +19,17 @@ SECONDS = 10.0
 KEPT = 32
 """Compiled structures that are kept for requests to come."""
 THREADS = 2
+"""Structures that are begun at once."""
+QUICK = 0.5
+"""One that takes longer is slow: the next one is begun beside it, and quick ones do not wait for it."""
+SLOW = 2 * THREADS
+"""Structures under way at once, slow ones too; all but one of them may be the same tenant's."""
 SPARE = 6
-"""Threads that may be stuck in late structures, which nothing can stop, before others have to wait for them."""
+"""Threads that may be stuck in structures that are late, or that nobody wants any more: nothing can stop them."""
+MOST_EACH = SPARE
+"""Threads that one tenant's structures may keep, those that are stuck too: some are left for others."""
+SHORT = 2048
+"""Characters: a tenant's structures that are no longer go before its longer ones."""
 WAITING = 60.0
 """A structure that no thread has taken up after this many seconds fails its requests."""
 
@@ -37,6 +46,10 @@ class Compilation:
         self._advance = advance
         self._asked = clock()
         self._begun: float | None = None
+        self.wanted: Counter[str] = Counter()
+        """How many requests of which tenants wait for it."""
+        self.owners: frozenset[str] = frozenset()
+        """The tenants for whom it was begun."""
 
     def begin(self) -> None:
         """The clock runs from when a thread takes it up: who waits for others is not too complex."""
@@ -51,6 +64,15 @@ class Compilation:
     def late(self) -> bool:
         """Whether it keeps a thread for longer than it may."""
         return self._begun is not None and self._clock() - self._begun > self._seconds
+
+    @property
+    def slow(self) -> bool:
+        return self._begun is not None and self._clock() - self._begun > QUICK
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nobody waits for it any more, though it keeps a thread."""
+        return self.late or not self.wanted
 
     @property
     def over(self) -> bool:
@@ -86,22 +108,26 @@ class GrammarCompiler:
         self._kept = kept
         self._clock = clock
         self._known: OrderedDict[Structure, Compilation] = OrderedDict()
-        self._queue: deque[Compilation] = deque()
+        self._queue: list[Compilation] = []
         self._running: set[Compilation] = set()
+        self._turns: dict[str, int] = {}
+        """How many structures had been begun when one was begun for each tenant that still waits for some."""
+        self._begun = 0
         self._turn = threading.Lock()
         """Held to look at the queue and at what runs."""
         self._lock = threading.Lock()
         self._library: Library | None = None
         self._tokens = 0
 
-    def compile(self, structure: Structure) -> Compilation:
-        """Begin, or join what is under way or done."""
+    def compile(self, structure: Structure, tenant: str = "") -> Compilation:
+        """Begin for a request of `tenant`, or join what is under way or done. Until then leave() takes it back."""
         known = self._known.get(structure)
-        if known is None:
-            known = self._known[structure] = Compilation(structure, self._seconds, self._clock, self._advance)
-            with self._turn:
+        with self._turn:
+            if known is None:
+                known = self._known[structure] = Compilation(structure, self._seconds, self._clock, self._advance)
                 self._queue.append(known)
-            self._advance()
+            known.wanted[tenant] += 1
+        self._advance()
         known.join()
         self._known.move_to_end(structure)
         for old in list(self._known.values()):
@@ -111,6 +137,16 @@ class GrammarCompiler:
                 del self._known[old.structure]
         return known
 
+    def leave(self, compilation: Compilation, tenant: str = "") -> None:
+        """A request of `tenant` does not wait for it any longer. What nobody waits for is not begun; where it runs, it
+        stands in nobody's way. Others get their turn when somebody next asks: the next may be taken back, too."""
+        with self._turn:
+            compilation.wanted -= Counter((tenant,))
+            if not compilation.wanted and compilation in self._queue:
+                self._queue.remove(compilation)
+                compilation.future.cancel()
+                self._known.pop(compilation.structure, None)
+
     def close(self) -> None:
         """No more structures; what is being compiled ends by itself."""
         with self._turn:
@@ -119,15 +155,36 @@ class GrammarCompiler:
             self._queue.clear()
 
     def _advance(self) -> None:
-        """Threads for those whose turn it is. Late ones do not count, within limits: they would block all others."""
+        """Threads for those whose turn it is."""
         with self._turn:
-            while self._queue:
-                late = sum(task.late for task in self._running)
-                if len(self._running) - min(late, SPARE) >= THREADS:
-                    return
-                task = self._queue.popleft()
+            while (task := self._next()) is not None:
+                self._queue.remove(task)
                 self._running.add(task)
+                self._begun += 1
+                task.owners = frozenset(task.wanted)
+                self._turns.update(dict.fromkeys(task.wanted, self._begun))
                 threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True).start()
+
+    def _next(self) -> Compilation | None:
+        """Whose turn it is: a tenant with the fewest under way, the one that has waited longest. Those that are stuck
+        do not count, within limits: they would block all others. None: nobody's."""
+        under_way = [task for task in self._running if not task.stuck]
+        stuck = len(self._running) - len(under_way)
+        busy = len(under_way) + max(0, stuck - SPARE)
+        if not self._queue or busy >= SLOW or busy - sum(task.slow for task in under_way) >= THREADS:
+            return None
+        load = Counter(tenant for task in under_way for tenant in task.wanted)
+        waiting = {tenant for task in self._queue for tenant in task.wanted}
+        self._turns = {tenant: turn for tenant, turn in self._turns.items() if tenant in waiting or tenant in load}
+
+        def place(task: Compilation) -> tuple[int, int, bool]:
+            return (*min((load[tenant], self._turns.get(tenant, 0)) for tenant in task.wanted),
+                    len(task.structure.text) > SHORT)
+
+        threads = Counter(tenant for task in self._running for tenant in task.owners)
+        ready = [task for task in self._queue if any(
+            load[tenant] < SLOW - 1 and threads[tenant] < MOST_EACH for tenant in task.wanted)]
+        return min(ready, key=place, default=None)  # of equals the first that came
 
     def _run(self, task: Compilation) -> None:
         try:

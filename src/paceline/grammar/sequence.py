@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from paceline.errors import GrammarError
 from paceline.grammar.library import reason
 from paceline.grammar.states import CompiledGrammar, State
+
+Bits = tuple[NDArray[np.uint8], float]
 
 
 class SequenceGrammar:
@@ -36,13 +39,73 @@ class SequenceGrammar:
         """What the matcher has consumed: output, and perhaps a draft that came to nothing."""
         self._sure = 0
         """So many of those are output."""
+        self._making: tuple[State, Future[Bits]] | None = None
+        """A state whose mask is being made in another thread, which has the matcher meanwhile."""
+        self._failed: tuple[State, GrammarError] | None = None
+        """A state for which there was none to be made."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether masks of this structure take long."""
+        return self._compiled.slow
+
+    @property
+    def making(self) -> Future[Bits] | None:
+        return None if self._making is None else self._making[1]
+
+    def ready(self, submit: Callable[[Callable[[], Bits]], Future[Bits]]) -> bool:
+        """Whether the mask after the output is there, or will not take long. Else it is being made, by `submit`."""
+        if self._making is not None:
+            if not self._making[1].done():
+                return False
+            self._collect()
+        if not self.slow:
+            return True
+        try:
+            state = self._after(())
+            if state is None or state.allowed is not None or (self._failed is not None and self._failed[0] is state):
+                return True
+            self._move(self._output)
+        except GrammarError:  # whoever asks for the mask will meet it
+            return True
+        compiled, matcher = self._compiled, self._matcher
+        self._making = state, submit(lambda: compiled.bits(matcher))
+        return False
+
+    def _collect(self) -> None:
+        """Take what the other thread has made, or wait for it."""
+        if self._making is None:
+            return
+        (state, future), self._making = self._making, None
+        bits, seconds = future.result()
+        try:
+            self._check()
+        except GrammarError as problem:
+            self._failed = state, problem
+            return
+        self._compiled.keep(state, bits, seconds)
+
+    def _mask_of(self, state: State, text: list[int]) -> NDArray[np.uint8]:
+        """What `state` allows, which `text` led to."""
+        if state.allowed is None:
+            self._collect()
+        if self._failed is not None and self._failed[0] is state:
+            raise self._failed[1]
+        if state.allowed is None:
+            self._move(text)
+            bits, seconds = self._compiled.bits(self._matcher)
+            self._check()
+            self._compiled.keep(state, bits, seconds)
+        assert state.allowed is not None
+        return state.allowed
 
     def mask(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """[V] booleans: what may follow the output and then `path`; None: anything."""
         state = self._after(path)
         if state is None:
             return None
-        mask = np.unpackbits(state.allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        allowed = self._mask_of(state, [*self._output, *path])
+        mask = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
         if state.may_end:
             mask[self._ends] = True
         return mask
@@ -87,6 +150,8 @@ class SequenceGrammar:
         """What follows `state`, which text[:at] led to, by text[at]."""
         token = text[at]
         found = state.next.get(token)
+        if found is None:
+            self._mask_of(state, text[:at])
         if found is None and state.allows(token):
             self._move(text[:at + 1])
             found = self._compiled.read(self._matcher)
@@ -96,6 +161,7 @@ class SequenceGrammar:
 
     def _move(self, text: list[int]) -> None:
         """Bring the matcher to the end of `text` by the shortest way."""
+        self._collect()
         if self._matcher is None:
             self._matcher, self._consumed, self._sure = self._compiled.matcher(), [], 0
         consumed = self._consumed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
+from paceline.engine.records.record import Record
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
 from paceline.serve.hosts import Hosts, trusted_hosts
@@ -20,12 +21,19 @@ from paceline.serve.metrics import ServerMetrics
 from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
+from paceline.serve.quotas import Meters, QuotaGate
 
 
-def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
+def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic) -> FastAPI:
     """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
     metrics = ServerMetrics(options.model_name)
-    llm.on_end = metrics.ended
+    meters = Meters(clock)
+
+    def ended(record: Record) -> None:
+        metrics.ended(record)
+        meters.ended(record)
+
+    llm.on_end = ended
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,6 +56,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
         mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.max_body_bytes)
+    app.add_middleware(QuotaGate, meters=meters)
     app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Failures)
     if options.cors_origins:

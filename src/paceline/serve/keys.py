@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.request import Tenant
 from paceline.serve.errors import ApiError
 from paceline.serve.options import ServeOptions
+from paceline.serve.quotas import UNLIMITED, Quota
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 OPEN_PREFIX = "/page/"
@@ -27,6 +28,7 @@ class Caller:
     tenant: Tenant
     operator: bool
     """May see what the engine does for all."""
+    quota: Quota = UNLIMITED
 
     def sees(self, tenant: Tenant) -> bool:
         """Whether requests of this tenant may be shown to the caller."""
@@ -40,7 +42,7 @@ class ApiKeys:
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app = app
         self._open = not options.keys
-        self._anybody = Caller(Tenant(shares_cache=True), operator=self._open)
+        self._anybody = Caller(Tenant(shares_cache=True), self._open, options.quota)
         """Without keys nobody can be told apart from anybody else."""
         alone = len(set(options.keys)) == 1
         secret = secrets.token_bytes(32)
@@ -49,7 +51,8 @@ class ApiKeys:
         for key in dict.fromkeys(options.keys):
             # Made with a secret of this process: wherever a name may get to, no key can be guessed by it.
             name = hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
-            caller = Caller(Tenant(name, options.share_cache), alone or key in options.operator_keys)
+            caller = Caller(Tenant(name, options.share_cache), alone or key in options.operator_keys,
+                            options.key_quotas.get(key, options.quota))
             self._callers.append((_digest(key), caller))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from paceline.errors import ConfigError
+from paceline.serve.quotas import UNLIMITED, Quota
 
 TOOL_PARSERS = ("auto", "hermes", "llama3-json")
 LOG_FORMATS = ("text", "json")
@@ -23,6 +25,10 @@ class ServeOptions:
     operator_keys: tuple[str, ...] = ()
     """These may do all that clients may, and see what the engine does for all: metrics, everybody's requests. Without
     any, a key that is the only one may."""
+    quota: Quota = UNLIMITED
+    """What each key may use; without keys, all together."""
+    key_quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """Of keys that have one of their own."""
     share_cache: bool = False
     """Keys share caches and what drafters remember; else each key has its own."""
     cors_origins: tuple[str, ...] = ()

@@ -85,7 +85,7 @@ class Drafting(Guard[Sequence]):
         rows = len(running)
         for seq in running:
             entry = self._drafters.get(seq)
-            if entry is not None and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
+            if entry is not None and not seq.slow_masks and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
                 seq.draft = self._draft_forced(seq)
                 if seq.draft is not None:
                     rows += len(seq.draft)

@@ -23,6 +23,9 @@ class SchedulerLimits:
     """Prompt tokens of one sequence in one step, at most. None: what the budget leaves."""
     max_step_s: float | None = None
     """Seconds that a step may take while somebody decodes. None: as long as it takes."""
+    max_logit_rows: int | None = None
+    """Rows of prompts in one step whose own log-probabilities are asked for, at most: each needs logits over the whole
+    vocabulary. None: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
@@ -30,6 +33,8 @@ class SchedulerLimits:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.max_chunk is not None and self.max_chunk < 1:
             raise ConfigError(f"max_chunk must be at least 1 or None, got {self.max_chunk}.")
+        if self.max_logit_rows is not None and self.max_logit_rows < 1:
+            raise ConfigError(f"max_logit_rows must be at least 1 or None, got {self.max_logit_rows}.")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be from 0 up to (not including) 1, got {self.watermark}.")
         if self.max_queue is not None and self.max_queue < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -123,6 +122,6 @@ class Pace:
             return int((math.sqrt(one * one + 2.0 * more * seconds) - one) / more)
         return int(seconds / one) if one > 0.0 else 1 << 62
 
-    def prompt_seconds(self, chunks: Iterable[tuple[int, int]]) -> float:
-        """What (start, rows) take."""
-        return sum(rows * self._prompts(start + rows / 2) for start, rows in chunks)
+    def prompt_seconds(self, start: int, rows: int) -> float:
+        """What so many rows of a prompt take, behind so many tokens."""
+        return rows * self._prompts(start + rows / 2)

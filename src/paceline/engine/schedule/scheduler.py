@@ -24,13 +24,18 @@ FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
 MAX_STEPS_IN_FLIGHT = 2
 LEAST_ROWS = 16
 """A device without memory for a step of so many rows cannot be helped by smaller ones."""
+RECOVERY = 256
+"""Steps that go well before larger ones are tried again, where there was no memory for them; each time that they fail
+again it takes twice as many, up to MOST_RECOVERY."""
+MOST_RECOVERY = 1 << 16
 
 
 class Scheduler:
     """Moves sequences from waiting to running to finished, one Step at a time.
 
-    Order: a higher `priority` is served first; inside a priority, first come, first served. Running sequences come
-    before waiting ones, decodes before prompt chunks. When blocks run out, drafts of the step are dropped first, then
+    Order: a higher `priority` is served first; inside a priority, the tenant that was given the fewest tokens; of one
+    tenant, first come, first served. Running sequences come before waiting ones, decodes before prompt chunks; of those
+    each tenant has its share of the step (shares.py). When blocks run out, drafts of the step are dropped first, then
     the lowest-priority, last-come running sequence is preempted: its blocks are freed, its tokens are kept, and it
     queues at its old place to be computed again, or to have its KV copied back from the host where that is cheaper.
     A sequence that is itself the last waits for the others. A waiting sequence preempts running ones of strictly lower
@@ -45,6 +50,7 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.clock = clock
+        self._most_rows = config.max_batch_tokens
         self._capacity = cache.capacity()
         self.preemption = preemption or Preemption()
         self._filler = StepBuilder(config, cache, clock, self.preemption)
@@ -62,6 +68,11 @@ class Scheduler:
         they are not, whoever takes them writes after the moves."""
         self._next_order = 0
         self._next_step = 0
+        self._went_well = 0
+        """Steps since their size was last changed."""
+        self._recovery = RECOVERY
+        self._grown = False
+        """The last change was upwards."""
 
     @property
     def running(self) -> list[Sequence]:
@@ -83,10 +94,16 @@ class Scheduler:
         """Whether add() would raise QueueFullError now, for one sample."""
         return not self.has_room(1)
 
-    def has_room(self, samples: int) -> bool:
-        """For a request of so many. One that takes more places than there are is let into an empty queue."""
+    def has_room(self, samples: int, tenant: str = "") -> bool:
+        """For a request of so many. One that takes more places than there are is let into an empty queue. Where others
+        have filled the queue, a tenant that takes less than an equal share of it is let in all the same."""
         most = self.config.max_queue
-        return most is None or not self.queue_length or self.queue_length + samples <= most
+        if most is None or not self.queue_length or self.queue_length + samples <= most:
+            return True
+        held = [seq for seq in self._held.values() if seq.request.tenant.name == tenant]
+        own = self._waiting.places(tenant) + sum(1 + len(seq.siblings) for seq in held)
+        others = {seq.request.tenant.name for seq in self._held.values()}.union(self._waiting.tenants()) - {tenant}
+        return bool(others) and (not own or own + samples <= most // (1 + len(others)))
 
     @property
     def preemptions(self) -> int:
@@ -126,7 +143,7 @@ class Scheduler:
         if prompt_len > self._capacity:
             raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
                                "prompt or give the engine more kv_blocks.", "prompt")
-        if not self.has_room(len(seeds)):
+        if not self.has_room(len(seeds), request.tenant.name):
             missing = self.queue_length + len(seeds) - (config.max_queue or 0)
             raise QueueFullError(f"{self.queue_length} samples are waiting, {len(seeds)} more were to, and the limit "
                                  f"is {config.max_queue}: try again later or raise max_queue.",
@@ -230,7 +247,9 @@ class Scheduler:
         if len(results) != len(step.groups):
             raise ValueError(f"the step has {len(step.groups)} groups and {len(results)} results were given")
         self._flight.popleft()
-        cache = self.cache
+        if self.config.max_batch_tokens < self._most_rows:
+            self._grow()
+        cache, shared = self.cache, self._waiting.shared
         for group, result in zip(step.groups, results):
             seq = group.seq
             seq.in_flight -= 1
@@ -240,6 +259,8 @@ class Scheduler:
                 continue
             tokens = seq.tokens
             tokens.extend(result.tokens)
+            if shared and result.tokens:
+                self._waiting.serve(seq, len(result.tokens))
             if seq.epoch == group.epoch:
                 if seq.drifting:
                     del seq.drifting[0]
@@ -288,12 +309,25 @@ class Scheduler:
         self.cache.forget()
 
     def shrink(self) -> bool:
-        """Steps have at most half as many rows from now on; False: they are that small already."""
+        """Steps have at most half as many rows, until many of them have gone well; False: they are that small
+        already."""
         rows = self.config.max_batch_tokens // 2
         if rows < LEAST_ROWS:
             return False
-        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        if self._grown:
+            self._recovery = min(2 * self._recovery, MOST_RECOVERY)
+        self._resize(rows, grown=False)
         return True
+
+    def _grow(self) -> None:
+        """A step went well. Where they had to be made smaller, larger ones are tried again after some."""
+        self._went_well += 1
+        if self._went_well >= self._recovery:
+            self._resize(min(2 * self.config.max_batch_tokens, self._most_rows), grown=True)
+
+    def _resize(self, rows: int, grown: bool) -> None:
+        self.config = self._filler.config = replace(self.config, max_batch_tokens=rows)
+        self._went_well, self._grown = 0, grown
 
     def _progress(self, group: RowGroup) -> None:
         """A repeated step of a sequence that still holds its blocks is over: all its tokens but the newest are in the
@@ -333,6 +367,7 @@ class Scheduler:
             if sibling.status is FINISHED:
                 continue
             sibling.tokens.extend(own.tokens)
+            self._waiting.serve(sibling, len(own.tokens))
             sibling.cached_tokens, sibling.cache_miss = seq.cached_tokens, seq.cache_miss
             if own.finish is not None:
                 self._finish(sibling, own.finish)
@@ -369,6 +404,7 @@ class Scheduler:
         for branch in branches:
             branch.seq.parked = False
             branch.seq.tokens.extend(branch.tokens)
+            self._waiting.serve(branch.seq, len(branch.tokens))
 
     def _follow(self, seq: Sequence, source: Sequence) -> None:
         seq.tokens = list(source.tokens)

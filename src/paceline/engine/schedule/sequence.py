@@ -87,10 +87,10 @@ class Sequence:
     the steps in flight have run; a sequence is caught up when only its newest token is missing.
     """
 
-    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft",
-                 "drifting", "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "last_step",
-                 "limit", "lookup", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record",
-                 "request", "rule", "sample", "scope", "search", "seed", "siblings", "state", "status", "swapped",
+    __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "drifting",
+                 "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "last_step", "limit", "lookup",
+                 "masking", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
+                 "rule", "sample", "scope", "search", "seed", "siblings", "slow_masks", "state", "status", "swapped",
                  "taps", "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
@@ -155,6 +155,11 @@ class Sequence:
         self.parked = False
         """It waits for peers that are decided about with it: there is nothing to run, so it keeps a seat only while
         nobody else needs it, and does not queue."""
+        self.masking = False
+        """What its structure allows next is being worked out beside the loop: until then it sits out. Set by the
+        engine."""
+        self.slow_masks = False
+        """That takes long: no drafts for it, and nothing ahead of its newest token. Set by the engine."""
         self.search: Search | None = None
         """What decides about this sequence and its peers together, set by the engine; None: its tokens are its own."""
         self.admitted: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from paceline.engine.schedule.pace import LEAST_CHUNK, Pace
 from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.queue import WaitingQueue
 from paceline.engine.schedule.sequence import PENDING, UNSEATED, Placement, Reach, Sequence, Status
+from paceline.engine.schedule.shares import allot, share_of
 from paceline.engine.schedule.step import Repeat, RowGroup
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 RUNNING, WAITING = Status.RUNNING, Status.WAITING
 PROMPTS_AT_ONCE = 4
-"""So many may be in work where a step has no room for all: a short one need not wait until a long one is through."""
+"""Of one tenant and priority, where a step has no room for all: a short one need not wait for the end of a long one."""
 
 
 class StepBuilder:
@@ -48,7 +50,9 @@ class StepBuilder:
         self._spare = 0
         """The step being built may have so many groups: the budget less all rows beyond each group's first."""
         self._seconds = 0.0
-        """That are left in it for prompts."""
+        """That it has for prompts; math.inf: it takes as long as it takes."""
+        self._logit_rows = 0
+        """Rows of prompts that may still have their logits computed in it."""
         self._steps = 0
         self._blocked: tuple[Sequence, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
@@ -59,6 +63,7 @@ class StepBuilder:
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
         self._steps += 1
+        self._logit_rows = self.config.max_logit_rows or self._spare
         due = self.due()
         running = [seq for seq in due if not self.repeatable(seq)] if apart else due
         draft_rows = self.pace.decoding_rows(self._spare) - len(running)
@@ -66,7 +71,7 @@ class StepBuilder:
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
-            if seq.in_flight_drafts:
+            if seq.in_flight_drafts or seq.masking:
                 continue
             start = seq.computed
             tokens = seq.tokens
@@ -250,37 +255,45 @@ class StepBuilder:
         return rows - 1
 
     def _add_chunks(self, prompts: list[Sequence]) -> None:
-        """Spend what the step has for prompts: half of it for who has least left, so that short ones pass, the rest in
-        order, so that nobody is passed for ever."""
-        if len(prompts) > 1:
-            least = min(prompts, key=lambda seq: len(seq.tokens) - seq.computed)
-            if least is not prompts[0]:
-                held, self._seconds = self._seconds / 2, self._seconds / 2
-                if self._add_chunk(least, (self._spare - len(self._groups)) // 2):
-                    prompts = [seq for seq in prompts if seq is not least]
-                self._seconds += held
+        """Spend what the step has for prompts: seconds, where steps are sized by time, else rows."""
+        timed = self._timed
+        budget = self._seconds if timed else self._spare - len(self._groups)
+        added = [self._add_chunk(seq, self.pace.rows_within(allowed, seq.computed) if timed else int(allowed))
+                 for seq, allowed in allot(budget, prompts, self._cost)]
         for seq in prompts:
-            if len(self._groups) >= self._spare:
+            if any(added):
                 break
-            self._add_chunk(seq)
+            added.append(self._add_chunk(seq, LEAST_CHUNK if timed else int(budget)))  # all shares are tiny, or blocked
 
-    def _add_chunk(self, seq: Sequence, most: int | None = None) -> bool:
-        """Schedule as much of the uncomputed tokens as budget, time, max_chunk and blocks allow; whether that is
-        anything."""
-        if seq.status is not RUNNING or self._seconds <= 0.0:
+    @property
+    def _timed(self) -> bool:
+        return not math.isinf(self._seconds)
+
+    def _cost(self, seq: Sequence) -> float:
+        """Of all that is left of a prompt, in what a step spends."""
+        left = len(seq.tokens) - seq.computed
+        return self.pace.prompt_seconds(seq.computed, left) if self._timed else left
+
+    def _add_chunk(self, seq: Sequence, most: int) -> bool:
+        """Schedule as much of the uncomputed tokens as `most`, the step's rows, max_chunk and blocks allow. Whether
+        that is anything."""
+        if seq.status is not RUNNING:
             return False
         start, known = seq.computed, len(seq.tokens)
-        rows = min(known - start, self._spare - len(self._groups) if most is None else most,
-                   max(LEAST_CHUNK, self.pace.rows_within(self._seconds, start)))
+        rows = min(known - start, most, self._spare - len(self._groups))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
+        scored = seq.request.params.prompt_logprobs is not None and known == seq.prompt_len
+        if scored:
+            rows = min(rows, self._logit_rows)
         rows = self._reserve(seq, start, rows) if rows > 0 else 0
         if not rows:
             return False
         end = start + rows
         group = RowGroup(seq, start, seq.tokens[start:end], None, None, rows, seq.epoch)
-        if seq.request.params.prompt_logprobs is not None and known == seq.prompt_len:
+        if scored:
             group.logits_from = 0
+            self._logit_rows -= rows
         elif end == known:
             group.logits_from = rows - 1
         if end == known and seq.siblings:
@@ -291,7 +304,6 @@ class StepBuilder:
         seq.in_flight += 1
         seq.last_step = self._steps
         self._spare -= rows - 1
-        self._seconds -= self.pace.prompt_seconds([(start, rows)])
         return True
 
     def _reserve(self, seq: Sequence, start: int, rows: int) -> int:
@@ -413,12 +425,13 @@ class StepBuilder:
     def _has_room_for(self, seq: Sequence, prompts: list[Sequence], rows: int) -> bool:
         """Whether a step that has so many rows for prompts has some left for one more; or it may be the shortest of
         some, unless it will find in the cache what another one is computing now."""
-        lefts = [(other.computed, len(other.tokens) - other.computed) for other in prompts]
-        if sum(left for _, left in lefts) < rows and self.pace.prompt_seconds(lefts) < self._seconds:
+        budget = self._seconds if self._timed else rows
+        if sum(map(self._cost, prompts)) < budget:
             return True
         head = seq.tokens[:self.cache.block_size]
-        return len(prompts) < PROMPTS_AT_ONCE and all(
-            other.scope != seq.scope or other.tokens[:len(head)] != head for other in prompts)
+        own = [other for other in prompts if share_of(other) == share_of(seq)]
+        return len(own) < PROMPTS_AT_ONCE and all(
+            other.scope != seq.scope or other.tokens[:len(head)] != head for other in own)
 
     def _shut_out(self, seq: Sequence) -> bool:
         """Whether the head of the queue certainly cannot get a seat now."""
@@ -443,7 +456,7 @@ class StepBuilder:
         if not self._fits(seq, allocation):
             self.cache.abandon(allocation, seq.tokens)
             return False
-        self.waiting.discard(seq)
+        self.waiting.seat(seq, len(seq.tokens) - allocation.cached if seq.admitted is None else 0)
         if seq.admitted is None:
             seq.cached_tokens = allocation.cached
             seq.cache_miss = told_to_all(allocation.miss) if seq.request.tenant.shares_cache else allocation.miss

@@ -1,0 +1,66 @@
+"""FairWorkers: a few threads for work that would hold up the engine's loop; owners take turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+THREADS = 2
+IDLE = 5.0
+"""Seconds without work after which a thread ends."""
+
+
+class FairWorkers:
+    """Runs one piece of work of each owner after the other. Threads are started when there is work, and end without."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._most = threads
+        self._alive = self._idle = 0
+        self._lines: dict[str, deque[Callable[[], None]]] = {}
+        """By owner; who has had a turn goes to the end."""
+        self._changed = threading.Condition()
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except BaseException as problem:  # native code that panics raises no Exception
+                future.set_exception(problem)
+
+        with self._changed:
+            self._lines.setdefault(owner, deque()).append(run)
+            if self._idle:
+                self._changed.notify()
+            elif self._alive < self._most:
+                self._alive += 1
+                threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+        return future
+
+    def _serve(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._lines:
+                self._idle += 1
+                told = self._changed.wait(IDLE)
+                self._idle -= 1
+                if not told and not self._lines:
+                    self._alive -= 1
+                    return None
+            owner = next(iter(self._lines))
+            line = self._lines.pop(owner)
+            work = line.popleft()
+            if line:
+                self._lines[owner] = line
+            return work
