@@ -79,12 +79,12 @@ class ChatEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False,
-               most: int | None = None, **variables: Any) -> list[int]:
+               max_prompt_len: int | None = None, **variables: Any) -> list[int]:
         """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens.
-        `most`: a conversation that cannot have as few tokens is refused before it is tokenised."""
+        `max_prompt_len`: a conversation that cannot have as few tokens is refused before it is tokenised."""
         given = {"messages": messages, **variables}
         if parse_special:
-            whole = self._rendered_within(most, given)
+            whole = self._rendered_within(max_prompt_len, given)
             return self._tokenizer.encode(whole, add_special=False, parse_special=True)
         control = self._control  # the same one to the end: threads that are the first to ask may each make one
         try:
@@ -92,7 +92,7 @@ class ChatEncoder:
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
-        text = self._rendered_within(most, guarded)
+        text = self._rendered_within(max_prompt_len, guarded)
         try:
             return control.encode_guarded(text)
         except TypeError as error:

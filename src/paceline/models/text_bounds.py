@@ -52,7 +52,7 @@ def _shrinking(step: Mapping[str, Any]) -> float:
 
 def _keeps_all(step: Mapping[str, Any]) -> bool:
     if step["type"] in ("Split", "Punctuation"):
-        return step["behavior"] != "Removed"
+        return bool(step["behavior"] != "Removed")
     return step["type"] in _CUT
 
 

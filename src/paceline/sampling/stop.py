@@ -36,6 +36,12 @@ class StopMatcher:
         self.stopped: str | None = None
         """The stop string that was found."""
 
+    def fork(self) -> StopMatcher:
+        """For another text, from its beginning: the stop strings are read once for all samples of a request."""
+        other = StopMatcher(())
+        other._root = other._node = self._root
+        return other
+
     def push(self, text: str) -> tuple[str, str | None]:
         """Take more text; give back what is safe to show and the stop string found, if one was.
 
