@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.errors import RequestError
 from paceline.serve.errors import validation_error
+from paceline.serve.limits import MOST_CHARACTERS
 from paceline.serve.options import ServeOptions
-from paceline.serve.params import MOST_CHARACTERS, chat_params
+from paceline.serve.params import chat_params
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
