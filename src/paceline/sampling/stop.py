@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 
 class _Node:
@@ -38,8 +39,8 @@ class StopMatcher:
 
     def fork(self) -> StopMatcher:
         """For another text, from its beginning: the stop strings are read once for all samples of a request."""
-        other = StopMatcher(())
-        other._root = other._node = self._root
+        other = copy(self)
+        other._node, other._held, other.stopped = self._root, "", None
         return other
 
     def push(self, text: str) -> tuple[str, str | None]:
