@@ -75,7 +75,8 @@ class AsyncLLM:
         """Like generate, through the model's chat template."""
         given = {"parse_special": params is not None and params.parse_special,
                  "max_prompt_len": self.engine.config.max_model_len, **template}
-        size = sum(len(str(message)) for message in messages)
+        texts = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        size = sum(len(text) for text in texts if isinstance(text, str))
         prompt = await self._beside(size, lambda: self.engine.render(messages, **given))
         async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter, tenant=tenant):
             yield output

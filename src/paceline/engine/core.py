@@ -41,6 +41,7 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
+from paceline.grammar.structure import structure_of
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
@@ -157,6 +158,7 @@ class Engine:
         self.process.check()
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
+        structure_of(params)  # one that is no structure, or too long, is refused here
         bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         return Prepared(prompt if isinstance(prompt, str) else None, ids, params,
                         SampleState(params, ids, 0, self._vocab, self._eos, bad_words),

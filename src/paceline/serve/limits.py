@@ -21,6 +21,8 @@ PRIORITIES = 100
 MOST_ENTRIES = {"stop": 64, "bad_words": 1024, "stop_token_ids": 1024}
 MOST_CHARACTERS = 1 << 16
 """What a request may have watched for: each of these is looked at again and again while everybody waits."""
+LONGEST_SALT = 1024
+"""It is part of the name by which caches and drafters know a request, which is made again and again."""
 _KNOBS = ("k", "nodes", "verify", "adaptive")
 """Options of every method: they choose among drafts, and load nothing."""
 
@@ -79,6 +81,9 @@ class ClientLimits:
             if length > MOST_CHARACTERS:
                 raise RequestError(f"{name} has {length} characters in all and this server takes {MOST_CHARACTERS}: "
                                    "give less.", name)
+        if len(asked.get("cache_salt", "")) > LONGEST_SALT:
+            raise RequestError(f"cache_salt has {len(asked['cache_salt'])} characters and this server takes "
+                               f"{LONGEST_SALT}: give a digest of it.", "cache_salt")
 
     def check(self, params: SamplingParams, prompts: int) -> None:
         """What all samples of a call together ask for, before any of its prompts is tokenised."""

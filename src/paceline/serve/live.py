@@ -18,6 +18,7 @@ from paceline.engine.observe.timeline import Timelines
 from paceline.serve.calls import told_trace
 from paceline.serve.keys import Caller, caller_of
 from paceline.serve.options import ServeOptions
+from paceline.serve.responses import JSONResponse
 from paceline.serve.snapshot import EngineState, engine_state, frame, own_frame
 from paceline.serve.stories import copied, glimpses, line, lines, story
 
@@ -85,22 +86,22 @@ async def live(request: Request) -> StreamingResponse:
 
 
 @router.get("/requests")
-async def requests(request: Request) -> dict[str, Any]:
+async def requests(request: Request) -> Response:
     timelines = _feed(request).timelines
     seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine, caller_of(request)))
-    return {"requests": await asyncio.to_thread(lines, seen)}
+    return await asyncio.to_thread(lambda: JSONResponse({"requests": lines(seen)}))
 
 
 @router.get("/request")
-async def one_request(request: Request, id: str) -> dict[str, Any]:
+async def one_request(request: Request, id: str) -> Response:
     timelines = _feed(request).timelines
     found = await _llm(request).ask(lambda engine: copied(timelines, id, engine, caller_of(request)))
     if found is None:
         raise _unknown(id)
     seen, events, dropped = found
     return await asyncio.to_thread(
-        lambda: story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
-                      seen.timeline.prompt_end))
+        lambda: JSONResponse(story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
+                                   seen.timeline.prompt_end)))
 
 
 @router.get("/trace")
