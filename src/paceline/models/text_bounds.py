@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from paceline.models.detokenizer import UNMAPPED, latin_of_byte_characters
 
 _COMPOSED = 4
 """Characters that normalising composes to one, at most: no character has a longer canonical decomposition."""
@@ -16,20 +18,38 @@ _CUT = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLe
 """Pre-tokenizers that cut a text and drop nothing of it. Others drop the spaces between words."""
 
 
-def characters_a_token(backend: Any) -> int | None:
-    """The most characters of a text that one token of this `tokenizers` object can stand for; None: there is no such
-    number, since something on the way may drop characters or make one token of any number of them.
+class TextBound(NamedTuple):
+    """How much text tokens can stand for."""
+
+    each: int
+    """The most characters that one token can."""
+    dropped: tuple[str, ...] = ()
+    """Characters that become no token at all: vocabularies lack some that nobody writes."""
+
+    def holds(self, text: str, tokens: int) -> bool:
+        """False: the text cannot have as few tokens. Never for one that has, whatever is in it."""
+        most = self.each * tokens
+        return len(text) <= most or len(text) - sum(map(text.count, self.dropped)) <= most
+
+
+def text_bound(backend: Any) -> TextBound | None:
+    """That of a `tokenizers` object; None: there is none, since something on the way may drop characters or make one
+    token of any number of them.
 
     The bound must never refuse what would fit, so a part that is not known here counts as one that drops text.
     """
     state = json.loads(backend.to_str())
-    shrinking = math.prod(_shrinking(step) for step in _steps(state["normalizer"], "normalizers"))
+    normalizers = list(_steps(state["normalizer"], "normalizers"))
+    shrinking = math.prod(map(_shrinking, normalizers))
     cuts = all(map(_keeps_all, _steps(state["pre_tokenizer"], "pretokenizers")))
     swallows = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
-    if math.isinf(shrinking) or not cuts or swallows or not _tokenises_all(state):
+    dropped = _dropped(state)
+    if math.isinf(shrinking) or not cuts or swallows or dropped is None:
         return None
+    if dropped and any(step["type"] in ("Replace", "Prepend") for step in normalizers):
+        return None  # others may become such characters
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
-    return math.ceil(longest * max(1.0, shrinking))
+    return TextBound(math.ceil(longest * max(1.0, shrinking)), dropped)
 
 
 def _steps(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
@@ -56,20 +76,22 @@ def _keeps_all(step: Mapping[str, Any]) -> bool:
     return step["type"] in _CUT
 
 
-def _tokenises_all(state: Mapping[str, Any]) -> bool:
-    """Whether every character becomes a token or a part of one that is in the vocabulary. (Characters that are unknown
-    may be dropped, or any number of them be one unknown token.)"""
+def _dropped(state: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Characters of which nothing is in the vocabulary; every other one becomes a token or a part of one. None: any
+    number of unknown characters may be one token."""
     model = state["model"]
     vocab = model["vocab"]
     known = vocab.keys() if isinstance(vocab, dict) else {piece for piece, _ in vocab}
     kinds = {step["type"] for name, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"))
              for step in _steps(state[name], inner)}
     if model["type"] not in ("BPE", "Unigram"):
-        return False
+        return None
     if "ByteLevel" in kinds:
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        return known >= set(ByteLevel.alphabet())
+        missing = [ord(latin) for written, latin in latin_of_byte_characters().items()
+                   if latin != UNMAPPED and written not in known]
+        if any(0x80 <= byte < 0xC0 for byte in missing):  # else a character of several bytes leaves one of its last
+            return None
+        return tuple(chr(byte) for byte in missing if byte < 0x80)
     if model.get("byte_fallback"):
-        return known >= {f"<0x{byte:02X}>" for byte in range(256)}
-    return model["type"] == "BPE" and model.get("unk_token") in known and not model.get("fuse_unk")
+        return () if known >= {f"<0x{byte:02X}>" for byte in range(256)} else None
+    return () if model["type"] == "BPE" and model.get("unk_token") in known and not model.get("fuse_unk") else None

@@ -16,7 +16,7 @@ from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
 from paceline.models.load.gguf_tokenizer import rebuild_tokenizer
 from paceline.models.load.safetensors_folder import read_json
-from paceline.models.text_bounds import characters_a_token
+from paceline.models.text_bounds import TextBound, text_bound
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GGUF_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls",
@@ -94,14 +94,14 @@ class Tokenizer:
     def check_length(self, text: str, most: int, param: str = "prompt") -> None:
         """Refuse a text that cannot have as few as `most` tokens, without looking at it: to tokenise a long one takes
         seconds. What would fit always passes (see text_bounds.py)."""
-        each = self._characters_a_token
-        if each is not None and len(text) > each * most:
+        bound = self._text_bound
+        if bound is not None and not bound.holds(text, most):
             raise RequestError(f"The prompt has {len(text)} characters, and the context holds {most} tokens of at most "
-                               f"{each} characters: shorten it or raise max_model_len.", param)
+                               f"{bound.each} characters: shorten it or raise max_model_len.", param)
 
     @cached_property
-    def _characters_a_token(self) -> int | None:
-        return characters_a_token(self.backend)
+    def _text_bound(self) -> TextBound | None:
+        return text_bound(self.backend)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing."""
