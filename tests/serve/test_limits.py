@@ -103,6 +103,15 @@ def test_what_the_server_drafts_with_may_be_named_but_not_changed() -> None:
             limits.speculation(wish, own)
 
 
+def test_a_name_alone_stands_for_what_the_server_has_loaded() -> None:
+    own = parse({"method": "draft", "model": "/models/small", "k": 3})
+    assert ClientLimits().speculation("draft", own) is own
+    with pytest.raises(RequestError, match="--allow-speculation draft"):
+        ClientLimits().speculation({"method": "draft"}, own)
+    ngram = ClientLimits().speculation("ngram", parse({"method": "ngram", "max_n": 7}))
+    assert ngram is not None and not ngram.options
+
+
 def test_files_need_an_allowance_of_their_own() -> None:
     wish = {"method": "draft", "model": "/models/small"}
     for allowed in (("default",), ("default", "draft")):
