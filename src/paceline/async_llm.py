@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from paceline.config import EngineOptions
-from paceline.engine.admission import check_streamed
+from paceline.engine.admission import Prepared, check_streamed
 from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
@@ -20,9 +20,11 @@ from paceline.engine.records.record import Record
 from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams, Tenant
+from paceline.text_threads import TextThreads, closed
 
 log = logging.getLogger("paceline.llm")
-Prompt = str | list[int]
+Prompt = str | list[int] | Prepared
+"""A Prepared one has its parameters in it."""
 Message = Mapping[str, Any]
 Progress = Callable[[str, int, int | None], None]
 News = TypeVar("News")
@@ -40,6 +42,10 @@ class AsyncLLM:
                  **options: Any) -> None:
         options = {"max_step_ms": MAX_STEP_MS} | options
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
+        self.texts = TextThreads()
+        """What a request needs done before the engine hears of it is done there."""
+        if self.engine.tokenizer is not None:
+            self.engine.tokenizer.check_length("", 0)  # made now and not while somebody waits
         self._inbox: list[_Errand] = []
         self._at_hand: deque[_Errand] = deque()
         """Taken out of the inbox and not done yet; the engine's thread alone touches it."""
@@ -70,8 +76,11 @@ class AsyncLLM:
                    adapter: str | None = None, tenant: Tenant | None = None,
                    **template: Any) -> AsyncIterator[RequestOutput]:
         """Like generate, through the model's chat template."""
-        template = {"parse_special": params is not None and params.parse_special, **template}
-        prompt = await asyncio.to_thread(self.engine.render, messages, **template)
+        given = {"parse_special": params is not None and params.parse_special,
+                 "max_prompt_len": self.engine.config.max_model_len, **template}
+        texts = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        size = sum(len(text) for text in texts if isinstance(text, str))
+        prompt = await self._beside(size, lambda: self.engine.render(messages, **given))
         async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter, tenant=tenant):
             yield output
 
@@ -80,7 +89,7 @@ class AsyncLLM:
                      tenant: Tenant | None = None) -> Listener[Delta]:
         """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
         when you leave."""
-        check_streamed(params or SamplingParams())
+        check_streamed(prompt.params if isinstance(prompt, Prepared) else params or SamplingParams())
         return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter, tenant)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
@@ -100,17 +109,26 @@ class AsyncLLM:
                     request_id: str | None, adapter: str | None, tenant: Tenant | None) -> Listener[News]:
         """Returns when the engine has admitted the request; raises what it refused it with."""
         def admit(engine: Engine) -> None:
-            name = engine.add(prompt, params or SamplingParams(), speculation=speculation, request_id=request_id,
-                              adapter=adapter, tenant=tenant)
+            name = engine.admit(ready, speculation=speculation, request_id=request_id, adapter=adapter, tenant=tenant)
             listener.meet(engine.record(name))
             self._listeners[name] = listener
 
         try:
+            ready = prompt if isinstance(prompt, Prepared) else await self._prepared(prompt, params)
             await self.ask(admit)
         except BaseException:
             listener.close()
             raise
         return listener
+
+    async def _prepared(self, prompt: str | list[int], params: SamplingParams | None) -> Prepared:
+        size = len(prompt) if isinstance(prompt, str | list) else 0
+        return await self._beside(size, lambda: self.engine.prepare(prompt, params or SamplingParams()))
+
+    async def _beside(self, characters: int, work: Callable[[], Answer]) -> Answer:
+        """In a thread for texts, where there are any: a fork leaves them behind, and close() ends them."""
+        self._check_open()
+        return await self.texts.run(characters, work)
 
     # ---------------------------------------------------------------- the engine from outside
 
@@ -166,18 +184,23 @@ class AsyncLLM:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        self.texts.close()
         self._thread.join()
 
     # ---------------------------------------------------------------- the engine's thread
 
     def _post(self, errand: _Errand) -> None:
         """Have the engine's thread do something."""
-        self.engine.process.check()
+        self.engine.process.check()  # before the lock: a thread of the parent's may have held it at the fork
         with self._wake:
-            if self._closing:
-                raise RequestError("This AsyncLLM is closed; make a new one.")
+            self._check_open()
             self._inbox.append(errand)
             self._wake.notify()
+
+    def _check_open(self) -> None:
+        self.engine.process.check()
+        if self._closing:
+            raise closed()
 
     def dismiss(self, listener: Listener[Any]) -> None:
         """Nobody listens any more; the request ends."""

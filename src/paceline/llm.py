@@ -105,10 +105,11 @@ class LLM:
 
     def _admit(self, call: _Batch, place: int, prompt: Prompt, params: Any, speculation: Any, adapter: Any) -> None:
         """Add a request as soon as there is room for it."""
+        ready = self.engine.prepare(prompt, params)  # other threads step meanwhile
         while True:
             with self._turns:
-                if self.engine.scheduler.has_room(_samples(params)) or not self.engine.has_work:
-                    request_id = self.engine.add(prompt, params, speculation=speculation, adapter=adapter)
+                if self.engine.scheduler.has_room(params.samples) or not self.engine.has_work:
+                    request_id = self.engine.admit(ready, speculation=speculation, adapter=adapter)
                     call.open.add(request_id)
                     self._calls[request_id] = call, place
                     return
@@ -159,8 +160,9 @@ class LLM:
                adapter: str | None = None) -> Iterator[RequestOutput]:
         """Snapshots as the text grows; leaving the loop early cancels the request."""
         check_streamed(params or SamplingParams())
+        ready = self.engine.prepare(prompt, params or SamplingParams())
         with self._turns:
-            request_id = self.engine.add(prompt, params or SamplingParams(), speculation=speculation, adapter=adapter)
+            request_id = self.engine.admit(ready, speculation=speculation, adapter=adapter)
             record = self.engine.record(request_id)
         seen = 0
         try:
@@ -235,11 +237,6 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts: give one, or one for each.", name)
     return value
-
-
-def _samples(params: Any) -> int:
-    """How many places in the queue it takes; what are no SamplingParams will be refused anyway."""
-    return params.samples if isinstance(params, SamplingParams) else 1
 
 
 def _refused(prompt: Prompt | PacelineError, problem: PacelineError, place: int) -> RequestOutput:

@@ -108,6 +108,9 @@ class SamplingParams:
                     raise RequestError(f"{name} must be a list, got {value!r}.", name)
                 object.__setattr__(self, name, tuple(value))
         _validate(self)
+        for name in ("stop_token_ids", "allowed_token_ids"):  # valid by now; each counts once
+            if getattr(self, name):
+                object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
 
     @property
     def samples(self) -> int:
@@ -173,7 +176,7 @@ def _validate(p: SamplingParams) -> None:
     _whole(p, "seed", 0, most=SEED_LIMIT - 1, none=True)
     _whole(p, "logprobs", 0, none=True)
     _whole(p, "prompt_logprobs", 0, none=True)
-    _whole(p, "priority", -(1 << 31))
+    _whole(p, "priority", -(1 << 31), most=(1 << 31) - 1)
     _whole(p, "best_of", 1, most=1024, none=True)
     _whole(p, "beam_width", 1, most=1024)
     _real(p, "length_penalty", -10.0, 10.0)

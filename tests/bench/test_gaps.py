@@ -32,7 +32,7 @@ def test_a_neighbour_beside_somebody(tmp_path: Path, monkeypatch: pytest.MonkeyP
         gaps.run(str(tmp_path), only="mice")
     found = gaps.run(str(write_model(tmp_path)), "none", "log-probabilities", 5.0)
     rows = {row["case"]: row for row in found["rows"]}
-    for name in ("alone", "n = 128 with 20 log-probabilities"):
+    for name in ("alone", "n = 16 with 20 log-probabilities"):
         assert 0 < rows[f"{name}: p50"]["paceline"] <= rows[f"{name}: p99"]["paceline"] <= rows[f"{name}: max"][
             "paceline"]
-    assert "status 200" in rows["n = 128 with 20 log-probabilities: max"]["note"]
+    assert "status 200" in rows["n = 16 with 20 log-probabilities: max"]["note"]

@@ -216,12 +216,16 @@ def test_leaving_after_closing_is_no_error() -> None:
 def test_a_task_cancelled_before_its_request_is_admitted_leaves_nothing_behind() -> None:
     async def scene() -> None:
         llm = async_llm()
-        task = asyncio.create_task(listen(llm))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await settled(lambda: llm.engine.metrics.requests == 1 and not llm.engine.has_work)
+        prompt = "abcd"
+        for admitted in (0, 1):  # left while its text is read, and while it waits for the engine
+            task = asyncio.create_task(llm.complete(prompt, SamplingParams(max_tokens=400, temperature=0.0)))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await settled(lambda wanted=admitted: llm.engine.metrics.requests == wanted)
+            assert await settled(lambda: not llm.engine.has_work)
+            prompt = llm.engine.prepare("abcd", SamplingParams(max_tokens=400, temperature=0.0))
         assert llm.engine.metrics.output_tokens < 400, "it ran to its end although nobody waited"
         llm.close()
 

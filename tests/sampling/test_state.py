@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from paceline.errors import RequestError
 from paceline.request import SamplingParams
 from paceline.sampling import SampleState, tokenise_bad_words
 from paceline.sampling.state import BadWords, NgramFollowers, TokenCounts
+from paceline.sampling.stop import StopMatcher
 
 few = st.integers(0, 3)
 
@@ -98,3 +101,46 @@ def test_counts_outgrow_their_first_arrays():
         counts.add(token)
     ids, amounts = counts.plus(())
     assert ids.tolist() == list(range(300)) and amounts.tolist() == [2.0] * 300
+
+
+@given(st.integers(1, 4), st.lists(few, max_size=12), st.lists(few, max_size=6), st.lists(few, max_size=6))
+def test_samples_that_go_on_from_one_prompt_do_not_see_each_other(n, prompt, first, second):
+    params = SamplingParams(no_repeat_ngram_size=n, repetition_penalty=1.5, bad_words=("x",))
+    start = SampleState(params, prompt, 0, 100, [], [(1,), (2, 3), (3, 3, 1)])
+    forks = start.fork(7), start.fork(8)
+    for fork, text in zip(forks, (first, second)):
+        fork.append(text)
+    for fork, text, seed in zip(forks, (first, second), (7, 8)):
+        alone = SampleState(params, prompt, seed, 100, [], [(1,), (2, 3), (3, 3, 1)])
+        alone.append(text)
+        assert set(fork.banned()) == set(alone.banned()) and set(fork.banned([3])) == set(alone.banned([3]))
+        for mine, wanted in zip(fork.counts.plus(()), alone.counts.plus(())):
+            assert mine.tolist() == wanted.tolist()
+        assert (fork.seed, fork.output_len) == (seed, len(text))
+
+
+def test_what_a_token_costs_does_not_depend_on_how_long_ngrams_are():
+    """Runs of a text, each kept whole, were as many numbers as the square of its length."""
+    def held(n):
+        tracemalloc.start()
+        index = NgramFollowers(n, range(2000))
+        index.banned([1, 2, 3])
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    held(3)  # whatever is made but once
+    assert held(1000) < 2 * held(3)
+    assert held(100_000) < 2 * held(3)
+    tokens = list(range(1500)) + list(range(1200))
+    assert NgramFollowers(1000, tokens).banned() == {1200}
+    assert NgramFollowers(1000, tokens).banned([1200, 1201]) == {1202}
+    assert NgramFollowers(1000, tokens).banned([1200, 7]) == set()
+
+
+def test_stop_strings_are_read_once_for_all_samples():
+    one = StopMatcher(["<end>"])
+    other = one.fork()
+    assert one.push("a<en") == ("a", None) and other.push("d>") == ("d>", None)
+    assert one.push("d>b") == ("", "<end>") and other.stopped is None
+    assert other._root is one._root

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.errors import RequestError
 from paceline.serve.errors import validation_error
+from paceline.serve.limits import MOST_CHARACTERS
 from paceline.serve.options import ServeOptions
-from paceline.serve.params import MOST_CHARACTERS, chat_params
+from paceline.serve.params import chat_params
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
@@ -42,6 +43,7 @@ def test_a_body_full_of_mistakes_has_few_errors(kind: type[BaseModel], body: dic
     ({"stop": ["x" * MOST_CHARACTERS, "y"]}, "characters"),
     ({"bad_words": [str(place) for place in range(1025)]}, "1025 entries"),
     ({"bad_words": ["x" * MOST_CHARACTERS, "y"]}, "characters"),
+    ({"stop_token_ids": [1] * 1025}, "1025 entries"), ({"cache_salt": "x" * 1025}, "characters"),
 ])
 def test_texts_that_the_engine_watches_for_are_bounded(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(RequestError, match=says) as caught:

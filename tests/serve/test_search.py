@@ -57,7 +57,7 @@ def test_a_chat_is_searched_with_n_beams(http: httpx.Client, offline: LLM) -> No
 @pytest.mark.parametrize(("fields", "param"), [
     ({"n": 3, "best_of": 2}, "best_of"), ({"best_of": 0}, "best_of"), ({"best_of": 1 << 40}, "best_of"),
     ({"best_of": 4, "stream": True}, "stream"), ({"best_of": 4, "provenance": True}, "provenance"),
-    ({"best_of": 500}, "n"),
+    ({"best_of": 500}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"), ({"use_beam_search": True, "n": 1}, "use_beam_search"),
     ({"use_beam_search": True, "n": 4, "best_of": 2}, "n"),
     ({"use_beam_search": True, "n": 4, "stream": True}, "stream"),

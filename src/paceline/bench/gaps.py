@@ -13,6 +13,7 @@ from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.bench.serve import percentile, server
 from paceline.bench.serve_client import Exchange, encode, read
 from paceline.errors import ConfigError, PacelineError
+from paceline.serve.limits import ClientLimits
 
 NEIGHBOUR = {"prompt": "Once upon a time, in a village by the sea,", "stream": True, "temperature": 0.0,
              "max_tokens": 1500, "ignore_eos": True}
@@ -40,20 +41,24 @@ def prose(words: int, seed: int) -> str:
 
 
 def troubles() -> list[Trouble]:
-    """Prompts of three lengths, and what single clients have stalled servers with."""
+    """Prompts of three lengths, and what single clients have stalled servers with: as much of it as a server allows
+    that was told nothing about it, and some that it refuses."""
+    most = ClientLimits()
     short = {"prompt": "The capital of France is", "max_tokens": 32}
     return [
         *(Trouble(f"a prompt of about {words} tokens", {"prompt": prose(words, words), "max_tokens": 8})
           for words in (500, 2000, 6000)),
         Trouble("a prompt of 7 MB", {"prompt": "word " * 1_468_000, "max_tokens": 8}),
-        Trouble("4,000 equal tokens, n = 128", {"prompt": " the" * 4000, "max_tokens": 4, "n": 128}),
+        Trouble(f"4,000 equal tokens, n = {most.max_n}", {"prompt": " the" * 4000, "max_tokens": 4, "n": most.max_n}),
         Trouble("prose, n = 8", {"prompt": prose(7000, 1), "max_tokens": 8, "n": 8}),
-        Trouble("n = 128 with 20 log-probabilities", short | {"n": 128, "logprobs": 20, "temperature": 1.0}),
-        Trouble("64 beams", short | {"use_beam_search": True, "n": 1, "best_of": 64}),
+        Trouble(f"n = {most.max_n} with {most.max_logprobs} log-probabilities", short | {
+            "n": most.max_n, "logprobs": most.max_logprobs, "temperature": 1.0}),
+        Trouble(f"{most.max_beams} beams", short | {"use_beam_search": True, "n": 1, "best_of": most.max_beams}),
         Trouble("a regular expression of many repetitions", short | {"structured_outputs": {
             "regex": "(a|b|c|d|e|f|g){1,500}[0-9]{1,500}"}}),
-        Trouble("a draft of 1,024 tokens", short | {"speculation": {
-            "method": "ngram", "k": 1024, "nodes": 1024, "adaptive": False}, "prompt": "one two " * 100}),
+        Trouble(f"drafts of {most.max_draft_tokens} tokens", short | {"speculation": {
+            "method": "ngram", "k": most.max_draft_tokens, "nodes": most.max_draft_tokens, "adaptive": False},
+            "prompt": "one two " * 100}),
         Trouble("no_repeat_ngram_size of 100,000", short | {"no_repeat_ngram_size": 100_000}),
         Trouble("a million stop_token_ids", short | {"stop_token_ids": list(range(40_000)) * 25}),
     ]

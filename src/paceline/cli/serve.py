@@ -20,6 +20,10 @@ def _server(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Server")
 
 
+def _client(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="What clients may ask for")
+
+
 def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
     """Those of the command line, and those of the environment, which no list of processes shows."""
     return (*(given or ()), *(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()))
@@ -57,13 +61,24 @@ def serve(
         _server("Another name by which this server may be called; repeatable. Without a key, a server that listens on "
                 "this machine alone answers to localhost only."),
     ] = None,
-    max_body_mb: Annotated[float, _server("Largest request body, in megabytes.")] = 8.0,
-    max_output_tokens: Annotated[int | None, _server("Most tokens a sample may get.")] = None,
-    max_samples: Annotated[int, _server("Most samples (prompts times n) of one call.")] = 128,
+    max_body_mb: Annotated[float | None, _server("Largest request body, in megabytes. Default: what the context can "
+                                                 "need, at most 8.")] = None,
+    max_output_tokens: Annotated[int | None, _client("Most tokens a sample may get.")] = None,
+    max_samples: Annotated[int, _client("Most samples (prompts times n) of one call.")] = 128,
+    max_n: Annotated[int, _client("Most samples of one prompt (n, best_of).")] = 16,
+    max_beams: Annotated[int, _client("Most beams of one search.")] = 8,
+    max_logprobs: Annotated[int, _client("Most log-probabilities beside each token.")] = 20,
+    max_draft_tokens: Annotated[int, _client("Largest k and nodes of a request's speculation.")] = 64,
+    max_priority: Annotated[int | None, _client("Highest priority a request may have. Default: 100, and 0 with "
+                                                "several keys.")] = None,
+    allow_speculation: Annotated[
+        list[str] | None,
+        _client("Method that requests may name; repeatable. default: those that cost others little; files: options "
+                "that name files; none.")] = None,
     max_queue: Annotated[int, _server("Most samples that wait; further ones get 429.")] = 256,
     max_connections: Annotated[int, _server("Most connections at once; further ones get 503.")] = 512,
     stall_timeout: Annotated[float, _server("Seconds a client may leave its answer unread.")] = 60.0,
-    timeout: Annotated[float | None, _server("Most seconds a request may take.")] = None,
+    timeout: Annotated[float | None, _client("Most seconds a request may take.")] = None,
     drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
     page: Annotated[bool, _server("The page at /, which shows recent requests to the key that sent them.",
                                   "--page/--no-page")] = True,
@@ -116,8 +131,10 @@ def serve(
         api_keys=(*_keys(api_key, KEY_VARIABLE), *filed.clients),
         operator_keys=(*_keys(operator_key, OPERATOR_VARIABLE), *filed.operators), quota=quota, key_quotas=filed.quotas,
         share_cache=share_cache, cors_origins=tuple(cors_origin or ()),
-        allowed_hosts=tuple(allowed_host or ()), max_body_bytes=int(max_body_mb * 1e6),
-        max_output_tokens=max_output_tokens, max_samples=max_samples,
+        allowed_hosts=tuple(allowed_host or ()), max_body_bytes=None if max_body_mb is None else int(max_body_mb * 1e6),
+        max_output_tokens=max_output_tokens, max_samples=max_samples, max_n=max_n, max_beams=max_beams,
+        max_logprobs=max_logprobs, max_draft_tokens=max_draft_tokens, max_priority=max_priority,
+        allow_speculation=tuple(allow_speculation or ("default",)),
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
         tool_parser=tool_parser, log_format=log_format)
     wish = options.speculation(speculation)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from paceline.engine.records.emitter import StopCriteria
 from paceline.errors import RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
+from paceline.sampling.state import SampleState
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt and parameters that are valid, and what all samples start from: made in any thread, before the engine
+    hears of the request. Everybody waits for what the engine's own thread does."""
+
+    text: str | None
+    """The prompt, where it was a text."""
+    ids: list[int]
+    params: SamplingParams
+    state: SampleState
+    stops: StopCriteria
 
 
 def check_params(params: object) -> None:
@@ -44,6 +60,7 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
                                "prompt")
         if not prompt:
             raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
+        tokenizer.check_length(prompt, max_model_len)
         ids = tokenizer.encode(prompt, parse_special=params.parse_special)
     elif isinstance(prompt, bytes | bytearray):
         raise RequestError("A prompt is a string or a list of token ids, not bytes: decode it first.", "prompt")

@@ -17,7 +17,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
-from paceline.engine.admission import check_params, check_prompt, check_search
+from paceline.engine.admission import Prepared, check_params, check_prompt, check_search
 from paceline.engine.bookkeeping import Bookkeeping, Touched
 from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decider import Decider
@@ -31,7 +31,7 @@ from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
-from paceline.engine.records.emitter import Emitter
+from paceline.engine.records.emitter import Emitter, StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
 from paceline.engine.records.record import Record
 from paceline.engine.rows.batch import BatchBuilder
@@ -41,6 +41,7 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
+from paceline.grammar.structure import structure_of
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
@@ -153,13 +154,29 @@ class Engine:
             request_id: str | None = None, adapter: str | None = None, tenant: Tenant | None = None) -> str:
         """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
         that is loaded. `tenant`: whose it is; None: it is everybody's who gives none."""
+        return self.admit(self.prepare(prompt, params), speculation=speculation, request_id=request_id,
+                          adapter=adapter, tenant=tenant)
+
+    def prepare(self, prompt: str | list[int], params: SamplingParams) -> Prepared:
+        """What admit() takes, or a RequestError. Tokenises, and reads nothing that steps change: call it in any thread,
+        as long as the prompt may be."""
+        self.process.check()
+        check_params(params)
+        ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
+        structure_of(params)  # one that is no structure, or too long, is refused here
+        bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
+        return Prepared(prompt if isinstance(prompt, str) else None, ids, params,
+                        SampleState(params, ids, 0, self._vocab, self._eos, bad_words),
+                        StopCriteria.of(params, self._eos))
+
+    def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
+              adapter: str | None = None, tenant: Tenant | None = None) -> str:
+        """As add(), in the engine's thread: what is left to do takes no time to speak of."""
         self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
             raise RequestError(f"The request id {request_id!r} is in use; choose another.", "request_id")
-        text = prompt if isinstance(prompt, str) else None
-        check_params(params)
-        ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
+        params, ids = prepared.params, prepared.ids
         own = self.adapters.get(adapter)
         wish = self.speculation if speculation is ... else speculations.parse(speculation)
         if params.searches:
@@ -179,16 +196,15 @@ class Engine:
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
-        request = Request(request_id, ids, params, seed, most, now, deadline, wish, text, own, tenant or Tenant())
-        bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
+        request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
+                          tenant or Tenant())
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
-        states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
-        for seq, state in zip(sequences, states):
-            seq.state = state
+        for seq in sequences:
+            seq.state = prepared.state.fork(seq.seed)
             seq.wait_for_commit = params.searches
             seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(ids),
-                                  self._eos)
+                                  prepared.stops)
             place(seq, self.executor.make_room, drafter is not None, lookup)
         record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
         search = BeamSearch(sequences) if params.searches else None
@@ -277,15 +293,17 @@ class Engine:
         return self.tokenizer.encode_inside(text)
 
     def render(self, messages: Messages[Mapping[str, Any]], *, parse_special: bool = False,
-               **template: Any) -> list[int]:
+               max_prompt_len: int | None = None, **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to continue. Special tokens written in messages are
-        text; with `parse_special` they are special tokens."""
+        text; with `parse_special` they are special tokens. One that cannot have as few as `max_prompt_len` tokens is
+        refused before it is tokenised. In any thread."""
         if self.chat is None or self.tokenizer is None:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")
         if self._chat_encoder is None:
             self._chat_encoder = ChatEncoder(self.chat, self.tokenizer)
-        return self._chat_encoder.encode(messages, parse_special=parse_special, **template)
+        return self._chat_encoder.encode(messages, parse_special=parse_special, max_prompt_len=max_prompt_len,
+                                         **template)
 
     def _part(self, wish: Any) -> Drafter:
         """A drafter for drafters that are made of others (DraftContext.build)."""

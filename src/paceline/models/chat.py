@@ -79,22 +79,30 @@ class ChatEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False,
-               **variables: Any) -> list[int]:
-        """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens."""
+               max_prompt_len: int | None = None, **variables: Any) -> list[int]:
+        """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens.
+        `max_prompt_len`: a conversation that cannot have as few tokens is refused before it is tokenised."""
         given = {"messages": messages, **variables}
         if parse_special:
-            return self._tokenizer.encode(self._template.render(**given), add_special=False, parse_special=True)
+            whole = self._rendered_within(max_prompt_len, given)
+            return self._tokenizer.encode(whole, add_special=False, parse_special=True)
         control = self._control  # the same one to the end: threads that are the first to ask may each make one
         try:
             guarded = control.guard(given)
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
-        text = self._template.render(**guarded)
+        text = self._rendered_within(max_prompt_len, guarded)
         try:
             return control.encode_guarded(text)
         except TypeError as error:
             raise unreadable() from error
+
+    def _rendered_within(self, most: int | None, given: dict[str, Any]) -> str:
+        text = self._template.render(**given)
+        if most is not None:  # what counts is what the template made of it: it may have left old messages out
+            self._tokenizer.check_length(text, most, "messages")
+        return text
 
     @cached_property
     def _control(self) -> ControlTokens:

@@ -15,6 +15,12 @@ from urllib.parse import quote
 from tokenizers import Tokenizer as Backend
 
 
+def encoded(backend: Backend, text: str) -> Any:
+    """The `tokenizers` encoding of a text, without special tokens. As a batch of one: the library then lets other
+    threads run meanwhile, and a long text takes seconds."""
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
 class ControlTokens:
     """Reads texts in which the names of control tokens are text like any other, by a twin of the tokenizer: there
     control tokens have names that nobody can guess, and all else is the same. It is made when a text first needs it."""
@@ -50,11 +56,11 @@ class ControlTokens:
         """Ids of a text made of guarded strings and others: control tokens are those of the others."""
         plain, names = self.unmarked(text), self._written.findall(text)
         if self._written.findall(plain) == names:  # nothing came of it, as mostly
-            ids = list(self._backend.encode(plain, add_special_tokens=False).ids)
+            ids = list(encoded(self._backend, plain).ids)
             if sum(map(self._ids.__contains__, ids)) <= len(names):  # else normalising made names of other letters
                 return ids
         secret = self._written.sub(lambda found: self._secret[found[0]], text)
-        return list(self.twin.encode(self.unmarked(secret), add_special_tokens=False).ids)
+        return list(encoded(self.twin, self.unmarked(secret)).ids)
 
     def unmarked(self, text: str) -> str:
         """A text made of guarded strings as it would be without the guard, unless somebody looked at them."""

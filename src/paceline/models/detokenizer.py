@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
-_UNMAPPED = "\U0010ffff"
+UNMAPPED = "\U0010ffff"
 _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2})>")
 _HALF = 3
 """Half a character has at most so many bytes, so it lies in at most so many tokens."""
@@ -64,7 +64,7 @@ class TokenTable:
     @cached_property
     def raw(self) -> list[bytes]:
         """Bytes of each id in a "bytes" table; b"" for ids without a token."""
-        to_latin = str.maketrans(_latin_of_byte_characters())
+        to_latin = str.maketrans(latin_of_byte_characters())
         return [b"" if token is None else _byte_level(token, to_latin) for token in self.tokens]
 
     @cached_property
@@ -316,11 +316,11 @@ def _read_decoder(decoder: Any) -> _Decoder:
     return _Decoder("opaque")
 
 
-def _latin_of_byte_characters() -> dict[str, str]:
+def latin_of_byte_characters() -> dict[str, str]:
     """Byte-level vocabularies write each byte as a printable character: itself where it is one, else the next free
     one from U+0100. Here: that character -> the Latin-1 character of the byte; all other Latin-1 -> unmapped."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    table = {chr(code): _UNMAPPED for code in range(0x100)}
+    table = {chr(code): UNMAPPED for code in range(0x100)}
     shift = 0
     for byte in range(0x100):
         if byte in printable:

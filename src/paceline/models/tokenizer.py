@@ -10,12 +10,13 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelFormatError, RequestError
-from paceline.models.control_tokens import ControlTokens
+from paceline.models.control_tokens import ControlTokens, encoded
 from paceline.models.detokenizer import Detokenizer, TokenTable
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
 from paceline.models.load.gguf_tokenizer import rebuild_tokenizer
 from paceline.models.load.safetensors_folder import read_json
+from paceline.models.text_bounds import TextBound, text_bound
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GGUF_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls",
@@ -83,16 +84,29 @@ class Tokenizer:
         """Ids of `text`. `add_special`: with the begin (and end) tokens the model expects. `parse_special`: special
         tokens written out in the text become their ids; otherwise text is text."""
         try:
-            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding = encoded(self.backend, text)
             if not parse_special and not self.special_ids.isdisjoint(encoding.ids):
-                encoding = self.control.twin.encode(text, add_special_tokens=False)
+                encoding = encoded(self.control.twin, text)
             return list(self.backend.post_process(encoding, add_special_tokens=add_special).ids)
         except TypeError as error:
             raise unreadable() from error
 
+    def check_length(self, text: str, most: int, param: str = "prompt") -> None:
+        """Refuse a text that cannot have as few as `most` tokens, without looking at it: to tokenise a long one takes
+        seconds. What would fit always passes (see text_bounds.py)."""
+        bound = self._text_bound
+        if bound is not None and not bound.holds(text, most):
+            raise RequestError(f"The prompt has {len(text)} characters, and the context holds {most} tokens of at most "
+                               f"{bound.each} characters: shorten it or raise max_model_len.", param)
+
+    @cached_property
+    def _text_bound(self) -> TextBound | None:
+        return text_bound(self.backend)
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token nothing."""
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+        # A batch of one: the library lets other threads run meanwhile.
+        return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special)[0])
 
     def detokenizer(self, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
         """For the growing text of one sequence that goes on from the ids `after`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,12 @@ class TokenCounts:
         self._ids[:len(first)] = first
         self._counts = np.zeros(room, dtype=np.float32)
 
+    def fork(self) -> TokenCounts:
+        """One of several that go on from here."""
+        other = copy(self)
+        other._at, other._ids, other._counts = self._at.copy(), self._ids.copy(), self._counts.copy()
+        return other
+
     def add(self, token: int) -> None:
         at = self._at.setdefault(token, len(self._at))
         if at == len(self._ids):
@@ -71,35 +78,64 @@ class TokenCounts:
         return ids, counts
 
 
-class NgramFollowers:
-    """Every n-gram of a text: which tokens have followed each run of n - 1 tokens."""
+_BASE = 0x2545F4914F6CDD1D9E3779B97F4A7C15
+_PRIME = (1 << 127) - 1
 
-    __slots__ = ("_followers", "_tail", "n")
+
+class NgramFollowers:
+    """Every n-gram of a text: which tokens have followed each run of n - 1 tokens.
+
+    A run is known by one number, a polynomial of its tokens (127 bits: no two runs of a text share it), that is
+    carried on from token to token. So what a token costs does not depend on n, which a client may choose.
+    """
+
+    __slots__ = ("_before", "_followers", "_leaving", "_run", "_text", "n")
 
     def __init__(self, n: int, tokens: Iterable[int] = ()) -> None:
         self.n = n
-        self._followers: dict[tuple[int, ...], set[int]] = {}
-        self._tail: tuple[int, ...] = ()
+        self._text: list[int] = []
+        self._run = 0
+        """Of the last n - 1 tokens, or of as many as there are."""
+        self._leaving = pow(_BASE, n - 1, _PRIME)
+        self._followers: dict[int, set[int]] = {}
+        self._before: dict[int, set[int]] = {}
+        """Those of the prompt, where other samples go on from it too."""
         for token in tokens:
             self.add(token)
 
+    def fork(self) -> NgramFollowers:
+        """One of several that go on from here; nothing may be added to this one any more."""
+        other = copy(self)
+        other._text = self._text.copy()
+        other._before, other._followers = self._followers, {}
+        return other
+
     def add(self, token: int) -> None:
-        if len(self._tail) == self.n - 1:
-            self._followers.setdefault(self._tail, set()).add(token)
-        self._tail = (*self._tail, token)[max(0, len(self._tail) + 2 - self.n):]
+        text = self._text
+        if len(text) >= self.n - 1:
+            self._followers.setdefault(self._run, set()).add(token)
+        text.append(token)
+        self._run = self._rolled(self._run, token, text[-self.n] if len(text) >= self.n else None)
+
+    def _rolled(self, run: int, token: int, left: int | None) -> int:
+        run = run * _BASE + token + 1
+        return (run if left is None else run - self._leaving * (left + 1)) % _PRIME
 
     def banned(self, path: Sequence[int] = ()) -> set[int]:
         """Tokens that would complete an n-gram the text followed by `path` already holds. Not to be changed."""
-        keep = self.n - 1
-        text = (*self._tail, *path)
-        if len(text) < keep:
+        text, size, run = self._text, len(self._text), self._run
+        runs = [run]
+        for at, token in enumerate(path, size + 1 - self.n):
+            left = None if at < 0 else text[at] if at < size else path[at - size]
+            run = self._rolled(run, token, left)
+            runs.append(run)
+        if size + len(path) < self.n - 1:
             return set()
-        prefix = text[len(text) - keep:]
-        banned = self._followers.get(prefix, set())
-        if not path:
-            return banned
-        along = {text[end] for end in range(max(keep, len(self._tail)), len(text)) if text[end - keep:end] == prefix}
-        return banned | along if along else banned
+        found = [known for followers in (self._before, self._followers) if (known := followers.get(run))]
+        along = {token for at, token in enumerate(path) if size + at >= self.n - 1 and runs[at] == run}
+        if along:
+            found.append(along)
+        return found[0] if len(found) == 1 else set().union(*found)
 
 
 class BadWords:
@@ -111,9 +147,17 @@ class BadWords:
         words = list(dict.fromkeys(tuple(sequence) for sequence in sequences))
         self.single: list[int] = [word[0] for word in words if len(word) == 1]
         """Always banned."""
-        self._longer = [(word[:-1], word[-1]) for word in words if len(word) > 1]
-        self._window = max((len(start) for start, _ in self._longer), default=0)
+        self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        """(beginning, last token) of each, by the token that the beginning ends with: few have to be looked at."""
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append((word[:-1], word[-1]))
+        self._window = max((len(word) - 1 for word in words), default=0)
         self._tail: tuple[int, ...] = tuple(tokens[-self._window:]) if self._window else ()
+
+    def fork(self) -> BadWords:
+        """One of several that go on from here."""
+        return copy(self)
 
     def add(self, token: int) -> None:
         if self._window:
@@ -121,10 +165,12 @@ class BadWords:
 
     def banned(self, path: Sequence[int] = ()) -> list[int]:
         """Tokens that would finish a bad word begun by the text followed by `path`."""
-        if not self._longer:
+        end = path[-1] if path else self._tail[-1] if self._tail else None
+        begun = () if end is None else self._longer.get(end, ())
+        if not begun:
             return self.single
         text = (*self._tail, *path)
-        return self.single + [last for start, last in self._longer
+        return self.single + [last for start, last in begun
                               if len(start) <= len(text) and text[len(text) - len(start):] == start]
 
 
@@ -197,6 +243,17 @@ class SampleState:
         """Set by whoever admits the request, where it asks for a structure."""
         self.tracks = self.counts is not None or self.bad_words is not None or self.ngrams is not None
         self.needs_processors = (self.tracks or bool(bias) or self.allowed is not None or self.min_tokens > 0)
+
+    def fork(self, seed: int) -> SampleState:
+        """That of a further sample, with a seed of its own: parameters and prompt are read once for all of them.
+        Nothing may be appended to this one any more."""
+        other = copy(self)
+        other.seed = seed
+        for name in ("counts", "bad_words", "ngrams"):
+            keeper = getattr(self, name)
+            if keeper is not None:
+                setattr(other, name, keeper.fork())
+        return other
 
     def append(self, tokens: Sequence[int]) -> None:
         """Committed output tokens, in order."""

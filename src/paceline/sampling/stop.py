@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 
 class _Node:
@@ -35,6 +36,12 @@ class StopMatcher:
         self._held = ""
         self.stopped: str | None = None
         """The stop string that was found."""
+
+    def fork(self) -> StopMatcher:
+        """For another text, from its beginning: the stop strings are read once for all samples of a request."""
+        other = copy(self)
+        other._node, other._held, other.stopped = self._root, "", None
+        return other
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Take more text; give back what is safe to show and the stop string found, if one was.

@@ -55,7 +55,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] 
         live.attach(app)
         mount_page(app)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=options.max_body_bytes)
+    app.add_middleware(BodyLimit, limit=options.body_limit(llm.engine.config.max_model_len))
     app.add_middleware(QuotaGate, meters=meters)
     app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Failures)

@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from paceline.async_llm import AsyncLLM, Listener
+from paceline.engine.admission import Prepared
 from paceline.engine.records.deltas import Delta
 from paceline.errors import ConfigError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
+from paceline.sampling.trace import Trace
 from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
 from paceline.serve.tokens import TokenNames
+from paceline.speculation.options import without_files
 
 log = logging.getLogger("paceline.serve")
 Done = TypeVar("Done")
@@ -74,7 +77,7 @@ class Call:
     id: str
     kind: str
     """OpenAI's name for the object; stream chunks of chats have another."""
-    prompts: list[list[int]]
+    prompts: list[Prepared]
     params: SamplingParams
     speculation: Any
     tenant: Tenant
@@ -87,10 +90,6 @@ class Call:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        most, each = self.service.options.max_samples, self.params.samples
-        if len(self.prompts) * each > most:
-            raise RequestError(f"{len(self.prompts)} prompts with {each} samples each are more than this server takes "
-                               f"in one call ({most}): split them.", "n")
         if self.provenance and self.params.chosen_at_end:
             raise RequestError("provenance cannot be combined with best_of or use_beam_search: it is told of the first "
                                "sample, which need not be one that is returned.", "provenance")
@@ -111,7 +110,7 @@ class Call:
         self.service.check_open()
         llm = self.service.llm
         outputs = await _all([
-            llm.complete(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
+            llm.complete(prompt, speculation=self.speculation, request_id=self._name(place),
                          adapter=self.adapter, tenant=self.tenant)
             for place, prompt in enumerate(self.prompts)])
         for output in outputs:
@@ -124,7 +123,7 @@ class Call:
         self.service.check_open()
         llm = self.service.llm
         return await _all([
-            llm.stream(prompt, self.params, speculation=self.speculation, request_id=self._name(place),
+            llm.stream(prompt, speculation=self.speculation, request_id=self._name(place),
                        adapter=self.adapter, tenant=self.tenant)
             for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
@@ -177,7 +176,12 @@ def _explain(output: RequestOutput) -> dict[str, Any]:
     del metrics["inter_token_s"]
     fields = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
               "speculation": None if output.speculation is None else _told(output.speculation.as_dict())}
-    return fields if output.trace is None else fields | {"trace": output.trace.as_dict()}
+    return fields if output.trace is None else fields | {"trace": told_trace(output.trace)}
+
+
+def told_trace(trace: Trace) -> dict[str, Any]:
+    """A trace as clients get it: where the server's files lie is not theirs to know."""
+    return trace.as_dict() | {"speculation": without_files(trace.speculation)}
 
 
 def _told(speculation: dict[str, Any]) -> dict[str, Any]:

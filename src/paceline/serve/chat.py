@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +15,7 @@ from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.conversation import render_arguments, used_tools
 from paceline.serve.keys import caller_of
 from paceline.serve.params import chat_params, speculation
-from paceline.serve.responses import JSONResponse, service_of
+from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import ChatBody, NamedTool
 from paceline.serve.streaming import EventStream
 from paceline.serve.tokens import Provenances, chat_logprobs
@@ -33,7 +32,7 @@ from paceline.serve.tool_calls import (
     parser_name,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -41,18 +40,24 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     adapter = service.adapter(body.model)
-    params = chat_params(body, service.options, forced_structure(body))
     engine = service.llm.engine
-    prompt = await asyncio.to_thread(lambda: engine.render(**render_arguments(body, engine.chat)))
-    call = Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [prompt], params, speculation(body),
-                caller_of(request).tenant, adapter,
-                include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                provenance=bool(body.provenance), request_id=request.state.request_id)
+
+    def ask() -> Call:
+        params = chat_params(body, service.options, forced_structure(body))
+        wish = speculation(body, service.options, engine.speculation)
+        service.options.check(params, 1)
+        prompt = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(body, engine.chat))
+        return Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [engine.prepare(prompt, params)],
+                    params, wish, caller_of(request).tenant, adapter,
+                    include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                    provenance=bool(body.provenance), request_id=request.state.request_id)
+
+    call = await beside(request, ask)
     if body.stream:
         call.kind = "chat.completion.chunk"
         return EventStream(call, await call.open(), _ChatStream(call, body))
     output = (await unless_gone(request, call))[0]
-    return JSONResponse(call.envelope() | {
+    return await answer(service, [output], lambda: call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
         "usage": call.usage([output]), "paceline": call.explanation([output])})
 
@@ -167,7 +172,7 @@ class _ChatStream:
             teller = self._tellers.get(index)
             if teller is None:
                 teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names,
-                                                             call.prompts[place])
+                                                             call.prompts[place].ids)
             extra["tokens"] = teller.of_delta(delta, call.drafted)
         if extra and not events:
             deltas.append({})

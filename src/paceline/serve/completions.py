@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from paceline.engine.admission import Prepared
 from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
-from paceline.request import Completion, RequestOutput
+from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.keys import caller_of
 from paceline.serve.params import completion_params, speculation
-from paceline.serve.responses import JSONResponse, service_of
+from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import CompletionBody
 from paceline.serve.streaming import EventStream
 from paceline.serve.tokens import CompletionLogprobs, Provenances
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/completions")
@@ -27,30 +27,37 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue a text, a list of texts, or token ids."""
     service = service_of(request)
     adapter = service.adapter(body.model)
-    params = completion_params(body, service.options)
-    prompts, texts = await asyncio.to_thread(_encode, service, body)
-    call = Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, speculation(body),
-                caller_of(request).tenant, adapter,
-                include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                provenance=bool(body.provenance), request_id=request.state.request_id)
+
+    def ask() -> tuple[Call, list[str]]:
+        params = completion_params(body, service.options)
+        wish = speculation(body, service.options, service.llm.engine.speculation)
+        prompts, texts = _encode(service, body, params)
+        return Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, wish,
+                    caller_of(request).tenant, adapter,
+                    include_usage=body.stream_options is not None and body.stream_options.include_usage,
+                    provenance=bool(body.provenance), request_id=request.state.request_id), texts
+
+    call, texts = await beside(request, ask)
     if body.stream:
         if body.echo and body.logprobs is not None:
             raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
                                "stream out.", "stream")
         return EventStream(call, await call.open(), _CompletionStream(call, body, texts))
     outputs = await unless_gone(request, call)
-    return JSONResponse(_whole(call, body, texts, outputs))
+    return await answer(service, outputs, lambda: _whole(call, body, texts, outputs))
 
 
-def _encode(service: Service, body: CompletionBody) -> tuple[list[list[int]], list[str]]:
-    """The prompts as token ids, and their texts where they will be echoed."""
+def _encode(service: Service, body: CompletionBody, params: SamplingParams) -> tuple[list[Prepared], list[str]]:
+    """The prompts as the engine takes them, and their texts where they will be echoed."""
     asked: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     if asked and isinstance(asked[0], int):
         asked = [asked]
     if not asked:
         raise RequestError("prompt is an empty list: give a text or token ids.", "prompt")
-    tokenizer = service.llm.engine.tokenizer
-    prompts: list[list[int]] = []
+    service.options.check(params, len(asked))
+    engine = service.llm.engine
+    tokenizer = engine.tokenizer
+    prompts: list[Prepared] = []
     texts: list[str] = []
     for prompt in asked:
         if isinstance(prompt, str):
@@ -58,13 +65,13 @@ def _encode(service: Service, body: CompletionBody) -> tuple[list[list[int]], li
                 raise RequestError("This model came without a tokenizer: give prompts as token ids.", "prompt")
             if not prompt:
                 raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
-            prompts.append(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
-                                            parse_special=bool(body.parse_special)))
+            tokenizer.check_length(prompt, engine.config.max_model_len)
+            prompts.append(engine.prepare(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
+                                                           parse_special=bool(body.parse_special)), params))
             texts.append(prompt)
         else:
-            prompts.append(prompt)
-            known = body.echo and tokenizer is not None and all(0 <= token < 1 << 31 for token in prompt)
-            texts.append(tokenizer.decode(prompt, skip_special=False) if known and tokenizer is not None else "")
+            prompts.append(engine.prepare(prompt, params))
+            texts.append(tokenizer.decode(prompt, skip_special=False) if body.echo and tokenizer is not None else "")
     return prompts, texts
 
 
@@ -81,7 +88,7 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
                 choice["score"] = completion.score
             if call.provenance:
                 stats = output.speculation if completion.index == 0 else None
-                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names, call.prompts[place])
+                teller = Provenances(call.service.llm.engine.tokenizer, call.service.names, call.prompts[place].ids)
                 choice["tokens"] = teller.of_completion(completion, None if stats is None else stats.provenance,
                                                         call.drafted)
             choices.append(choice)
@@ -130,7 +137,7 @@ class _CompletionStream:
             teller = self._tellers.get(index)
             if teller is None:
                 teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, names,
-                                                             call.prompts[place])
+                                                             call.prompts[place].ids)
             choice["tokens"] = teller.of_delta(delta, call.drafted)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason

@@ -68,7 +68,7 @@ def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str,
     messages = prepare(body.messages)
     tools = [tool.model_dump(exclude_none=True) for tool in used_tools(body)]
     extra = dict(body.chat_template_kwargs or {})
-    for name in ("messages", "tools", "add_generation_prompt", "parse_special", "self"):
+    for name in ("messages", "tools", "add_generation_prompt", "parse_special", "max_prompt_len", "self"):
         if name in extra:
             raise RequestError(f"chat_template_kwargs may not set {name!r}: it means something else already.",
                                "chat_template_kwargs")

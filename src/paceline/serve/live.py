@@ -15,8 +15,10 @@ from fastapi.responses import Response, StreamingResponse
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
 from paceline.engine.observe.timeline import Timelines
+from paceline.serve.calls import told_trace
 from paceline.serve.keys import Caller, caller_of
 from paceline.serve.options import ServeOptions
+from paceline.serve.responses import JSONResponse
 from paceline.serve.snapshot import EngineState, engine_state, frame, own_frame
 from paceline.serve.stories import copied, glimpses, line, lines, story
 
@@ -69,10 +71,10 @@ def attach(app: FastAPI) -> None:
 @router.get("/about")
 async def about(request: Request) -> dict[str, Any]:
     """What the page's controls offer."""
-    engine = _llm(request).engine
-    return {"version": __version__, "model": _options(request).model_name, "max_model_len": engine.config.max_model_len,
+    engine, options = _llm(request).engine, _options(request)
+    return {"version": __version__, "model": options.model_name, "max_model_len": engine.config.max_model_len,
             "chat": engine.chat is not None, "kernels": engine.kernels.name,
-            "methods": METHODS,
+            "methods": {name: wish for name, wish in METHODS.items() if options.allows(wish, engine.speculation)},
             "speculation": None if engine.speculation is None else engine.speculation.method}
 
 
@@ -84,22 +86,22 @@ async def live(request: Request) -> StreamingResponse:
 
 
 @router.get("/requests")
-async def requests(request: Request) -> dict[str, Any]:
+async def requests(request: Request) -> Response:
     timelines = _feed(request).timelines
     seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine, caller_of(request)))
-    return {"requests": await asyncio.to_thread(lines, seen)}
+    return await asyncio.to_thread(lambda: JSONResponse({"requests": lines(seen)}))
 
 
 @router.get("/request")
-async def one_request(request: Request, id: str) -> dict[str, Any]:
+async def one_request(request: Request, id: str) -> Response:
     timelines = _feed(request).timelines
     found = await _llm(request).ask(lambda engine: copied(timelines, id, engine, caller_of(request)))
     if found is None:
         raise _unknown(id)
     seen, events, dropped = found
     return await asyncio.to_thread(
-        lambda: story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
-                      seen.timeline.prompt_end))
+        lambda: JSONResponse(story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
+                                   seen.timeline.prompt_end)))
 
 
 @router.get("/trace")
@@ -109,11 +111,11 @@ async def trace(request: Request, id: str) -> Response:
     found = await _llm(request).ask(lambda _: timelines.seen_by(caller_of(request).sees, id))
     if not found:
         raise _unknown(id)
-    timeline = found[0]
-    if timeline.trace is None:
+    timeline, recorded = found[0], found[0].trace
+    if recorded is None:
         wait = "it has not ended yet" if timeline.record is not None else 'it was not asked for with "trace": true'
         raise HTTPException(404, f"There is no trace of this request: {wait}.")
-    text = await asyncio.to_thread(timeline.trace.to_json)
+    text = await asyncio.to_thread(lambda: json.dumps(told_trace(recorded), indent=1, allow_nan=False))
     name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in id)
     return Response(text, media_type="application/json",
                     headers={"content-disposition": f'attachment; filename="trace-{name}.json"'})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import ConfigError
+from paceline.serve.limits import PRIORITIES, ClientLimits
 from paceline.serve.quotas import UNLIMITED, Quota
 
 TOOL_PARSERS = ("auto", "hermes", "llama3-json")
@@ -13,7 +14,7 @@ LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(ClientLimits):
     """Limits are refused with an error that says which; none of them cuts a request silently."""
 
     host: str = "127.0.0.1"
@@ -34,16 +35,11 @@ class ServeOptions:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which a server may be called that checks them; see paceline.serve.hosts."""
-    max_body_bytes: int = 8 << 20
-    max_output_tokens: int | None = None
-    """Of one sample; None: what the context leaves."""
-    max_samples: int = 128
-    """Prompts times samples of one call."""
+    max_body_bytes: int | None = None
+    """None: what the context can need, see body_limit()."""
     max_connections: int = 512
     stall_s: float = 60.0
     """How long a client may leave unread what it asked for."""
-    timeout_s: float | None = None
-    """The longest a request may take; its own timeout_s may only be shorter."""
     drain_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
     page: bool = True
@@ -52,6 +48,9 @@ class ServeOptions:
     log_format: str = "text"
 
     def __post_init__(self) -> None:
+        if self.max_priority is None:
+            object.__setattr__(self, "max_priority", PRIORITIES if len(set(self.keys)) < 2 else 0)
+        super().__post_init__()
         if self.tool_parser not in TOOL_PARSERS:
             raise ConfigError(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {self.tool_parser!r}.")
         if self.log_format not in LOG_FORMATS:
@@ -62,15 +61,16 @@ class ServeOptions:
             raise ConfigError("An allowed host is empty or no name: give it like box.example or 10.0.0.5.")
         if not self.stall_s > 0:
             raise ConfigError(f"stall_s must be above 0, got {self.stall_s}.")
-        for name in ("max_body_bytes", "max_samples", "max_connections"):
-            if getattr(self, name) < 1:
+        for name in ("max_body_bytes", "max_connections"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ConfigError(f"max_output_tokens must be at least 1, got {self.max_output_tokens}.")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}.")
         if not self.drain_s >= 0:
             raise ConfigError(f"drain_s must be at least 0, got {self.drain_s}.")
+
+    def body_limit(self, max_model_len: int) -> int:
+        """The largest body, in bytes. Whoever reads one keeps everybody waiting, so it is not larger than a context
+        needs: 64 bytes for each of its tokens, and a megabyte for all else, up to 8."""
+        return self.max_body_bytes or min(1_000_000 + 64 * max_model_len, 8_000_000)
 
     @property
     def keys(self) -> tuple[str, ...]:

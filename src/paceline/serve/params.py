@@ -8,19 +8,14 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.request import SamplingParams
-from paceline.serve.options import ServeOptions
+from paceline.serve.limits import ClientLimits
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
-from paceline.speculation.options import files_named, shared_sizes
+from paceline.speculation.spec import Speculation
 
-MOST_LOGPROBS = 20
 OPENAI_LENGTH = 16
 """What a text completion gets that does not say."""
 SEED_BITS = 53
 """Seeds chosen here are whole in every client's numbers: many read JSON's as doubles."""
-
-MOST_TEXTS = {"stop": 64, "bad_words": 1024}
-MOST_CHARACTERS = 1 << 16
-"""What a request may have watched for: the engine's thread looks at each of these texts while everybody waits."""
 
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
@@ -29,63 +24,56 @@ _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_pen
 """Fields that are called alike and mean the same."""
 
 
-def completion_params(body: CompletionBody, options: ServeOptions) -> SamplingParams:
+def completion_params(body: CompletionBody, limits: ClientLimits) -> SamplingParams:
     if body.suffix:
         raise RequestError("suffix is not supported: models here continue a text, they do not fill gaps.", "suffix")
-    asked = _common(body, options)
+    asked = _common(body, limits)
     if body.use_beam_search:
         asked |= _beams(body.n if body.best_of is None else body.best_of)
     elif body.best_of is not None:
         asked["best_of"] = body.best_of
-    asked["max_tokens"] = _length(body.max_tokens, "max_tokens", options, OPENAI_LENGTH)
-    asked["logprobs"] = _logprobs(body.logprobs, "logprobs")
+    asked["max_tokens"] = _length(body.max_tokens, "max_tokens", limits, OPENAI_LENGTH)
+    asked["logprobs"] = limits.check_logprobs(body.logprobs, "logprobs")
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
         asked["prompt_logprobs"] = body.logprobs or 0
     return SamplingParams(**asked)
 
 
-def chat_params(body: ChatBody, options: ServeOptions, structure: dict[str, Any]) -> SamplingParams:
+def chat_params(body: ChatBody, limits: ClientLimits, structure: dict[str, Any]) -> SamplingParams:
     """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
-    asked = _common(body, options) | structure
+    asked = _common(body, limits) | structure
     if body.use_beam_search:
         asked |= _beams(body.n)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked["max_tokens"] = _length(getattr(body, name), name, options, None)
+    asked["max_tokens"] = _length(getattr(body, name), name, limits, None)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
-    asked["logprobs"] = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    asked["logprobs"] = limits.check_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return SamplingParams(**asked)
 
 
-def speculation(body: Sampling) -> Any:
-    """What the engine's add() takes: `...` stands for the server's default."""
+def speculation(body: Sampling, limits: ClientLimits, own: Speculation | None) -> Any:
+    """What the engine's add() takes: `...` stands for the server's default, which is `own`."""
     if "speculation" not in body.model_fields_set:
         return ...
     wish = body.speculation
     if wish is None or wish in ("none", "off"):
         return None
-    # A client must not have the server open files or fetch models, nor change what others share.
-    for name, _ in files_named(wish):
-        raise RequestError(f"speculation.{name} names a file of the server: only the server's own --speculation may do "
-                           "that.", "speculation")
-    for name, _ in shared_sizes(wish):
-        raise RequestError(f"speculation.{name} sets a size for all requests: only the server's own --speculation may "
-                           "do that.", "speculation")
-    return wish
+    return limits.speculation(wish, own)
 
 
-def _common(body: Sampling, options: ServeOptions) -> dict[str, Any]:
+def _common(body: Sampling, limits: ClientLimits) -> dict[str, Any]:
     asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if asked.get("top_k") == -1:  # how other servers write "all"
         asked["top_k"] = 0
     if body.stop == "":
         del asked["stop"]
-    _check_texts(asked)
+    limits.check_lists(asked)
     asked.setdefault("seed", secrets.randbits(SEED_BITS))
     if body.logit_bias is not None:
         asked["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
-    if options.timeout_s is not None:
-        asked["timeout_s"] = min(asked.get("timeout_s", options.timeout_s), options.timeout_s)
+    if limits.timeout_s is not None:
+        asked["timeout_s"] = min(asked.get("timeout_s", limits.timeout_s), limits.timeout_s)
     return asked | _structure(body)
 
 
@@ -95,17 +83,6 @@ def _beams(width: int | None) -> dict[str, Any]:
         raise RequestError("use_beam_search needs two beams or more: set n, or best_of where fewer are to be returned.",
                            "use_beam_search")
     return {"beam_width": width}
-
-
-def _check_texts(asked: dict[str, Any]) -> None:
-    for name, most in MOST_TEXTS.items():
-        texts = asked.get(name, ())
-        if isinstance(texts, list) and len(texts) > most:
-            raise RequestError(f"{name} has {len(texts)} entries and this server takes {most}: give fewer.", name)
-        length = len(texts) if isinstance(texts, str) else sum(map(len, texts))
-        if length > MOST_CHARACTERS:
-            raise RequestError(f"{name} has {length} characters in all and this server takes {MOST_CHARACTERS}: give "
-                               "less.", name)
 
 
 def _structure(body: Sampling) -> dict[str, Any]:
@@ -143,19 +120,13 @@ def _schema(value: Any, field: str) -> Any:
         raise RequestError(f"{field} is not valid JSON: give a schema as an object or as JSON text.", field) from None
 
 
-def _length(asked: int | None, name: str, options: ServeOptions, default: int | None) -> int | None:
+def _length(asked: int | None, name: str, limits: ClientLimits, default: int | None) -> int | None:
     """How many tokens a sample may get; None: what the context leaves."""
-    most = options.max_output_tokens
+    most = limits.max_output_tokens
     if asked is None:
         return min((limit for limit in (default, most) if limit is not None), default=None)
     if most is not None and asked > most:
         raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less.", name)
-    return asked
-
-
-def _logprobs(asked: int | None, name: str) -> int | None:
-    if asked is not None and asked > MOST_LOGPROBS:
-        raise RequestError(f"{name} must be at most {MOST_LOGPROBS}, got {asked}.", name)
     return asked
 
 

@@ -1,14 +1,62 @@
-"""What endpoints share."""
+"""What endpoints share: how bodies are read and answers written, off the event loop as far as that can take long."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.request import RequestOutput
 from paceline.serve.calls import Service
+from paceline.serve.errors import ApiError
+
+Done = TypeVar("Done")
+
+MOST_CONTAINERS = 1 << 16
+"""Lists and objects of one body. Reading them holds everybody up, many times as long as a text of the same size."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_LEVELS = 5
+"""As deep as the tokens of a choice's log-probabilities lie in an answer."""
+_A_TOKEN = 64
+"""Characters that a token, or a log-probability, is in an answer, roughly."""
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+class BoundedRequest(Request):
+    """Its body is counted before it is parsed."""
+
+    async def json(self) -> Any:
+        check_containers(await self.body())
+        return await super().json()
+
+
+class BoundedRoute(APIRoute):
+    """An endpoint that takes a body."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            return await handle(BoundedRequest(request.scope, request.receive))
+
+        return bounded
+
+
+def check_containers(body: bytes) -> None:
+    """Refuse JSON that is made of too many lists and objects. Texts may hold as many brackets as they like."""
+    if body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
+        return
+    bare = _STRING.sub(b"", body)
+    count = bare.count(b"[") + bare.count(b"{")
+    if count > MOST_CONTAINERS:
+        raise ApiError(400, f"The body has {count} lists and objects and this server takes {MOST_CONTAINERS}: send "
+                       "less at once.")
 
 
 class JSONResponse(Response):
@@ -17,8 +65,41 @@ class JSONResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        return "".join(_pieces(content, _LEVELS)).encode()
+
+
+def _pieces(value: Any, levels: int) -> Iterator[str]:
+    """JSON, piece by piece: one call for a long answer would let no other thread run before its end."""
+    if levels and isinstance(value, dict):
+        mark = "{"
+        for name, inner in value.items():
+            yield f"{mark}{_encode(str(name))}:"
+            yield from _pieces(inner, levels - 1)
+            mark = ","
+        yield "}" if value else "{}"
+    elif levels and isinstance(value, list) and value and isinstance(value[0], dict | list):
+        mark = "["
+        for inner in value:
+            yield mark
+            yield from _pieces(inner, levels - 1)
+            mark = ","
+        yield "]"
+    else:
+        yield _encode(value)
 
 
 def service_of(request: Request) -> Service:
     return cast(Service, request.app.state.service)
+
+
+async def beside(request: Request, work: Callable[[], Done]) -> Done:
+    """work(), which reads what came in the request's body: in a thread for texts."""
+    return await service_of(request).llm.texts.run(len(await request.body()), work)
+
+
+async def answer(service: Service, outputs: Sequence[RequestOutput], make: Callable[[], dict[str, Any]]) -> Response:
+    """What `make` tells of finished requests: likewise, by how many tokens and log-probabilities there are."""
+    numbers = sum(len(sample.token_ids) * (1 + len(sample.logprobs[0].top) if sample.logprobs else 1)
+                  for output in outputs for sample in output.outputs)
+    numbers += sum(len(output.prompt_token_ids) for output in outputs if output.prompt_logprobs)
+    return await service.llm.texts.run(_A_TOKEN * numbers, lambda: JSONResponse(make()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,10 +15,10 @@ from paceline.serve.conversation import prepare
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import check_operator
 from paceline.serve.metrics import engine_state
-from paceline.serve.responses import JSONResponse, service_of
+from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
 from paceline.serve.schema import DetokenizeBody, TokenizeBody
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.get("/health")
@@ -70,7 +69,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The ids of a text, or of a conversation as the model will see it."""
     service = service_of(request)
     service.adapter(body.model)
-    return await asyncio.to_thread(_tokenized, service, body)
+    return await beside(request, lambda: _tokenized(service, body))
 
 
 def _tokenized(service: Service, body: TokenizeBody) -> Response:
@@ -85,19 +84,22 @@ def _tokenized(service: Service, body: TokenizeBody) -> Response:
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either a prompt or messages.", "prompt")
+    most = service.llm.engine.config.max_model_len
     if body.messages is not None:
-        return service.llm.engine.render(prepare(body.messages),
+        return service.llm.engine.render(prepare(body.messages), max_prompt_len=most,
                                          add_generation_prompt=body.add_generation_prompt is not False,
                                          parse_special=bool(body.parse_special))
-    return _tokenizer(service).encode(body.prompt or "", add_special=body.add_special_tokens is not False,
-                                       parse_special=bool(body.parse_special))
+    tokenizer = _tokenizer(service)
+    tokenizer.check_length(body.prompt or "", most)
+    return tokenizer.encode(body.prompt or "", add_special=body.add_special_tokens is not False,
+                            parse_special=bool(body.parse_special))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     service = service_of(request)
     service.adapter(body.model)
-    return await asyncio.to_thread(_detokenized, _tokenizer(service), body.tokens)
+    return await beside(request, lambda: _detokenized(_tokenizer(service), body.tokens))
 
 
 def _detokenized(tokenizer: Tokenizer, tokens: list[int]) -> Response:

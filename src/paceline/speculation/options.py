@@ -60,6 +60,13 @@ def shared_sizes(wish: Any) -> Iterator[tuple[str, Any]]:
     return _named(wish, _SHARED)
 
 
+def without_files(wish: Any) -> Any:
+    """A wish as strangers may see it: what its options name on the disk or on a hub is left out."""
+    if isinstance(wish, Mapping):
+        return {name: without_files(value) for name, value in wish.items() if name not in _FILES}
+    return [without_files(one) for one in wish] if isinstance(wish, list | tuple) else wish
+
+
 def _named(wish: Any, names: Container[str]) -> Iterator[tuple[str, Any]]:
     if isinstance(wish, Mapping):
         for name, value in wish.items():

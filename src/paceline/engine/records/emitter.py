@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.errors import RequestError
@@ -17,6 +18,19 @@ class TextStream(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopCriteria:
+    """What ends a text beside its length: made once for all samples of a request."""
+
+    token_ids: frozenset[int]
+    strings: StopMatcher | None
+
+    @classmethod
+    def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopCriteria:
+        return cls(frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids),
+                   StopMatcher(params.stop) if params.stop else None)
 
 
 class Emitter:
@@ -44,7 +58,7 @@ class Emitter:
     )
 
     def __init__(self, params: SamplingParams, index: int, seed: int, max_tokens: int, stream: TextStream | None,
-                 eos_ids: frozenset[int]) -> None:
+                 stops: StopCriteria) -> None:
         """Of the request's sample `index`, which ends with "length" after `max_tokens`."""
         self.index = index
         self.seed = seed
@@ -61,8 +75,8 @@ class Emitter:
         self._stream = stream
         self._unread: list[int] = []
         """Tokens whose text nobody has asked for yet."""
-        self._matcher = StopMatcher(params.stop) if params.stop else None
-        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        self._matcher = None if stops.strings is None else stops.strings.fork()
+        self._stop_ids = stops.token_ids
         self._min_tokens = params.min_tokens
         self._max_tokens = max_tokens
         self._interrupt = params.interrupt
