@@ -14,8 +14,8 @@ from paceline.errors import RequestError
 from paceline.models.control_tokens import ControlTokens
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
-from paceline.models.load.safetensors_folder import read_json
-from paceline.models.tokenizer import Tokenizer, unreadable
+from paceline.models.load.reading import read_json
+from paceline.models.tokenizer import Tokenizer, encoding
 
 
 class ChatTemplate:
@@ -91,10 +91,8 @@ class ChatEncoder:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
         text = self._template.render(**guarded)
-        try:
+        with encoding():
             return control.encode_guarded(text)
-        except TypeError as error:
-            raise unreadable() from error
 
     @cached_property
     def _control(self) -> ControlTokens:

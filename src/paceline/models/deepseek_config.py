@@ -88,5 +88,6 @@ def expert_layers(read: Fields) -> ExpertLayers | None:
     scale = read.number("routed_scaling_factor", 1.0) if corrected or not normalise else 1.0
     rule = RoutingRule(chosen, scoring == "sigmoid", groups, kept, min(2 if corrected else 1, count // groups),
                        normalise, scale)
-    return ExpertLayers(count, read.count("n_shared_experts", 0, most=MOST_EXPERTS), read.count("moe_intermediate_size"),
-                        read.count("first_k_dense_replace", 0), read.count("moe_layer_freq", 1), rule, corrected)
+    shared, inner = read.count("n_shared_experts", 0, most=MOST_EXPERTS), read.count("moe_intermediate_size")
+    return ExpertLayers(count, shared, inner, read.count("first_k_dense_replace", 0),
+                        read.count("moe_layer_freq", 1), rule, corrected)

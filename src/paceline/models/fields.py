@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from re import _constants, _parser  # type: ignore[attr-defined]  # the library has no other way to take one apart
 from typing import Any, Protocol
 
 from paceline.errors import ModelFormatError
@@ -15,6 +17,7 @@ MOST_LAYERS = 1024
 MOST_EXPERTS = 1 << 14
 MOST_POSITIONS = 1 << 27
 _LONGEST_SHOWN = 120
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 
 
 class Source(Protocol):
@@ -41,6 +44,25 @@ def finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def pattern(text: str, where: str) -> re.Pattern[str]:
+    """A regular expression of a file. One that repeats what repeats can take for ever to find nothing."""
+    try:
+        if _repeats_inside(_parser.parse(text), False):
+            raise ModelFormatError(f"{where}: {shown(text)} repeats what repeats, which may never end: name modules.")
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelFormatError(f"{where}: {shown(text)} is no regular expression ({error}).") from error
+
+
+def _repeats_inside(part: Any, inside: bool) -> bool:
+    """Whether a part of a parsed expression has a repetition without end within another one."""
+    if isinstance(part, tuple) and len(part) == 2 and part[0] in _REPEATS:
+        low, high, body = part[1]
+        endless = high is _constants.MAXREPEAT or high - low > 99
+        return (endless and inside) or _repeats_inside(body, inside or endless)
+    return isinstance(part, tuple | list | _parser.SubPattern) and any(_repeats_inside(one, inside) for one in part)
 
 
 class Fields:

@@ -91,7 +91,7 @@ def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.
 
 
 def _too_long(positions: int) -> ConfigError:
-    return ConfigError(f"There is no memory for the rotations of {positions:,} positions, which is what the model's files "
+    return ConfigError(f"There is no memory for the rotations of {positions:,} positions, which the model's files "
                        "claim or max_model_len asks for: set max_model_len to fewer.")
 
 
@@ -100,8 +100,8 @@ def _usable(frequencies: torch.Tensor) -> bool:
 
 
 def _unusable(rope: RopeConfig) -> ModelFormatError:
-    return ModelFormatError(f"rope_type {rope.kind!r} with rope_theta {rope.theta} and {shown(dict(rope.settings))} gives "
-                            "rotations that are no numbers: the model's config is broken, download it again.")
+    return ModelFormatError(f"rope_type {rope.kind!r} with rope_theta {rope.theta} and {shown(dict(rope.settings))} "
+                            "gives rotations that are no numbers: the model's config is broken, download it again.")
 
 
 def _powers(rope: RopeConfig, theta: float | None = None) -> torch.Tensor:

@@ -42,7 +42,7 @@ class HeadFields(Fields):
         unknown = [key for key, value in self.raw.items()
                    if value and key not in self._read and key not in IDLE and key not in set(harmless)]
         if unknown:
+            named = ", ".join(f"{key} = {shown(self.raw[key])}" for key in sorted(unknown)[:4])
             raise ModelFormatError(
-                f"{self.where} sets {', '.join(f'{key} = {shown(self.raw[key])}' for key in sorted(unknown)[:4])}, which "
-                "this version does not know: the head would draft badly, or not at all, without it. Load another head, "
-                "or a newer Paceline.")
+                f"{self.where} sets {named}, which this version does not know: the head would draft badly, or not at "
+                "all, without it. Load another head, or a newer Paceline.")
