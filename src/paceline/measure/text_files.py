@@ -27,6 +27,6 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(f"{path}, line {line}: not UTF-8 text (byte {error.start}): convert it or leave it out."
                           ) from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise ConfigError(f"{path} is no whole .gz file: fetch it again, or leave it out.") from None
+        raise ConfigError(f"{path} is no whole .gz file of UTF-8 text: fetch it again, or leave it out.") from None
     except OSError as error:
-        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
+        raise ConfigError(f"Cannot read {path}: {error.strerror}; give a UTF-8 file, plain or .gz.") from None

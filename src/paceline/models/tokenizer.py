@@ -82,11 +82,11 @@ class Tokenizer:
         settings = {**_optional_json(folder / "special_tokens_map.json"),
                     **_optional_json(folder / "tokenizer_config.json")}
         named = {name: content for name in _NAMED if (content := _content(settings.get(name))) is not None}
-        ends = [*_ids(config.get("eos_token_id")),
-                *_ids(_optional_json(folder / "generation_config.json").get("eos_token_id"))]
+        ends = [*named_ids(config.get("eos_token_id")),
+                *named_ids(_optional_json(folder / "generation_config.json").get("eos_token_id"))]
         if "eos_token" in named:
-            ends += _ids(backend.token_to_id(named["eos_token"]))
-        bos = _ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
+            ends += named_ids(backend.token_to_id(named["eos_token"]))
+        bos = named_ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
         return cls(backend, eos_ids=ends, bos_id=bos[0] if bos else None, special_tokens=named)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -164,7 +164,7 @@ def encoding() -> Iterator[None]:
         raise RequestError("The text cannot be encoded: it must be a string without lone surrogates (half a "
                            "character); repair it where it is read.", "prompt") from error
     except BaseException as error:
-        if not is_panic(error):
+        if type(error) is not Exception and not is_panic(error):  # which is what the library raises
             raise
         raise RequestError(f"The model's tokenizer cannot encode this text ({str(error)[:200]}): change the text, or "
                            "repair the model's tokenizer.", "prompt") from error
@@ -186,7 +186,7 @@ def _content(token: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _ids(value: Any) -> list[int]:
+def named_ids(value: Any) -> list[int]:
     """Ids come as a number, a list or not at all."""
     return [found for found in (value if isinstance(value, list) else [value])
             if isinstance(found, int) and not isinstance(found, bool)]
