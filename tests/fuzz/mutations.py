@@ -45,11 +45,11 @@ def of_value(value: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = _places(found)
         if not places:
-            return rng.choice(VALUES)
+            return copy.deepcopy(rng.choice(VALUES))
         owner, key = rng.choice(places)
         kind = rng.randrange(8)
         if kind < 5:
-            owner[key] = rng.choice(VALUES)
+            owner[key] = copy.deepcopy(rng.choice(VALUES))
         elif kind == 5:
             del owner[key]
         elif kind == 6:

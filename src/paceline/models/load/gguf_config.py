@@ -20,7 +20,7 @@ _LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k"
           "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
           "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
           "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "block_sparse_moe.gate"}
-_NO_TOKEN = (None, -1, (1 << 32) - 1)
+_NO_TOKEN = (-1, (1 << 32) - 1)
 _EXPERT = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
 _PATTERN = re.compile(r"blk\.(\d+)\.([a-z_]+?)(_exps)?(?:\.(\d+))?\.(weight|bias)")
 
@@ -116,7 +116,7 @@ def token_id(read: Metadata, role: str) -> int | None:
     """None: the file does not say, or says (by -1, or the largest number there is) that there is none."""
     key = f"tokenizer.ggml.{role}_token_id"
     found = read.get(key)
-    return None if found in _NO_TOKEN else read.count(key, least=0)
+    return None if found is None or (isinstance(found, int) and found in _NO_TOKEN) else read.count(key, least=0)
 
 
 def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
