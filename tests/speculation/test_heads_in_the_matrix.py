@@ -14,7 +14,7 @@ import torch
 import matrix
 from paceline.errors import PacelineError
 from paceline.kernels import cpu
-from paceline.models.load.safetensors_folder import read_json
+from paceline.models.load.reading import read_json
 from paceline.request import SamplingParams
 from subjects import FamilySubject
 

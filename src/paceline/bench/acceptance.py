@@ -21,7 +21,7 @@ from paceline.bench.report import document, json_argument, say
 from paceline.bench.spec import OVERALL, Contender, admit, contenders, prompt_of
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
-from paceline.measure.perplexity import read_text
+from paceline.measure.text_files import read_text
 from paceline.request import SamplingParams
 from paceline.speculation.spec import HEADS, heads_named
 from paceline.speculation.stats import SpeculationStats

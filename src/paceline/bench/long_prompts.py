@@ -10,7 +10,7 @@ from paceline.bench.report import say
 from paceline.bench.spec import prompt_of
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.measure.perplexity import read_text
+from paceline.measure.text_files import read_text
 
 
 def behind(llm: LLM, questions: Sequence[Question], path: str, context: int, max_tokens: int) -> list[Question]:

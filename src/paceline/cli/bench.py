@@ -108,7 +108,7 @@ def cpu(
 ) -> None:
     """The CPU path beside llama.cpp and onnxruntime: decode, prefill, batches, long context, cost of a step."""
     from paceline.bench.cpu import choose, run
-    from paceline.measure.perplexity import read_text
+    from paceline.measure.text_files import read_text
 
     choose(cases)
     if text is not None:
@@ -210,7 +210,7 @@ def quality(
     """What each number format loses against float32 on a text: perplexity, best tokens, probabilities (KL)."""
     from paceline.bench.quality import run
     from paceline.engine.build import choose_device
-    from paceline.measure.perplexity import read_text
+    from paceline.measure.text_files import read_text
 
     read_text(text)
     choose_device(device)

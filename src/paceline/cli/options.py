@@ -117,6 +117,6 @@ def speculation(text: str | None) -> Any:
         return text
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"--speculation is not valid JSON ({error}): write a method's name or a JSON object.") from None

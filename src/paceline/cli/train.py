@@ -37,7 +37,9 @@ def datastore(
     as_json: options.Json = False,
 ) -> None:
     """Tokenise text files and sort them for the drafter `rest`."""
-    texts = [_read(path) for path in files]
+    from paceline.measure.text_files import read_text
+
+    texts = [read_text(path) for path in files]
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder {out.absolute().parent} to write {out.name} to: make it first.")
     from paceline.speculation.datastore import is_datastore, write_datastore
@@ -58,15 +60,6 @@ def datastore(
     else:
         typer.echo(f"{out}: {header.tokens:,} tokens of {len(files)} texts, {header.file_size / 1e6:.1f} MB. Use it "
                    f"with --speculation '{json.dumps({'method': 'rest', 'datastore': str(out)})}'.")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): convert it or leave it out.") from None
-    except OSError as error:
-        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
 
 
 def _tokenizer(model: str | None, progress: ProgressCallback) -> Tokenizer:

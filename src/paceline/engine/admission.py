@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.engine.records.emitter import StopCriteria
 from paceline.errors import RequestError
+from paceline.grammar.structure import Structure
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
 from paceline.sampling.state import SampleState
@@ -23,6 +24,8 @@ class Prepared:
     params: SamplingParams
     state: SampleState
     stops: StopCriteria
+    structure: Structure | None
+    """To be compiled before it may run."""
 
 
 def check_params(params: object) -> None:

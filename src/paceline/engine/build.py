@@ -40,7 +40,7 @@ from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import BLOCKS, PackingWeights, bits_in_blocks
 from paceline.models.registry import build, read_config
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer import Tokenizer, named_ids
 from paceline.speculation.spec import heads_named
 from paceline.speculation.spec import parse as parse_speculation
 
@@ -342,9 +342,7 @@ def check_ends(eos_ids: frozenset[int], vocab_size: int) -> None:
 
 
 def config_eos(checkpoint: Checkpoint) -> frozenset[int]:
-    raw = checkpoint.config.get("eos_token_id")
-    ids = raw if isinstance(raw, list) else [] if raw is None else [raw]
-    return frozenset(int(token) for token in ids)
+    return frozenset(named_ids(checkpoint.config.get("eos_token_id")))
 
 
 def _total_memory(device: torch.device) -> int:

@@ -41,7 +41,6 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
-from paceline.grammar.structure import structure_of
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
@@ -163,11 +162,11 @@ class Engine:
         self.process.check()
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
-        structure_of(params)  # one that is no structure, or too long, is refused here
+        structure = self.structures.wanted(params)
         bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         return Prepared(prompt if isinstance(prompt, str) else None, ids, params,
                         SampleState(params, ids, 0, self._vocab, self._eos, bad_words),
-                        StopCriteria.of(params, self._eos))
+                        StopCriteria.of(params, self._eos), structure)
 
     def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
               adapter: str | None = None, tenant: Tenant | None = None) -> str:
@@ -189,7 +188,7 @@ class Engine:
         lookup = 0
         if wish is not None and found is not None and rule is not None and rule.name == "coupled":
             lookup = found.packed(wish.k, always=not wish.adaptive)
-        structure = self.structures.wanted(params)
+        structure = prepared.structure
 
         now = self.clock()
         room = self.config.max_model_len - len(ids)

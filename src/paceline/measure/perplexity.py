@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from paceline.kernels.eager import EagerKernels
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.measure.rounding import RoundedKernels, RoundedWeights
+from paceline.measure.text_files import read_text
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
@@ -120,15 +119,6 @@ def scorer(format: Format, checkpoint: Checkpoint, window: int, threads: int, de
     kernels = EagerKernels() if plain else RoundedKernels(format.activations, widths, format.cache == "int8")
     dtype = torch.float16 if format.cache == "float16" else torch.float32
     return Scorer(build(shape, RoundedWeights(weights, format.weights), window), kernels, window, dtype, device)
-
-
-def read_text(path: str | Path) -> str:
-    """UTF-8; .gz is unpacked."""
-    try:
-        raw = Path(path).read_bytes()
-        return (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {path} as text ({error}): give a UTF-8 file, plain or .gz.") from None
 
 
 def text_tokens(checkpoint: Checkpoint, path: str | Path, count: int) -> list[int]:

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RequestError
 from paceline.models.control_tokens import ControlTokens
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
-from paceline.models.load.safetensors_folder import read_json
-from paceline.models.tokenizer import Tokenizer, unreadable
+from paceline.models.load.reading import read_object, read_text
+from paceline.models.tokenizer import Tokenizer, encoding
+
+if TYPE_CHECKING:
+    from paceline.models.bounded_templates import Limits
+    from paceline.models.compiled_template import CompiledTemplate
 
 
 class ChatTemplate:
     """A Jinja template as Hugging Face models carry them, rendered in a sandbox. Compiled on first use."""
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None, *,
-                 tool_source: str | None = None) -> None:
+                 tool_source: str | None = None, limits: Limits | None = None) -> None:
         self.source = source
         self.tool_source = tool_source
         """A second template that some models have for conversations with tools."""
         self.special_tokens = dict(special_tokens or {})
+        self.limits = limits
+        """Of one rendering; None: the usual ones."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> ChatTemplate:
         """The model's template; a model without one gives a ChatTemplate whose render() says so."""
         tokens = tokenizer.special_tokens if tokenizer else {}
         if isinstance(checkpoint, GGUFCheckpoint):
-            file = checkpoint.file
-            return cls(file.get("tokenizer.chat_template"), tokens,
-                       tool_source=file.get("tokenizer.chat_template.tool_use"))
+            read = checkpoint.file.metadata
+            return cls(read.text("tokenizer.chat_template", "") or None, tokens,
+                       tool_source=read.text("tokenizer.chat_template.tool_use", "") or None)
         source, tool_source = _from_folder(checkpoint.path)
         return cls(source, tokens, tool_source=tool_source)
 
@@ -48,26 +52,17 @@ class ChatTemplate:
                                "messages")
         _check(messages)
         template = self._tool_template if tools and self.tool_source else self._template
-        import jinja2  # known to be there once the template is compiled
-
-        names = {**self.special_tokens, "documents": None, **variables}
-        try:
-            return str(template.render(messages=list(messages), tools=list(tools) if tools else None,
-                                       add_generation_prompt=add_generation_prompt, **names))
-        except jinja2.TemplateError as error:
-            raise RequestError(f"The model's chat template refuses these messages: {error}. Check their order and "
-                               "roles.", "messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise RequestError(f"The model's chat template cannot render these messages ({error}): give each message "
-                               "a 'role' and a text 'content'.", "messages") from error
+        return template.render({
+            "messages": list(messages), "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt, **self.special_tokens, "documents": None, **variables})
 
     @cached_property
-    def _template(self) -> Any:
-        return _compile(self.source or "")
+    def _template(self) -> CompiledTemplate:
+        return _compile(self.source or "", self.limits)
 
     @cached_property
-    def _tool_template(self) -> Any:
-        return _compile(self.tool_source or "")
+    def _tool_template(self) -> CompiledTemplate:
+        return _compile(self.tool_source or "", self.limits)
 
 
 class ChatEncoder:
@@ -93,10 +88,8 @@ class ChatEncoder:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
         text = self._rendered_within(max_prompt_len, guarded)
-        try:
+        with encoding():
             return control.encode_guarded(text)
-        except TypeError as error:
-            raise unreadable() from error
 
     def _rendered_within(self, most: int | None, given: dict[str, Any]) -> str:
         text = self._template.render(**given)
@@ -153,49 +146,23 @@ def _from_folder(folder: Path) -> tuple[str | None, str | None]:
     """(default template, template for tools). A chat_template.jinja file wins over tokenizer_config.json."""
     alone = folder / "chat_template.jinja"
     if alone.exists():
-        return alone.read_text(encoding="utf-8"), None
+        return read_text(alone), None
     path = folder / "tokenizer_config.json"
-    found = read_json(path).get("chat_template") if path.exists() else None
+    found = read_object(path).get("chat_template") if path.exists() else None
     if isinstance(found, list):
-        by_name = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        return by_name.get("default"), by_name.get("tool_use")
-    return (found if isinstance(found, str) else None), None
+        by_name = {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
+        return _source(by_name.get("default")), _source(by_name.get("tool_use"))
+    return _source(found), None
 
 
-def _compile(source: str) -> Any:
+def _source(found: Any) -> str | None:
+    return found if isinstance(found, str) else None
+
+
+def _compile(source: str, limits: Limits | None) -> CompiledTemplate:
     try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.sandbox
+        from paceline.models.compiled_template import CompiledTemplate
     except ImportError as error:
         raise RequestError("Chat needs the package jinja2 to render the model's template: install it, or pass a prompt "
                            "to generate instead.", "messages") from error
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} marks the assistant's text for training; here its body is simply rendered."""
-
-        tags = {"generation"}  # noqa: RUF012 - the name and kind that jinja2 asks for
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-               separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-        # jinja2's own filter escapes for HTML, which no model was trained on.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise RequestError(f"The model's chat template is broken ({error}): pass a prompt to generate instead, or "
-                           "repair the template.", "messages") from error
+    return CompiledTemplate(source, limits)

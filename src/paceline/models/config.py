@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import ModelFormatError
 from paceline.models.deepseek_config import ExpertLayers, LatentConfig, expert_layers, latent_config
+from paceline.models.fields import MOST_EXPERTS, MOST_LAYERS, MOST_POSITIONS, Fields, shown
 from paceline.models.spelling import spelled
 
 
@@ -99,16 +99,16 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """From a Hugging Face config.json; a ModelFormatError says which key is missing or contradicts another."""
         raw = spelled(raw)
-        read = _Reader(raw)
+        read = Fields(raw, "config.json")
         model_type = read.text("model_type")
-        activation = raw.get("hidden_act", "silu")
+        activation = read.text("hidden_act", "silu")
         if activation not in _ACTIVATIONS:
             raise ModelFormatError(f"config.json: hidden_act {activation!r} is not supported; supported are "
                                    f"{', '.join(_ACTIVATIONS)}.")
         for key, usual in _SWITCHES.items():
             if raw.get(key) is not None and raw[key] != usual:
                 raise ModelFormatError(f"config.json: {key} = {raw[key]!r} is not supported; only {usual} is.")
-        layers = read.count("num_hidden_layers")
+        layers = read.count("num_hidden_layers", most=MOST_LAYERS)
         heads = read.count("num_attention_heads")
         kv_heads = read.count("num_key_value_heads", heads)
         hidden = read.count("hidden_size")
@@ -116,17 +116,17 @@ class ModelConfig:
             raise ModelFormatError(
                 f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}).")
         head_dim = read.count("head_dim", hidden // heads)
-        experts = read.count("num_local_experts", 0)
+        experts = read.count("num_local_experts", 0, most=MOST_EXPERTS)
         chosen = read.count("num_experts_per_tok", 0) if experts else 0
         if experts and not 1 <= chosen <= experts:
             raise ModelFormatError(
                 f"config.json: num_experts_per_tok ({chosen}) must lie between 1 and num_local_experts ({experts}).")
-        latent, mixtures = latent_config(raw), expert_layers(raw)
+        latent, mixtures = latent_config(read), expert_layers(read)
         if latent is not None:
             kv_heads, head_dim = 1, latent.width
         if mixtures is not None:
             experts, chosen = mixtures.count, mixtures.rule.chosen
-        positions = read.count("max_position_embeddings")
+        positions = read.count("max_position_embeddings", most=MOST_POSITIONS)
         learned = raw.get("position_embedding_type") == "learned"
         rope, local_rope = (RopeConfig(1.0, 0, "none"), None) if learned else _ropes(
             raw, head_dim if latent is None else latent.rope_dim)
@@ -143,22 +143,22 @@ class ModelConfig:
             norm_eps=read.positive("rms_norm_eps", 1e-6),
             rope=rope,
             max_position_embeddings=positions,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=read.flag("tie_word_embeddings"),
             windows=windows,
-            attention_bias=bool(raw.get("attention_bias", False)),
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            attention_bias=read.flag("attention_bias"),
+            mlp_bias=read.flag("mlp_bias"),
             activation=_ACTIVATIONS[activation],
             attention_scale=read.positive("query_pre_attn_scalar", head_dim) ** -0.5,
             score_cap=read.positive("attn_logit_softcapping", 0.0),
             logit_cap=read.positive("final_logit_softcapping", 0.0),
             local_rope=local_rope,
             learned_positions=learned,
-            parallel_residual=bool(raw.get("use_parallel_residual", False)),
+            parallel_residual=read.flag("use_parallel_residual"),
             norm_offset=read.number("norm_offset", 0.0),
             num_experts=experts,
             experts_per_token=chosen,
             expert_size=read.count("moe_intermediate_size", read.count("intermediate_size")) if experts else 0,
-            renormalise_experts=bool(raw.get("norm_topk_prob", model_type == "mixtral")),
+            renormalise_experts=read.flag("norm_topk_prob", model_type == "mixtral"),
             dense_layers=_dense_layers(read, layers) if experts else frozenset(),
             latent=latent,
             expert_layers=mixtures,
@@ -175,52 +175,12 @@ _WINDOWED = ("mistral", "mixtral", "phi3")
 """Have a window in every layer where the config names one."""
 
 
-class _Reader:
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-
-    def get(self, key: str) -> Any:
-        return self._raw.get(key)
-
-    def text(self, key: str) -> str:
-        value = self._raw.get(key)
-        if not isinstance(value, str) or not value:
-            raise ModelFormatError(f"config.json has no {key}; it must name one.")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._raw.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelFormatError(f"config.json has no {key}; the model cannot be built without it.")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
-            raise ModelFormatError(f"config.json: {key} must be a positive whole number, got {value!r}.")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self._raw.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelFormatError(f"config.json: {key} must be a number, got {value!r}.")
-        if not math.isfinite(value):
-            raise ModelFormatError(f"config.json: {key} must be a finite number, got {value!r}.")
-        return float(value)
-
-    def positive(self, key: str, default: float) -> float:
-        value = self.number(key, default)
-        if value < 0 or (value == 0 and default != 0):
-            raise ModelFormatError(f"config.json: {key} must be a positive number, got {value!r}.")
-        return value
-
-
-def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, ...]:
+def _windows(read: Fields, model_type: str, layers: int) -> tuple[int | None, ...]:
     window = read.get("sliding_window")
-    types = read.get("layer_types")
+    types = read.texts("layer_types")
     if types is not None:
-        if not isinstance(types, list) or len(types) != layers:
-            raise ModelFormatError(f"config.json: layer_types must list all {layers} layers, got {types!r}.")
+        if len(types) != layers:
+            raise ModelFormatError(f"config.json: layer_types must list all {layers} layers, got {shown(types)}.")
         unknown = set(types) - {"full_attention", "sliding_attention"}
         if unknown:
             raise ModelFormatError(f"config.json: layer_types names {sorted(unknown)}; only full_attention and "
@@ -232,10 +192,10 @@ def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, .
         # The last of so many layers sees everything.
         windowed = [(layer + 1) % pattern > 0 for layer in range(layers)]
     elif model_type == "qwen3_moe":
-        windowed = [bool(read.get("use_sliding_window"))] * layers
+        windowed = [read.flag("use_sliding_window")] * layers
     elif model_type in ("qwen2", "qwen3"):
         # These name a window but use it only when told to, and only in the layers from max_window_layers on.
-        first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
+        first = read.count("max_window_layers", layers) if read.flag("use_sliding_window") else layers
         windowed = [layer >= first for layer in range(layers)]
     else:
         windowed = [model_type in _WINDOWED] * layers
@@ -245,7 +205,7 @@ def _windows(read: _Reader, model_type: str, layers: int) -> tuple[int | None, .
     return tuple(size if inside else None for inside in windowed)
 
 
-def _kv_sources(read: _Reader, windows: tuple[int | None, ...]) -> tuple[int, ...]:
+def _kv_sources(read: Fields, windows: tuple[int | None, ...]) -> tuple[int, ...]:
     """The last num_kv_shared_layers layers read the keys and values of the last layer before them that has their
     window."""
     own = len(windows) - read.count("num_kv_shared_layers", 0)
@@ -262,11 +222,9 @@ def _kv_sources(read: _Reader, windows: tuple[int | None, ...]) -> tuple[int, ..
     return tuple(sources)
 
 
-def _dense_layers(read: _Reader, layers: int) -> frozenset[int]:
+def _dense_layers(read: Fields, layers: int) -> frozenset[int]:
     """Those named, and those between the ones at every `decoder_sparse_step`."""
-    named = read.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
-        raise ModelFormatError(f"config.json: mlp_only_layers must be a list of layers, got {named!r}.")
+    named = {*(read.counts("mlp_only_layers") or ())}
     step = read.count("decoder_sparse_step", 1)
     return frozenset(layer for layer in range(layers) if layer in named or (layer + 1) % step)
 
@@ -297,27 +255,28 @@ def _first(*values: Any) -> Any:
 
 def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """Both spellings: rope_theta + rope_scaling, and rope_parameters that holds everything."""
+    read = Fields(raw, "config.json")
     settings: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         part = raw.get(key)
         if part is None:
             continue
         if not isinstance(part, Mapping):
-            raise ModelFormatError(f"config.json: {key} must be an object, got {part!r}.")
+            raise read.wrong(key, "an object", part)
         settings.update(part)
     kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
+    if not isinstance(kind, str):
+        raise read.wrong("rope_type", "a text", kind)
     if kind == "su":
         kind = "longrope"  # what Phi-3 called it first
     if kind == "longrope" and raw.get("original_max_position_embeddings") is not None:
         settings.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
-    theta, partial = (_first(settings.pop(key, None), raw.get(key), usual)
-                      for key, usual in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)))
-    for key, value in (("rope_theta", theta), ("partial_rotary_factor", partial)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelFormatError(f"config.json: {key} must be a positive number, got {value!r}.")
-    rotary = int(head_dim * partial)
+    theta, partial = (
+        Fields({key: _first(settings.pop(key, None), raw.get(key), usual)}, "config.json").positive(key)
+        for key, usual in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)))
+    rotary = int(head_dim * min(partial, 2.0))
     if rotary % 2 or not 0 < rotary <= head_dim:
         raise ModelFormatError(f"config.json: rotary embeddings need an even number of features up to head_dim "
                                f"({head_dim}), got {rotary}.")
-    return RopeConfig(float(theta), rotary, str(kind), settings)
+    return RopeConfig(theta, rotary, kind, settings)

@@ -14,6 +14,9 @@ from urllib.parse import quote
 
 from tokenizers import Tokenizer as Backend
 
+LONGEST_NAME = 200
+"""Characters of a control token's name. All its beginnings and ends are kept, and a pattern is as deep as it is."""
+
 
 def encoded(backend: Backend, text: str) -> Any:
     """The `tokenizers` encoding of a text, without special tokens. As a batch of one: the library then lets other
@@ -28,6 +31,8 @@ class ControlTokens:
     def __init__(self, backend: Backend, names: Iterable[str]) -> None:
         self._backend = backend
         self.names = frozenset(name for name in names if len(name) > 1)
+        if any(len(name) > LONGEST_NAME for name in self.names):
+            raise ValueError(f"a special token's name has more than {LONGEST_NAME} characters")
         self._mark = chr(0x100000 + secrets.randbelow(0xFFF0))
         """Put into a name that somebody wrote, it is none any more. A character for private use: no template strips it
         or has another case for it, and nobody has it in a text."""

@@ -21,6 +21,8 @@ UNMAPPED = "\U0010ffff"
 _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2})>")
 _HALF = 3
 """Half a character has at most so many bytes, so it lies in at most so many tokens."""
+_MOST_SPARSE = 1 << 20
+"""Ids that a vocabulary may have whatever the number of its tokens; of larger ones a quarter is used."""
 _REMEMBERED = 16
 """Tokens before a text that an opaque decoder is shown: all that any is known to look back at."""
 
@@ -54,6 +56,8 @@ class TokenTable:
         by_id.update((token_id, token.content) for token_id, token in added.items())
         self.size = max(by_id, default=-1) + 1
         """One more than the highest id."""
+        if self.size > max(_MOST_SPARSE, 4 * len(by_id)):
+            raise ValueError(f"its {len(by_id):,} tokens have ids up to {self.size - 1:,}")
         self.tokens: list[str | None] = [by_id.get(token_id) for token_id in range(self.size)]
         self.special: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
         self.decoder = _read_decoder(backend.decoder)

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ModelFormatError
+from paceline.config import available_memory
+from paceline.errors import ConfigError, ModelFormatError
 from paceline.models.config import ModelConfig, RopeConfig
+from paceline.models.fields import Fields, shown
 
 FILLED_AT_ONCE = 4096
 """Rows of a table that are computed together."""
@@ -30,8 +32,11 @@ class Rope:
             self._frequencies = self._frequencies / factors.float().cpu()
             if not _usable(self._frequencies):
                 raise _unusable(config.rope)
-        self._cos, self._sin = (torch.empty((max_model_len, 1, config.rope.rotary_dim), device=device)
-                                for _ in range(2))
+        try:
+            self._cos, self._sin = (torch.empty((max_model_len, 1, config.rope.rotary_dim), device=device)
+                                    for _ in range(2))
+        except RuntimeError as problem:
+            raise _too_long(max_model_len) from problem
         self._filled = 0
         self._on_demand = device.type == "cpu"
         if not self._on_demand:
@@ -39,6 +44,8 @@ class Rope:
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of each pair once: [max_model_len, rotary_dim / 2]."""
+        if 4 * self._cos.nbytes > available_memory():  # both, and what they are computed from
+            raise _too_long(len(self._cos))
         return self._rows(0, len(self._cos))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,13 +81,18 @@ def inverse_frequencies(config: ModelConfig, max_model_len: int) -> tuple[torch.
                                f"{', '.join(sorted(set(_KINDS) - {'none'}))}.")
     try:
         frequencies, amplitude = scale(config, max_model_len)
+        if 0 < rope.theta < math.inf and 0 < amplitude < math.inf and _usable(frequencies):
+            return frequencies, amplitude
     except ModelFormatError:
         raise
-    except (ArithmeticError, TypeError, ValueError) as problem:
+    except (ArithmeticError, TypeError, ValueError, RuntimeError) as problem:  # the last by torch
         raise _unusable(rope) from problem
-    if not (0 < rope.theta < math.inf and 0 < amplitude < math.inf and _usable(frequencies)):
-        raise _unusable(rope)
-    return frequencies, amplitude
+    raise _unusable(rope)
+
+
+def _too_long(positions: int) -> ConfigError:
+    return ConfigError(f"There is no memory for the rotations of {positions:,} positions, which the model's files "
+                       "claim or max_model_len asks for: set max_model_len to fewer.")
 
 
 def _usable(frequencies: torch.Tensor) -> bool:
@@ -88,8 +100,8 @@ def _usable(frequencies: torch.Tensor) -> bool:
 
 
 def _unusable(rope: RopeConfig) -> ModelFormatError:
-    return ModelFormatError(f"rope_type {rope.kind!r} with rope_theta {rope.theta} and {dict(rope.settings)} gives "
-                            "rotations that are no numbers: the model's config is broken, download it again.")
+    return ModelFormatError(f"rope_type {rope.kind!r} with rope_theta {rope.theta} and {shown(dict(rope.settings))} "
+                            "gives rotations that are no numbers: the model's config is broken, download it again.")
 
 
 def _powers(rope: RopeConfig, theta: float | None = None) -> torch.Tensor:
@@ -148,11 +160,11 @@ def _yarn_amplitude(settings: Any, factor: float) -> float:
     def amplitude(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    given = settings.get("attention_factor")
-    if given is not None:
-        return float(given)
-    mscale, over = settings.get("mscale"), settings.get("mscale_all_dim")
-    return amplitude(float(mscale)) / amplitude(float(over)) if mscale and over else amplitude(1.0)
+    read = Fields(settings, "rope scaling 'yarn'")
+    if read.get("attention_factor") is not None:
+        return read.positive("attention_factor")
+    mscale, over = read.number("mscale", 0.0), read.number("mscale_all_dim", 0.0)
+    return amplitude(mscale) / amplitude(over) if mscale and over else amplitude(1.0)
 
 
 def _longrope(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, float]:
@@ -163,7 +175,8 @@ def _longrope(config: ModelConfig, max_model_len: int) -> tuple[torch.Tensor, fl
     key = "long_factor" if max_model_len > original else "short_factor"
     divisors, pairs = settings.get(key), config.rope.rotary_dim // 2
     if not isinstance(divisors, list) or len(divisors) != pairs:
-        raise ModelFormatError(f"rope scaling 'longrope' needs a list of {pairs} numbers for {key}, got {divisors!r}.")
+        raise ModelFormatError(f"rope scaling 'longrope' needs a list of {pairs} numbers for {key}, got "
+                               f"{shown(divisors)}.")
     factor = _number(config, "factor", config.max_position_embeddings / original)
     amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return (1.0 / (torch.tensor(divisors, dtype=torch.float32) * _powers(config.rope)),
@@ -177,9 +190,4 @@ _KINDS: dict[str, Callable[[ModelConfig, int], tuple[torch.Tensor, float]]] = {
 
 
 def _number(config: ModelConfig, key: str, default: float | None = None) -> float:
-    value = config.rope.settings.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelFormatError(f"rope scaling {config.rope.kind!r} needs a positive number for {key}, got {value!r}.")
-    return float(value)
+    return Fields(config.rope.settings, f"rope scaling {config.rope.kind!r}").positive(key, default)

@@ -59,8 +59,10 @@ def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("model_type") == "gemma3" and isinstance(raw.get("text_config"), Mapping):
         raw = {"tie_word_embeddings": True, **raw["text_config"], "model_type": "gemma3_text"}
     family = FAMILIES.get(str(raw.get("model_type")), Family())
-    known = {key: value for key, value in raw.items() if value is not None or key in family.switches}
+    known = {key: False if value is None and isinstance(family.assumed.get(key), bool) else value
+             for key, value in raw.items() if value is not None or key in family.switches}
     known |= {ours: known.pop(theirs) for theirs, ours in family.words.items() if theirs in known}
-    if known.get("model_type") == "gpt2" and "intermediate_size" not in known and "hidden_size" in known:
+    if known.get("model_type") == "gpt2" and "intermediate_size" not in known and isinstance(
+            known.get("hidden_size"), int):
         known["intermediate_size"] = 4 * known["hidden_size"]
     return {**family.assumed, **known}

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import ModelFormatError, RequestError
+from paceline.errors import RequestError
 from paceline.models.control_tokens import ControlTokens, encoded
 from paceline.models.detokenizer import Detokenizer, TokenTable
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
+from paceline.models.load.gguf_config import token_id
 from paceline.models.load.gguf_tokenizer import rebuild_tokenizer
-from paceline.models.load.safetensors_folder import read_json
+from paceline.models.load.reading import is_panic, read_object, read_text, reading
 from paceline.models.text_bounds import TextBound, text_bound
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -41,9 +43,19 @@ class Tokenizer:
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer | None:
         """None if the model has no tokenizer: it then takes and gives token ids only (see no_tokenizer)."""
-        if isinstance(checkpoint, GGUFCheckpoint):
-            return cls._from_gguf(checkpoint)
-        return cls._from_folder(checkpoint.path, checkpoint.config)
+        gguf = isinstance(checkpoint, GGUFCheckpoint)
+        where = checkpoint.path if gguf else checkpoint.path / "tokenizer.json"
+        with reading(where, "is not a tokenizer that can be used" if not gguf else "has no tokenizer that can be used"):
+            found = cls._from_gguf(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) \
+                else cls._from_folder(checkpoint.path, checkpoint.config)
+            if found is not None:
+                found._try()
+        return found
+
+    def _try(self) -> None:
+        """Whatever is made of its tables, and one text: what breaks a tokenizer had better do so when it is loaded."""
+        self.control._written  # noqa: B018
+        self.decode(self.encode("a 1"))
 
     @classmethod
     def _from_gguf(cls, checkpoint: GGUFCheckpoint) -> Tokenizer | None:
@@ -51,45 +63,41 @@ class Tokenizer:
         backend = rebuild_tokenizer(file)
         if backend is None:
             return None
-        named = {}
+        named, read = {}, file.metadata
         for role, name in _GGUF_ROLES.items():
-            token = backend.id_to_token(file.get(f"tokenizer.ggml.{role}_token_id", -1) & 0xFFFFFFFF)
+            index = token_id(read, role)
+            token = None if index is None else backend.id_to_token(index)
             if token is not None:
                 named[f"{name}_token"] = token
-        ends = (file.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
-        return cls(backend, eos_ids=[end for end in ends if end is not None],
-                   bos_id=file.get("tokenizer.ggml.bos_token_id"), special_tokens=named)
+        ends = (token_id(read, role) for role in ("eos", "eot", "eom"))
+        return cls(backend, eos_ids=[end for end in ends if end is not None], bos_id=token_id(read, "bos"),
+                   special_tokens=named)
 
     @classmethod
     def _from_folder(cls, folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
         path = folder / "tokenizer.json"
         if not path.exists():
             return None
-        try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exceptions
-            raise ModelFormatError(f"{path} is not a tokenizer that can be read ({error}): download it again.") \
-                from error
+        with reading(path, "is not a tokenizer that can be read"):
+            backend = Backend.from_str(read_text(path))
         settings = {**_optional_json(folder / "special_tokens_map.json"),
                     **_optional_json(folder / "tokenizer_config.json")}
         named = {name: content for name in _NAMED if (content := _content(settings.get(name))) is not None}
-        ends = [*_ids(config.get("eos_token_id")),
-                *_ids(_optional_json(folder / "generation_config.json").get("eos_token_id"))]
+        ends = [*named_ids(config.get("eos_token_id")),
+                *named_ids(_optional_json(folder / "generation_config.json").get("eos_token_id"))]
         if "eos_token" in named:
-            ends += _ids(backend.token_to_id(named["eos_token"]))
-        bos = _ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
+            ends += named_ids(backend.token_to_id(named["eos_token"]))
+        bos = named_ids(backend.token_to_id(named["bos_token"]) if "bos_token" in named else config.get("bos_token_id"))
         return cls(backend, eos_ids=ends, bos_id=bos[0] if bos else None, special_tokens=named)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of `text`. `add_special`: with the begin (and end) tokens the model expects. `parse_special`: special
         tokens written out in the text become their ids; otherwise text is text."""
-        try:
-            encoding = encoded(self.backend, text)
-            if not parse_special and not self.special_ids.isdisjoint(encoding.ids):
-                encoding = encoded(self.control.twin, text)
-            return list(self.backend.post_process(encoding, add_special_tokens=add_special).ids)
-        except TypeError as error:
-            raise unreadable() from error
+        with encoding():
+            found = encoded(self.backend, text)
+            if not parse_special and not self.special_ids.isdisjoint(found.ids):
+                found = encoded(self.control.twin, text)
+            return list(self.backend.post_process(found, add_special_tokens=add_special).ids)
 
     def check_length(self, text: str, most: int, param: str = "prompt") -> None:
         """Refuse a text that cannot have as few as `most` tokens, without looking at it: to tokenise a long one takes
@@ -161,10 +169,19 @@ class Tokenizer:
         return self.table.fingerprint
 
 
-def unreadable() -> RequestError:
-    """The error for a text that no tokenizer takes."""
-    return RequestError("The text cannot be encoded: it must be a string without lone surrogates (half a character); "
-                        "repair it where it is read.", "prompt")
+@contextmanager
+def encoding() -> Iterator[None]:
+    """Errors for a text that no tokenizer takes, or that this model's gives up on."""
+    try:
+        yield
+    except TypeError as error:
+        raise RequestError("The text cannot be encoded: it must be a string without lone surrogates (half a "
+                           "character); repair it where it is read.", "prompt") from error
+    except BaseException as error:
+        if type(error) is not Exception and not is_panic(error):  # which is what the library raises
+            raise
+        raise RequestError(f"The model's tokenizer cannot encode this text ({str(error)[:200]}): change the text, or "
+                           "repair the model's tokenizer.", "prompt") from error
 
 
 def no_tokenizer(path: Path) -> RequestError:
@@ -174,10 +191,7 @@ def no_tokenizer(path: Path) -> RequestError:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.exists() else {}
-    if not isinstance(found, dict):
-        raise ModelFormatError(f"{path} does not hold an object: download it again.")
-    return found
+    return read_object(path) if path.exists() else {}
 
 
 def _content(token: Any) -> str | None:
@@ -186,6 +200,7 @@ def _content(token: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _ids(value: Any) -> list[int]:
+def named_ids(value: Any) -> list[int]:
     """Ids come as a number, a list or not at all."""
-    return [found for found in (value if isinstance(value, list) else [value]) if isinstance(found, int)]
+    return [found for found in (value if isinstance(value, list) else [value])
+            if isinstance(found, int) and not isinstance(found, bool)]

@@ -12,7 +12,8 @@ import torch
 
 from paceline.engine.build import choose_device
 from paceline.errors import ConfigError
-from paceline.measure.perplexity import BASELINE, Format, read_text, scorer, windows
+from paceline.measure.perplexity import BASELINE, Format, scorer, windows
+from paceline.measure.text_files import read_text
 from paceline.models.config import ModelConfig
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.opening import open_checkpoint

@@ -142,6 +142,9 @@ class Datastore:
                                "train datastore` wrote.", "speculation")
         try:
             size = path.stat().st_size
+            if not path.is_file():
+                raise RequestError(f"{shown(str(path))} is no file: give one that `paceline train datastore` wrote.",
+                                   "speculation")
             with path.open("rb") as file:
                 self.header = Header.unpack(file.read(HEADER_SIZE), path)
                 if size != self.header.file_size:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelFormatError
+from paceline.models.load.reading import check_stored, reading
 from paceline.training.shards import replace_file
 
 NAME = "checkpoint.pt"
@@ -34,11 +34,13 @@ def load(folder: Path, settings: dict[str, Any], device: torch.device) -> dict[s
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        with reading(path):
+            check_stored(path)
+            state = torch.load(path, map_location=device, weights_only=True)
+    except ModelFormatError as error:
         raise ConfigError(f"{path} is no whole checkpoint ({str(error).splitlines()[0]}): remove it to begin again, or "
                           "name another --out.") from None
-    if not isinstance(state, dict) or state.get("version") != VERSION:
+    if not isinstance(state, dict) or state.get("version") != VERSION or not isinstance(state.get("settings"), dict):
         raise ConfigError(f"{path} is not a checkpoint of this version: remove it to begin again.")
     other = sorted(name for name, value in settings.items() if state["settings"].get(name) != value)
     if other:

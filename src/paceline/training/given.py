@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelFormatError
 from paceline.training.options import TrainOptions
 from paceline.training.pool import Pool
 from paceline.training.shards import MANIFEST, Manifest, Text, read_manifest
@@ -51,7 +50,7 @@ class OtherRun:
         try:
             texts, held_out = ([text for text in part.read() if text.answer > least]
                                for part, least in ((self.texts, 1), (self.held_out, 2)))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except ModelFormatError as error:
             raise ConfigError(f"A shard in {self.folder} cannot be read ({error}): {AGAIN}") from None
         if not texts or not held_out:
             raise ConfigError(f"--texts: {self.folder} has {len(texts)} answers to learn from and {len(held_out)} held "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
+from paceline.measure.text_files import read_text
 
 ROLES = ("system", "user", "assistant")
 
@@ -47,13 +46,14 @@ def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
 
 def _lines(path: Path) -> list[Prompt]:
     prompts: list[Prompt] = []
-    for number, line in enumerate(_text(path).split("\n"), 1):  # no other line ends: JSON texts hold them
+    for number, line in enumerate(read_text(path).split("\n"), 1):  # no other line ends: JSON texts hold them
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {number}: not JSON ({error.msg}): one object a line, with a \"prompt\"."
+        except (ValueError, RecursionError) as error:  # a number too long, or nesting too deep
+            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise ConfigError(f"{path}, line {number}: not JSON ({said}): one object a line, with a \"prompt\"."
                               ) from None
         if not isinstance(entry, dict):
             entry = {}
@@ -87,26 +87,10 @@ def _is_text(value: Any) -> bool:
 
 def _paragraphs(path: Path) -> list[str]:
     paragraphs, lines = [], list[str]()
-    for line in [*_text(path).split("\n"), ""]:
+    for line in [*read_text(path).split("\n"), ""]:
         if line.strip():
             lines.append(line.rstrip())
         elif lines:
             paragraphs.append("\n".join(lines))
             lines = []
     return paragraphs
-
-
-def _text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line}: not UTF-8 text (byte {error.start}): convert it or leave it out."
-                          ) from None
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise ConfigError(f"{path} is no whole .gz file: fetch it again, or leave it out.") from None
-    except OSError as error:
-        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelFormatError
+from paceline.models.load.reading import check_stored, read_object, reading
 
 MANIFEST = "manifest.json"
 
@@ -55,6 +56,15 @@ def unpack(packed: Packed) -> list[Text]:
     return [Text(index, tokens[end - length:end], prompt) for end, length, prompt, index in sizes]
 
 
+def _check(packed: Packed) -> None:
+    """Whether the arrays of a file make texts."""
+    lengths, prompts = packed["lengths"], packed["prompts"]
+    if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in packed.values()) \
+            or not len(lengths) == len(prompts) == len(packed["indexes"]) \
+            or bool((prompts < 0).any() or (lengths < prompts).any()) or int(lengths.sum()) != len(packed["tokens"]):
+        raise ValueError("its lengths are not those of its texts")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Which texts a folder holds, and how they were made."""
@@ -66,8 +76,12 @@ class Manifest:
     def read(self) -> Iterable[Text]:
         """All texts, in the order in which they were added."""
         for entry in self.shards:
-            with np.load(self.folder / entry["file"]) as data:
-                packed = {name: data[name] for name in data.files}
+            path = self.folder / entry["file"]
+            check_stored(path)
+            with reading(path, remedy="remove it, or have it made again"):
+                with np.load(path) as data:
+                    packed = {name: data[name] for name in ("tokens", "lengths", "prompts", "indexes")}
+                _check(packed)
             yield from unpack(packed)
 
 
@@ -75,10 +89,15 @@ def read_manifest(folder: Path, remedy: str) -> Manifest:
     """Of shards that are all there. `remedy`: what to do where they are not."""
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        manifest = Manifest(folder, found["settings"], found["shards"])
-        entries = [(str(entry["file"]), int(entry["bytes"])) for entry in manifest.shards]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with reading(path):
+            found = read_object(path)
+            manifest = Manifest(folder, dict(found["settings"]), list(found["shards"]))
+            entries = [(str(entry["file"]), int(entry["bytes"])) for entry in manifest.shards]
+            left_out = [index for entry in manifest.shards for index in entry["left_out"]]
+            if any(not isinstance(index, int) for index in left_out) \
+                    or any(Path(name).name != name for name, _ in entries):
+                raise ValueError("it names files of other folders, or what is no number as left out")
+    except ModelFormatError as error:
         raise ConfigError(f"{path} cannot be read ({error}): {remedy}") from None
     for name, size in entries:
         file = folder / name

@@ -16,6 +16,8 @@ CHAIN_KINDS = ("eagle1", "eagle3", "mtp")
 HEAD_KINDS = ("medusa", "hydra")
 """One small network a token, all of them on the same hidden state."""
 KINDS = (*BLOCK_KINDS, *CHAIN_KINDS, *HEAD_KINDS)
+MOST_DRAFTED = 256
+"""Tokens of a block, or heads side by side: a file does not make rows or networks without number."""
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 
@@ -101,8 +103,8 @@ class HeadConfig:
         if self.norm_eps <= 0 or self.rope_theta <= 0:
             raise ModelFormatError(f"A {self.kind} head needs a positive norm_eps and rope_theta, got {self.norm_eps} "
                                    f"and {self.rope_theta}.")
-        if self.kind in HEAD_KINDS and self.heads < 1:
-            raise self._wrong("heads", "at least 1")
+        if self.kind in HEAD_KINDS and not 1 <= self.heads <= MOST_DRAFTED:
+            raise self._wrong("heads", f"at least 1, and no more than {MOST_DRAFTED}")
         if self.attends:
             self._check_attention()
         if self.kind in BLOCK_KINDS:

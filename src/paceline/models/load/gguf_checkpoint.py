@@ -35,12 +35,16 @@ class GGUFCheckpoint(Checkpoint):
         self.file = GGUFFile(path)
         self.config = hf_config(self.file)
         self._entries: dict[str, _Entry] = {}
+        self._llama = (architecture := self.file.metadata.text("general.architecture")) == "llama"
         for info in self.file.tensors.values():
-            for name, expert in hf_names(info.name, info.shape, self.file.get("general.architecture")):
+            for name, expert in hf_names(info.name, info.shape, architecture):
+                if name in self._entries:
+                    raise ModelFormatError(f"tensor '{info.name}' in {path} is there twice, alone and among all "
+                                           "experts': the file is corrupt, download it again.")
                 self._entries[name] = _Entry(info, expert, self._interleaved_heads(name))
 
     def _interleaved_heads(self, name: str) -> int:
-        if self.file.get("general.architecture") != "llama":
+        if not self._llama:
             return 0
         if ".self_attn.q_proj." in name:
             return int(self.config["num_attention_heads"])

@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 from paceline.errors import ModelFormatError
-from paceline.models.load.gguf import GGUFFile
+from paceline.models.fields import shown
+from paceline.models.load.gguf import GGUFFile, Metadata
 from paceline.models.load.gguf_families import FAMILIES
 
 _CLASSES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM"}
@@ -19,6 +20,7 @@ _LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k"
           "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
           "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
           "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "block_sparse_moe.gate"}
+_NO_TOKEN = (-1, (1 << 32) - 1)
 _EXPERT = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
 _PATTERN = re.compile(r"blk\.(\d+)\.([a-z_]+?)(_exps)?(?:\.(\d+))?\.(weight|bias)")
 
@@ -40,6 +42,9 @@ def hf_names(name: str, shape: tuple[int, ...], architecture: str = "llama") -> 
             return [(name, None)]
         prefix = f"model.layers.{layer}.{'mlp' if family.expert else 'block_sparse_moe'}.experts"
         if merged:
+            if len(shape) != 3:
+                raise ModelFormatError(f"tensor '{name}' has the shape {list(shape)}, but the matrices of all experts "
+                                       "have three dimensions: the file is corrupt, download it again.")
             return [(f"{prefix}.{index}.{parts[part]}.{kind}", index) for index in range(shape[0])]
         return [(f"{prefix}.{expert}.{parts[part]}.{kind}", None)]
     found_name = family.layer.get(part) or _LAYER.get(part)
@@ -48,25 +53,18 @@ def hf_names(name: str, shape: tuple[int, ...], architecture: str = "llama") -> 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """config.json keys from the metadata. ModelFormatError names the key that is missing or not understood."""
-    architecture = file.require("general.architecture")
+    read = file.metadata
+    architecture = read.text("general.architecture")
     family = FAMILIES.get(architecture)
     if family is None:
-        raise ModelFormatError(f"{file.path} has general.architecture '{architecture}'; this version runs "
+        raise ModelFormatError(f"{file.path} has general.architecture {shown(architecture)}; this version runs "
                                f"{', '.join(FAMILIES)} (Mistral and Mixtral count as llama).")
 
-    def value(key: str, default: Any = None) -> Any:
-        return file.get(f"{architecture}.{key}", default)
-
     def count(key: str, default: int | None = None) -> int:
-        name = f"{architecture}.{key}"
-        number = file.require(name) if default is None else file.get(name, default)
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ModelFormatError(f"metadata key '{name}' in {file.path} must be one positive number, got "
-                                   f"{number!r}: this model's layout is not supported or the file is corrupt.")
-        return number
+        return read.count(f"{architecture}.{key}", default)
 
-    experts = value("expert_count", 0)
-    window = value("attention.sliding_window")
+    experts = count("expert_count", 0)
+    window = count("attention.sliding_window", 0)
     model_type = family.model_type
     if architecture == "llama":
         model_type = "mixtral" if experts else "mistral" if window else "llama"
@@ -79,8 +77,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelFormatError(f"tensor 'token_embd.weight' is missing in {file.path}: it holds no language model, or "
                                "only a part of one; download the whole model.")
     head_dim = count("attention.key_length", hidden // heads)
-    rotated = value("rope.dimension_count", head_dim)
-    if rotated != head_dim and (architecture == "llama" or not isinstance(rotated, int) or not 0 < rotated < head_dim):
+    rotated = count("rope.dimension_count", head_dim)
+    if rotated != head_dim and (architecture == "llama" or not rotated < head_dim):
         raise ModelFormatError(f"metadata key '{architecture}.rope.dimension_count' in {file.path} is {rotated}, but "
                                f"heads have {head_dim} values: such a rotation is not supported.")
     config: dict[str, Any] = {
@@ -93,17 +91,18 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "num_key_value_heads": count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rope_theta": float(value("rope.freq_base", 10000.0)),
+        "rope_theta": read.positive(f"{architecture}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file, architecture),
-        "rms_norm_eps": float(value("attention.layer_norm_epsilon")
-                              or file.require(f"{architecture}.attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": read.positive(
+            f"{architecture}.attention.layer_norm_epsilon", 0.0)
+            or read.positive(f"{architecture}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": count("context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "sliding_window": window or None,
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": token_id(read, "bos"),
+        "eos_token_id": token_id(read, "eos"),
     }
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
@@ -113,13 +112,21 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     return config | family.more(file, config)
 
 
+def token_id(read: Metadata, role: str) -> int | None:
+    """None: the file does not say, or says (by -1, or the largest number there is) that there is none."""
+    key = f"tokenizer.ggml.{role}_token_id"
+    found = read.get(key)
+    return None if found is None or (isinstance(found, int) and found in _NO_TOKEN) else read.count(key, least=0)
+
+
 def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
-    prefix = f"{architecture}.rope.scaling"
-    kind = file.get(f"{prefix}.type", "none")
-    factor = float(file.get(f"{prefix}.factor", 0.0))
-    if kind == "none" and file.get(f"{architecture}.rope.scale_linear", 1.0) != 1.0:
-        kind, factor = "linear", float(file.get(f"{architecture}.rope.scale_linear"))
-    if kind in ("linear", "yarn") and not 0 < factor < math.inf:
+    prefix, read = f"{architecture}.rope.scaling", file.metadata
+    kind = read.text(f"{prefix}.type", "none")
+    factor = read.positive(f"{prefix}.factor", 0.0)
+    linear = read.positive(f"{architecture}.rope.scale_linear", 1.0)
+    if kind == "none" and linear != 1.0:
+        kind, factor = "linear", linear
+    if kind in ("linear", "yarn") and not factor:
         raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = '{kind}' without a positive "
                                f"'{prefix}.factor': convert the model again.")
     if kind == "none":
@@ -130,13 +137,13 @@ def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
     if kind == "yarn":
         scaling: dict[str, Any] = {
             "rope_type": "yarn", "factor": factor,
-            "original_max_position_embeddings": file.require(f"{prefix}.original_context_length")}
+            "original_max_position_embeddings": read.count(f"{prefix}.original_context_length")}
         if file.has(f"{prefix}.attn_factor"):
             # GGUF's factor comes on top of the usual yarn magnitude; Hugging Face's replaces it.
-            scaling["attention_factor"] = float(file.get(f"{prefix}.attn_factor")) * (0.1 * math.log(factor) + 1.0)
+            scaling["attention_factor"] = read.positive(f"{prefix}.attn_factor") * (0.1 * math.log(factor) + 1.0)
         for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if file.has(f"{prefix}.{theirs}"):
-                scaling[ours] = float(file.get(f"{prefix}.{theirs}"))
+                scaling[ours] = read.positive(f"{prefix}.{theirs}")
         return scaling
-    raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = '{kind}'; this version knows none, linear "
-                           "and yarn.")
+    raise ModelFormatError(f"{file.path} has metadata key '{prefix}.type' = {shown(kind)}; this version knows none, "
+                           "linear and yarn.")

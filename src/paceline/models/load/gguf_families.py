@@ -28,14 +28,14 @@ class GGUFFamily:
 
 def _gemma2(file: GGUFFile, known: Values) -> dict[str, Any]:
     return _gemma(file, known, "gemma2", largest=46) | {
-        "attn_logit_softcapping": file.get("gemma2.attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": file.get("gemma2.final_logit_softcapping", 30.0)}
+        "attn_logit_softcapping": file.metadata.positive("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.metadata.positive("gemma2.final_logit_softcapping", 30.0)}
 
 
 def _gemma3(file: GGUFFile, known: Values) -> dict[str, Any]:
     return _gemma(file, known, "gemma3", largest=62) | {
-        "final_logit_softcapping": file.get("gemma3.final_logit_softcapping"),
-        "rope_local_base_freq": float(file.get("gemma3.rope.freq_base_swa", 10000.0))}
+        "final_logit_softcapping": file.metadata.positive("gemma3.final_logit_softcapping", 0.0) or None,
+        "rope_local_base_freq": file.metadata.positive("gemma3.rope.freq_base_swa", 10000.0)}
 
 
 def _gemma(file: GGUFFile, known: Values, architecture: str, largest: int) -> dict[str, Any]:
@@ -55,12 +55,13 @@ def _phi3(file: GGUFFile, known: Values) -> dict[str, Any]:
         factors[f"{kind}_factor"] = values.tolist()
     return {"rope_scaling": factors | {
         "rope_type": "longrope",
-        "original_max_position_embeddings": file.require("phi3.rope.scaling.original_context_length"),
-        "attention_factor": float(file.get("phi3.rope.scaling.attn_factor", 1.0))}}
+        "original_max_position_embeddings": file.metadata.count("phi3.rope.scaling.original_context_length"),
+        "attention_factor": file.metadata.positive("phi3.rope.scaling.attn_factor", 1.0)}}
 
 
 def _qwen3_moe(file: GGUFFile, known: Values) -> dict[str, Any]:
-    return {"moe_intermediate_size": file.get("qwen3moe.expert_feed_forward_length"), "norm_topk_prob": True}
+    return {"moe_intermediate_size": file.metadata.count("qwen3moe.expert_feed_forward_length", 0) or None,
+            "norm_topk_prob": True}
 
 
 def _gpt2(file: GGUFFile, known: Values) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _gpt2(file: GGUFFile, known: Values) -> dict[str, Any]:
 
 
 def _neox(file: GGUFFile, known: Values) -> dict[str, Any]:
-    return {"hidden_act": "gelu", "use_parallel_residual": bool(file.get("gptneox.use_parallel_residual", True))}
+    return {"hidden_act": "gelu", "use_parallel_residual": file.metadata.flag("gptneox.use_parallel_residual", True)}
 
 
 _BOTH_SIDES = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",

@@ -10,23 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint, flatten_rope
 from paceline.models.load.identity import add_sample
+from paceline.models.load.reading import read_json, read_object, reading
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-
-
-def read_json(path: Path) -> Any:
-    """Parse a JSON file of a model; ModelFormatError names it when it is broken."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFormatError(f"{path} is not readable JSON ({error}): download it again.") from error
 
 
 class SafetensorsFolder(Checkpoint):
@@ -34,11 +27,8 @@ class SafetensorsFolder(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = read_json(path / "config.json")
-        if not isinstance(config, dict):
-            raise ModelFormatError(f"{path / 'config.json'} does not hold an object: download it again.")
-        self.config = config
-        flatten_rope(config)
+        self.config = read_object(path / "config.json")
+        flatten_rope(self.config)
         self._shards: dict[str, Any] = {}
         self._shard_of: dict[str, str] = {}
         if (path / INDEX).exists():
@@ -80,18 +70,16 @@ class SafetensorsFolder(Checkpoint):
 
     def _open(self, shard: str) -> Any:
         if shard not in self._shards:
-            try:
+            with reading(self.path / shard):
                 self._shards[shard] = safe_open(self.path / shard, framework="pt", device="cpu")
-            except (SafetensorError, OSError, ValueError) as error:
-                raise ModelFormatError(f"{self.path / shard} is truncated or corrupt ({error}): download it "
-                                       "again.") from error
         return self._shards[shard]
 
     def _slice(self, name: str) -> Any:
         if name not in self._shard_of:
             raise ModelFormatError(f"tensor '{name}' is missing in {self.path}: the files do not belong to the "
                                    "architecture that config.json names, or the download is incomplete.")
-        return self._open(self._shard_of[name]).get_slice(name)
+        with reading(self.path / self._shard_of[name]):
+            return self._open(self._shard_of[name]).get_slice(name)
 
     def names(self) -> list[str]:
         return list(self._shard_of)
@@ -117,7 +105,8 @@ class SafetensorsFolder(Checkpoint):
         """The tensor in the type it is stored as, integers included. Not to be written to."""
         if name not in self._shard_of:
             self._slice(name)
-        tensor: torch.Tensor = self._open(self._shard_of[name]).get_tensor(name)
+        with reading(self.path / self._shard_of[name], f"has no tensor '{name}' that can be read"):
+            tensor: torch.Tensor = self._open(self._shard_of[name]).get_tensor(name)
         return tensor
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from paceline.errors import ModelFormatError
 from paceline.models.heads.tensors import MAPS
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.quantised.checkpoint import QuantisedFolder, quantization_config
+from paceline.models.load.reading import check_stored, reading
 from paceline.models.load.safetensors_folder import SafetensorsFolder
 
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
@@ -40,11 +40,15 @@ def _pickled(folder: Path, wanted: Callable[[str], bool]) -> Tensors:
     if file is None:
         raise ModelFormatError(f"{folder} has config.json but no weights of a draft head (a safetensors file, or one "
                                f"of {', '.join(PICKLED)}): download them.")
-    try:
+    check_stored(file)
+    with reading(file, "is truncated or holds more than tensors"):
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        raise ModelFormatError(f"{file} is truncated or holds more than tensors ({str(error)[:200]}): download it "
-                               "again.") from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+    if not isinstance(loaded, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in loaded.items()):
         raise ModelFormatError(f"{file} is not a dictionary of tensors: download the head's weights.")
+    for name, tensor in loaded.items():
+        # A tensor may claim any size over few bytes, or none: strides of 0, sparse ones, those without a storage.
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" \
+                or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ModelFormatError(f"tensor '{name}' in {file} is larger than what is stored of it: download it again.")
     return {name: tensor for name, tensor in loaded.items() if wanted(name)}

@@ -6,8 +6,9 @@ from typing import Any
 
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
-from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.formats.fields import Fields
+from paceline.models.fields import MOST_LAYERS
+from paceline.models.heads.config import MOST_DRAFTED, HeadConfig
+from paceline.models.heads.formats.fields import HeadFields
 from paceline.models.heads.formats.files import Tensors
 from paceline.models.heads.formats.shape import read_shape
 from paceline.models.heads.formats.speculators import default_taps
@@ -20,7 +21,7 @@ def read_eagle(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
     """EAGLE-1 and EAGLE-3, which are told apart by their one layer's name or its norms."""
     renamed = {name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name: tensor
                for name, tensor in tensors.items()}
-    fields = Fields(raw, where)
+    fields = HeadFields(raw, where)
     found = read_shape(fields)
     third = "layers.0.hidden_norm.weight" in renamed
     found |= {"kind": "eagle3" if third else "eagle1", "own_embedding": "embed_tokens.weight" in renamed,
@@ -49,7 +50,7 @@ def read_block(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                where: str) -> tuple[HeadConfig, Tensors]:
     """z-lab's DFlash and DeepSpec's DFlash and DSpark. Their target_layer_ids i name what LEAVES layer i, which is
     what enters layer i + 1."""
-    fields = Fields(raw, where)
+    fields = HeadFields(raw, where)
     own = fields.part("dflash_config")
     found = read_shape(fields)
     leaving = fields.counts("target_layer_ids")
@@ -57,12 +58,12 @@ def read_block(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
     if not leaving:
         raise ModelFormatError(f"{where} has no target_layer_ids: nothing says which layers of the target this head "
                                "reads.")
-    spark = any("DSpark" in str(name) for name in raw.get("architectures") or ())
+    spark = any("DSpark" in name for name in fields.texts("architectures") or ())
     block = fields.get("block_size")
     mask = fields.get("mask_token_id")
     found |= {"kind": "dspark" if spark else "dflash", "taps": tuple(layer + 1 for layer in leaving),
-              "block_size": own.count("block_size") if block is None else fields.count("block_size"),
-              "mask_token_id": own.count("mask_token_id") if mask is None else fields.count("mask_token_id"),
+              "block_size": (own if block is None else fields).count("block_size", most=MOST_DRAFTED),
+              "mask_token_id": (own if mask is None else fields).count("mask_token_id", least=0),
               "sample_from_anchor": spark, "draft_vocab_size": found["vocab_size"],
               "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,
               "own_embedding": "embed_tokens.weight" in tensors, "own_lm_head": "lm_head.weight" in tensors}
@@ -80,15 +81,15 @@ def read_stacked(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                  where: str) -> tuple[HeadConfig, Tensors]:
     """Medusa and Hydra. Their config.json says little, and of Medusa's first models the wrong number of heads: what is
     in the file counts."""
-    fields = Fields(raw, where)
+    fields = HeadFields(raw, where)
     hydra = fields.get("hydra_num_heads") is not None
     tensors = {name.removeprefix("medusa_head.").removeprefix("hydra_head_model."): tensor
                for name, tensor in tensors.items()}
     start = "hydra_mlp." if hydra else ""
-    found = {int(parts[0]) for name in tensors
+    found = {parts[0] for name in tensors
              if (parts := name.removeprefix(start).split("."))[0].isdigit() and name.startswith(start)}
-    layers = fields.count("hydra_num_layers" if hydra else "medusa_num_layers", 1)
-    fields.count("medusa_num_heads", 1)
+    layers = fields.count("hydra_num_layers" if hydra else "medusa_num_layers", 1, least=0, most=MOST_LAYERS)
+    fields.count("medusa_num_heads", 1, least=0)
     if hydra and (not fields.flag("grounded_heads", True) or fields.text("hydra_head_arch", "mlp") != "mlp"):
         raise ModelFormatError(f"{where}: only Hydra's plain grounded heads (hydra_head_arch 'mlp', grounded_heads "
                                f"true) are supported, got {raw.get('hydra_head_arch')!r} with grounded_heads "
@@ -99,4 +100,4 @@ def read_stacked(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
     return HeadConfig(
         kind="hydra" if hydra else "medusa", hidden_size=width, vocab_size=vocab, draft_vocab_size=vocab,
         taps=(target.num_layers,), num_layers=layers, heads=len(found), norm_eps=target.norm_eps,
-        target=fields.get("base_model_name_or_path")), tensors
+        target=fields.text("base_model_name_or_path", "") or None), tensors

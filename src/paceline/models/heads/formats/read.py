@@ -18,7 +18,7 @@ from paceline.models.heads.formats.files import Tensors, read_tensors
 from paceline.models.heads.interface import Head
 from paceline.models.heads.target import Target
 from paceline.models.heads.tensors import check
-from paceline.models.load.safetensors_folder import read_json
+from paceline.models.load.reading import read_object
 
 USELESS = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """Ends of names under which training leaves what is the target's, or can be computed."""
@@ -42,9 +42,7 @@ def read_head(folder: str | Path, target: ModelConfig) -> HeadCheckpoint:
         raise ModelNotFoundError(f"There is no draft head at {path}: give the folder that holds its config.json.")
     if not (path / "config.json").is_file():
         raise ModelFormatError(f"{path} has no config.json: give the folder of a draft head.")
-    raw, where = read_json(path / "config.json"), str(path / "config.json")
-    if not isinstance(raw, dict):
-        raise ModelFormatError(f"{where} does not hold an object: download it again.")
+    raw, where = read_object(path / "config.json"), str(path / "config.json")
     config, tensors = _read(raw, path, target, where)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(USELESS)}
     if not config.reduced and not tensors.get("d2t", torch.zeros(1)).any():

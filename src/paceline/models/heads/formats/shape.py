@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import ModelFormatError
+from paceline.models.fields import MOST_LAYERS, MOST_POSITIONS
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.formats.fields import Fields
+from paceline.models.heads.formats.fields import HeadFields
 
 NORMED = ("qwen3",)
 """Model types whose queries and keys are normed head by head."""
 
 
-def read_shape(fields: Fields, *, layers: bool = True) -> dict[str, Any]:
+def read_shape(fields: HeadFields, *, layers: bool = True) -> dict[str, Any]:
     """Arguments of a HeadConfig. layers: num_hidden_layers counts the head's."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    if heads < 1:
-        raise ModelFormatError(f"{fields.where}: num_attention_heads must be at least 1.")
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFormatError(f"{fields.where}: hidden_act {activation!r} is not supported in a draft head; only silu "
@@ -26,7 +25,7 @@ def read_shape(fields: Fields, *, layers: bool = True) -> dict[str, Any]:
     _check_windows(fields)
     both = fields.part("rope_parameters"), fields.part("rope_scaling")
     rope = both[0].raw or both[1].raw
-    theta = fields.get("rope_theta", rope.get("rope_theta", 10000.0))
+    theta = fields.positive("rope_theta", HeadFields(rope, fields.where).positive("rope_theta", 10000.0))
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if "mrope_section" in scaling and kind in ("default", "mrope"):
@@ -35,17 +34,17 @@ def read_shape(fields: Fields, *, layers: bool = True) -> dict[str, Any]:
         "hidden_size": hidden, "vocab_size": fields.count("vocab_size"), "num_heads": heads,
         "num_kv_heads": fields.count("num_key_value_heads", heads),
         "head_dim": fields.count("head_dim", hidden // heads),
-        "intermediate_size": fields.count("intermediate_size"), "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "rope_theta": float(theta), "rope_scaling": None if kind == "default" else scaling,
-        "max_position_embeddings": fields.count("max_position_embeddings", 2048),
+        "intermediate_size": fields.count("intermediate_size"), "norm_eps": fields.positive("rms_norm_eps", 1e-6),
+        "rope_theta": theta, "rope_scaling": None if kind == "default" else scaling,
+        "max_position_embeddings": fields.count("max_position_embeddings", 2048, most=MOST_POSITIONS),
         "attention_bias": fields.flag("attention_bias"), "qk_norm": fields.text("model_type", "llama") in NORMED}
-    number = fields.count("num_hidden_layers", 1)
+    number = fields.count("num_hidden_layers", 1, most=MOST_LAYERS)
     return found | ({"num_layers": number} if layers else {})
 
 
-def _check_windows(fields: Fields) -> None:
-    types, window = fields.get("layer_types", []), fields.get("sliding_window")
-    using = fields.get("use_sliding_window")
+def _check_windows(fields: HeadFields) -> None:
+    types, window = fields.texts("layer_types") or (), fields.count("sliding_window", 0)
+    using = fields.flag("use_sliding_window")
     if "sliding_attention" in types or (using and window and not types):
         raise ModelFormatError(f"{fields.where}: this head's layers have a sliding window, which is not supported in a "
                                "draft head; take one with full attention.")

@@ -3,12 +3,14 @@ schema for (EAGLE-1, Medusa, Hydra) is written in the same manner."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelFormatError
 from paceline.models.config import ModelConfig
-from paceline.models.heads.config import BLOCK_KINDS, HEAD_KINDS, KINDS, HeadConfig
-from paceline.models.heads.formats.fields import Fields
+from paceline.models.fields import MOST_LAYERS, MOST_POSITIONS
+from paceline.models.heads.config import BLOCK_KINDS, HEAD_KINDS, KINDS, MOST_DRAFTED, HeadConfig
+from paceline.models.heads.formats.fields import HeadFields
 from paceline.models.heads.formats.files import Tensors
 from paceline.models.heads.formats.shape import read_shape, write_shape
 
@@ -30,7 +32,7 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
 
 
 def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str) -> tuple[HeadConfig, Tensors]:
-    fields = Fields(raw, where)
+    fields = HeadFields(raw, where)
     kind = fields.text("speculators_model_type")
     if kind == "eagle":
         kind = "eagle1"
@@ -45,9 +47,10 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
     found: dict[str, Any] = {"kind": kind}
     if kind in HEAD_KINDS:
         found |= {"hidden_size": layer.count("hidden_size"), "vocab_size": layer.count("vocab_size"),
-                  "num_layers": layer.count("num_hidden_layers"), "heads": fields.count("num_heads"),
-                  "norm_eps": layer.number("rms_norm_eps", 1e-6),
-                  "max_position_embeddings": layer.count("max_position_embeddings", 2048)}
+                  "num_layers": layer.count("num_hidden_layers", least=0, most=MOST_LAYERS),
+                  "heads": fields.count("num_heads", most=MOST_DRAFTED),
+                  "norm_eps": layer.positive("rms_norm_eps", 1e-6),
+                  "max_position_embeddings": layer.count("max_position_embeddings", 2048, most=MOST_POSITIONS)}
     else:
         found |= read_shape(layer, layers=kind != "mtp")
     layer.done()
@@ -72,7 +75,7 @@ def read(raw: dict[str, Any], tensors: Tensors, target: ModelConfig, where: str)
     return HeadConfig(**found), tensors
 
 
-def _block(fields: Fields, kind: str) -> dict[str, Any]:
+def _block(fields: HeadFields, kind: str) -> dict[str, Any]:
     taps = fields.counts("aux_hidden_state_layer_ids")
     if not taps:
         raise ModelFormatError(f"{fields.where} has no aux_hidden_state_layer_ids: nothing says which layers of the "
@@ -80,8 +83,8 @@ def _block(fields: Fields, kind: str) -> dict[str, Any]:
     projector = fields.text("projector_type", "dflash")
     if projector != "dflash" or fields.flag("shift_label"):
         raise ModelFormatError(f"{fields.where}: projector_type {projector!r} is not supported; only dflash is.")
-    found: dict[str, Any] = {"taps": taps, "block_size": fields.count("block_size"),
-                             "mask_token_id": fields.count("mask_token_id"),
+    found: dict[str, Any] = {"taps": taps, "block_size": fields.count("block_size", most=MOST_DRAFTED),
+                             "mask_token_id": fields.count("mask_token_id", least=0),
                              "sample_from_anchor": fields.flag("sample_from_anchor", kind == "dspark")}
     if kind == "dspark":
         found |= {"markov_rank": fields.count("markov_rank", 0),
@@ -91,16 +94,17 @@ def _block(fields: Fields, kind: str) -> dict[str, Any]:
     return found
 
 
-def _spoken(fields: Fields) -> dict[str, Any]:
+def _spoken(fields: HeadFields) -> dict[str, Any]:
     """What is said about the target and the number of tokens."""
     about = fields.part("speculators_config")
     methods, verifier = about.get("proposal_methods", []), about.part("verifier")
-    tokens = methods[0].get("speculative_tokens", 0) if isinstance(methods, list) and methods else 0
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    tokens = first.get("speculative_tokens", 0) if isinstance(first, Mapping) else 0
     name = verifier.get("name_or_path")
     own = fields.part("paceline")
-    return {"speculative_tokens": tokens if isinstance(tokens, int) else 0,
-            "target": name if isinstance(name, str) else None, "tokenizer": own.get("tokenizer"),
-            "window": own.count("window") if "window" in own.raw else None,
+    return {"speculative_tokens": tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_DRAFTED else 0,
+            "target": name if isinstance(name, str) else None, "tokenizer": own.text("tokenizer", "") or None,
+            "window": own.count("window") if own.get("window") is not None else None,
             "whole_vocabulary": own.flag("whole_vocabulary")}
 
 

@@ -23,8 +23,7 @@ class AWQ:
         settings.one_of("bits", (4,), settings.get("w_bit"))
         settings.one_of("version", ("gemm", "GEMM"), "gemm")
         settings.one_of("zero_point", (True,), True)
-        self._group_size = settings.number("q_group_size", -1) if settings.get("group_size") is None \
-            else settings.group_size()
+        self._group_size = settings.group_size("q_group_size" if settings.get("group_size") is None else "group_size")
 
     def shape(self, parts: Parts, module: str) -> tuple[int, int]:
         inputs, words = parts.shape(module, "qweight")

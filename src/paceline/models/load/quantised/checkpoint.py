@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelFormatError
+from paceline.models.fields import shown
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.quantised.awq import AWQ
 from paceline.models.load.quantised.codes import Codes, Outliers
@@ -18,6 +19,7 @@ from paceline.models.load.quantised.gptq import GPTQ
 from paceline.models.load.quantised.parts import Parts
 from paceline.models.load.quantised.rows import OUTLIER_COLUMNS, BitsAndBytes, OutlierColumns
 from paceline.models.load.quantised.settings import Settings
+from paceline.models.load.reading import reading
 from paceline.models.load.safetensors_folder import SafetensorsFolder
 
 
@@ -62,11 +64,11 @@ class QuantisedFolder(Checkpoint):
         self._parts = Parts(folder)
         raw, where = quantization_config(folder.config), str(folder.path / "config.json")
         if not isinstance(raw, Mapping):
-            raise ModelFormatError(f"{where}: quantization_config must be an object, got {raw!r}.")
+            raise ModelFormatError(f"{where}: quantization_config must be an object, got {shown(raw)}.")
         settings = Settings(raw, where)
         method = raw.get("quant_method")
         if not isinstance(method, str) or method not in SCHEMES:
-            raise settings.refusal(f"quant_method {method!r}")
+            raise settings.refusal(f"quant_method {shown(method)}")
         self._scheme = SCHEMES[method](settings)
         marker = "." + self._scheme.parts[0]
         self._modules = {name.removesuffix(marker) + ".weight": name.removesuffix(marker)
@@ -104,7 +106,8 @@ class QuantisedFolder(Checkpoint):
         return None if module is None else self._codes(module).outliers
 
     def _codes(self, module: str) -> Codes:
-        return self._scheme.read(self._parts, module)
+        with reading(self.path, f"stores '{module}' in a way that cannot be read"):
+            return self._scheme.read(self._parts, module)
 
     @property
     def revision(self) -> str:

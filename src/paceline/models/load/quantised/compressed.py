@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import ModelFormatError
+from paceline.models.fields import pattern, shown
 from paceline.models.load.quantised.codes import Codes, unpack_low_first
 from paceline.models.load.quantised.parts import Parts
 from paceline.models.load.quantised.settings import Settings
@@ -146,10 +147,11 @@ def _group(group: Settings) -> _Group:
 def _targets(group: Settings) -> tuple[str, ...]:
     targets = group.get("targets", [])
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise group.refusal(f"targets {targets!r}, which are no list of names")
+        raise group.refusal(f"targets {shown(targets)}, which are no list of names")
     for target in targets:
-        try:
-            re.compile(target.removeprefix(_PATTERN) if target.startswith(_PATTERN) else "")
-        except re.error:
-            raise group.refusal(f"target {target!r}, which is no pattern") from None
+        if target.startswith(_PATTERN):
+            try:
+                pattern(target.removeprefix(_PATTERN), group.where)
+            except ModelFormatError as error:
+                raise group.refusal(f"a target that is no pattern ({error})") from error
     return tuple(targets)

@@ -22,8 +22,7 @@ class GPTQ:
         form = settings.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         if settings.get("is_marlin_format"):
             raise settings.refusal("is_marlin_format true")
-        dynamic = settings.get("dynamic") or {}
-        if any(not str(key).startswith("-:") for key in dynamic):
+        if any(not key.startswith("-:") for key in settings.mapping("dynamic")):
             raise settings.refusal("'dynamic', settings that differ by module")
         self._stored_less_one = form == "gptq"
         """The first version of the format stores zero points less one, modulo the number of codes."""

@@ -21,7 +21,7 @@ class Parts:
         """Of a matrix; ModelFormatError names it when it is none."""
         name = f"{module}.{part}"
         found = self.folder.shape(name)
-        if len(found) != 2:
+        if len(found) != 2 or not all(found):
             raise ModelFormatError(f"tensor '{name}' in {self.folder.path} has shape {list(found)}, but should be a "
                                    "matrix: the download is broken or the format is another one.")
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from paceline.errors import ModelFormatError
@@ -56,8 +58,8 @@ class OutlierColumns:
         scales = parts.take(module, "weight_scale", (rows, 1), ("F32", "F16", "BF16"))
         if not parts.has(module, OUTLIER_COLUMNS):
             return Codes(codes, scales)
-        count = parts.folder.shape(f"{module}.{OUTLIER_COLUMNS}")
-        chosen = parts.take(module, OUTLIER_COLUMNS, count[:1], ("I64", "I32")).to(torch.int64)
+        count = math.prod(parts.folder.shape(f"{module}.{OUTLIER_COLUMNS}"))
+        chosen = parts.take(module, OUTLIER_COLUMNS, (count,), ("I64", "I32")).to(torch.int64)
         if bool(((chosen < 0) | (chosen >= columns)).any()) or bool((chosen.diff() <= 0).any()):
             raise ModelFormatError(f"tensor '{module}.outlier_columns' in {parts.folder.path} names columns that are "
                                    f"not among the {columns}, or not in order: the file is broken.")

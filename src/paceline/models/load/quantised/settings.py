@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ModelFormatError
+from paceline.models.fields import shown
 
 SUPPORTED = ("awq (4 bits, version gemm)", "gptq (4 or 8 bits, checkpoint_format gptq or gptq_v2)",
              "compressed-tensors (int-quantized, float-quantized and pack-quantized weights of 4 or 8 bits, per "
@@ -26,26 +27,26 @@ class Settings:
         """Empty where nothing is said."""
         value = self._raw.get(key) or {}
         if not isinstance(value, Mapping):
-            raise self.refusal(f"{key} {value!r}, which is no object")
+            raise self.refusal(f"{key} {shown(value)}, which is no object")
         return value
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self._raw.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refusal(f"{key} {value!r}, which is no whole number")
+            raise self.refusal(f"{key} {shown(value)}, which is no whole number")
         return value
 
     def one_of(self, key: str, values: Sequence[Any], default: Any = None) -> Any:
         value = self._raw.get(key)
         value = default if value is None else value
-        if value not in values:
-            raise self.refusal(f"{key} {value!r}")
+        if not any(type(value) is type(one) and value == one for one in values):
+            raise self.refusal(f"{key} {shown(value)}")
         return value
 
-    def group_size(self) -> int:
-        size = self.number("group_size", -1)
+    def group_size(self, key: str = "group_size") -> int:
+        size = self.number(key, -1)
         if size != -1 and size < 1:
-            raise self.refusal(f"group_size {size}")
+            raise self.refusal(f"{key} {size}")
         return size
 
     def refusal(self, what: str) -> ModelFormatError:
