@@ -9,7 +9,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from speculation.worded import GRAMMARS, SCHEMAS, tokenizer, words_of
 
 LONGEST = 96
 """Tokens of a text, the prompt included."""
+HOST = 0.0005
+"""GiB of host memory: some hundred blocks."""
 STEMS = [[(place * step + 7) % VOCAB for place in range(60)] for step in (31, 5)]
 """What prompts begin with."""
 ADAPTERS = {"one": [*ATTENTION, *MLP], "two": ["q_proj", "v_proj"]}
@@ -97,9 +99,9 @@ def _options(luck: random.Random, kind: str) -> dict[str, Any]:
     if luck.random() < 0.5:  # hardly more than one of them needs
         found["kv_blocks"] = -(-LONGEST // size) * 5 // 4 + 2
     if found["enable_prefix_caching"] and luck.random() < 0.4:
-        found["host_cache"] = 0.01
+        found["host_cache"] = HOST
     if found["preemption"] != "recompute":
-        found["swap_space"] = 0.01
+        found["swap_space"] = HOST
     if kind == "stepped":
         found |= {"kernels": "stepped", "capture": luck.choice(["lazy", "lazy", "never"])}
         found["max_num_seqs"] = min(found["max_num_seqs"], 8)
@@ -122,8 +124,7 @@ def _ask(luck: random.Random, kind: str, options: dict[str, Any]) -> Ask:
     tenant = luck.choice([None, None, Tenant("a"), Tenant("b"), Tenant("c", shares_cache=True)])
     ask = Ask(prompt, params, None, adapter, tenant, luck.choice([0, 0, 0, 1, 2, 5, 9, 17]),
               luck.randint(1, 25) if luck.random() < 0.2 else None)
-    wish = None if params.get("beam_width") else _wish(luck, kind, ask)
-    return Ask(ask.prompt, ask.params, wish, ask.adapter, ask.tenant, ask.arrives, ask.leaves)
+    return ask if params.get("beam_width") else replace(ask, wish=_wish(luck, kind, ask))
 
 
 def _params(luck: random.Random, room: int, seats: int) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _wish(luck: random.Random, kind: str, ask: Ask) -> Any:
 
 def _again(luck: random.Random, asks: list[Ask]) -> Ask:
     one = luck.choice(asks)
-    return Ask(one.prompt, one.params, one.wish, one.adapter, one.tenant, one.arrives + luck.randint(1, 12))
+    return replace(one, arrives=one.arrives + luck.randint(1, 12), leaves=None)
 
 
 @functools.cache
@@ -263,31 +264,37 @@ def alone(kind: str, ask: Ask, with_scores: bool = True) -> Said:
 
 
 Disturbance = Callable[[int, Engine], None]
-"""Called before each step with its number."""
+"""Called at each step boundary, before anybody comes or leaves, with the number of the step to come."""
 
 
 class Run:
     """One engine and all requests of a mix, step by step; invariants are checked between steps."""
 
-    def __init__(self, mix: Mix) -> None:
+    def __init__(self, mix: Mix, engine: Engine | None = None, clock: SteppedClock | None = None) -> None:
+        """`engine`: one that is there already, and its clock."""
         self.mix = mix
-        self.clock = SteppedClock()
-        self.engine = engine_of(mix.kind, mix.asks, self.clock, **mix.options)
+        self.clock = clock or SteppedClock()
+        self.engine = engine or engine_of(mix.kind, mix.asks, self.clock, **mix.options)
         self.names = [f"run-{next(_RUNS)}-{place}" for place in range(len(mix.asks))]
         self.outs: list[RequestOutput | None] = [None] * len(mix.asks)
         self.steps = 0
+
+    def again(self, asks: list[Ask]) -> Run:
+        """Of the same engine, with some requests that all come at once."""
+        now = [replace(ask, arrives=0) for ask in asks]
+        return Run(replace(self.mix, asks=now), self.engine, self.clock)
 
     def go(self, disturb: Disturbance = lambda step, engine: None, most: int = 3000) -> list[RequestOutput]:
         engine, waiting = self.engine, dict(enumerate(self.mix.asks))
         while waiting or engine.has_work:
             assert self.steps < most, "the engine does not come to rest"
+            disturb(self.steps, engine)
             for place in [place for place, ask in waiting.items() if ask.arrives <= self.steps]:
                 self._admit(place, waiting.pop(place))
             for place, ask in enumerate(self.mix.asks):
                 if ask.leaves == self.steps and self.names[place] in engine._records:
                     engine.cancel(self.names[place])
                     self._take(place)
-            disturb(self.steps, engine)
             engine.step()
             check_between_steps(engine)
             for place, name in enumerate(self.names):

@@ -13,7 +13,8 @@ DEPARTURES_KEPT = 64
 
 
 class WaitingQueue:
-    """A heap by Sequence.rank. Removal from the middle is lazy: the entry is skipped when it surfaces."""
+    """A heap by Sequence.rank. Removal from the middle is lazy: the entry is skipped when it surfaces, and where such
+    entries become more than half of the heap it is made anew. Some would never surface."""
 
     __slots__ = ("_clock", "_departures", "_heap", "_members", "samples")
 
@@ -57,6 +58,8 @@ class WaitingQueue:
             self._departures.append((self._clock(), places))
         if self._heap and self._heap[0][1] is seq:
             heappop(self._heap)
+        if len(self._heap) > 2 * len(self._members):
+            self._heap = sorted((one.rank, one) for one in self._members)
 
     def seconds_until_free(self, places: int) -> float | None:
         """How long it may take until so many places are free, at the rate since the queue was last empty (or of the
