@@ -18,7 +18,7 @@ from engine.tiny import VOCAB
 from engine.whole import SteppedClock, check_at_rest, check_between_steps
 from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
-from paceline.errors import EmptySupportError
+from paceline.errors import EmptySupportError, StepError
 from paceline.request import RequestOutput, Tenant
 from paceline.speculation.datastore import write_datastore
 from speculation.model_drafting import NATIVE_CACHES, drafting_llm, target
@@ -306,8 +306,13 @@ class Run:
         return [out for out in self.outs if out is not None]
 
     def _admit(self, place: int, ask: Ask) -> None:
-        self.engine.add(ask.prompt, ask.sampling, speculation=ask.wish, request_id=self.names[place],
-                        adapter=ask.adapter, tenant=ask.tenant)
+        name = self.names[place]
+        try:
+            self.engine.add(ask.prompt, ask.sampling, speculation=ask.wish, request_id=name, adapter=ask.adapter,
+                            tenant=ask.tenant)
+        except Exception as problem:  # of a fault: it was not admitted, and there is nothing of it
+            assert "injected" in str(problem)
+            self.outs[place] = RequestOutput(name, None, ask.prompt, [], finished=True, error=StepError(str(problem)))
 
     def _take(self, place: int) -> None:
         self.outs[place] = self.engine.take(self.names[place]).snapshot()

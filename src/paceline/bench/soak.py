@@ -1,4 +1,4 @@
-"""A soak: the real server under mixed traffic of everything it offers, with clients that leave, and nothing may be amiss.
+"""A soak: the real server under mixed traffic of all it offers, with clients that leave, and nothing may be amiss.
 
 Every answer is compared with what the same request gets offline, or got before. The server's memory, threads and files
 are counted meanwhile; when all have left nothing may be running.
@@ -229,7 +229,8 @@ def differences(seen: Seen, llm: LLM) -> list[str]:
         expected = offline(ask, llm)
         wrong = len(answers) > 1 if expected is None else set(answers) != {json.dumps(expected)}
         if wrong:
-            found.append(f"{ask.kind} {json.dumps(ask.body)[:200]}: expected {json.dumps(expected)}, got {dict(answers)}")
+            found.append(f"{ask.kind} {json.dumps(ask.body)[:200]}: expected {json.dumps(expected)}, got "
+                         f"{dict(answers)}")
     return found
 
 
@@ -238,7 +239,7 @@ def offline(ask: Ask, llm: LLM) -> list[str] | None:
     if ask.params is None:
         return None
     if ask.messages:
-        outs = llm.chat(ask.messages, ask.params, speculation=None, adapter=ask.adapter)
+        outs = llm.chat(list(ask.messages), ask.params, speculation=None, adapter=ask.adapter)
     else:
         outs = llm.generate(ask.prompts, ask.params, speculation=None, adapter=ask.adapter)
     texts = [one.text for out in outs for one in out.outputs]

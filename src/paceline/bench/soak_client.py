@@ -1,4 +1,4 @@
-"""A soak's clients: one request over one connection, by clients that wait, read slowly, hang up or never finish asking."""
+"""A soak's clients: one request over one connection, by those who wait, read slowly, hang up or never finish asking."""
 
 from __future__ import annotations
 

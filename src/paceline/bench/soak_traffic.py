@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ class Ask:
     path: str
     body: dict[str, Any]
     prompts: list[str] = field(default_factory=list)
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: Sequence[Mapping[str, Any]] = ()
     params: SamplingParams | None = None
     """None: there is no such thing offline; all answers to it are the same."""
     adapter: str | None = None
@@ -116,7 +116,7 @@ def _echo(luck: random.Random) -> Ask:
 def _tools(luck: random.Random) -> Ask:
     choice: Any = luck.choice(["required", {"type": "function", "function": {"name": "get_weather"}}])
     one = _chat("tools", luck, {"tools": [TOOL], "tool_choice": choice, "max_tokens": 80})
-    return replace(one, params=None, messages=[])
+    return replace(one, params=None, messages=())
 
 
 def _structured(kind: str, luck: random.Random, **structure: Any) -> Ask:

@@ -192,7 +192,7 @@ def soak(
                                                   "others.")] = "auto",
     lora: options.Lora = None,
 ) -> None:
-    """The server under mixed traffic of everything, with clients that leave: answers as offline, no errors, no leaks."""
+    """The server under mixed traffic, with clients that leave: answers as offline, no errors, nothing left behind."""
     _fetch(model)
     from paceline.bench.soak import failed, run
 

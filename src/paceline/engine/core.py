@@ -38,6 +38,7 @@ from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.placement import place
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
@@ -179,16 +180,11 @@ class Engine:
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         states = [SampleState(params, ids, own, self._vocab, self._eos, bad_words) for own in seeds]
         sequences = self.scheduler.add(request, seeds, held=compilation is not None)
-        for seq, state in zip(sequences, states):
-            seq.state = state
-            seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(ids),
-                                  self._eos)
-            place(seq, self.executor.make_room, drafter is not None, lookup)
-        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
-        search = BeamSearch(sequences) if params.searches else None
-        for seq in sequences:
-            seq.record, seq.search = record, search
+        try:
+            record = self._record(request, sequences, states, drafter is not None, lookup)
+        except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
+            self.scheduler.cancel(request_id)
+            raise
         self._records[request_id] = record
         if compilation is not None:
             self.structures.hold(request_id, compilation)
@@ -201,6 +197,22 @@ class Engine:
                 self._drafting.begin(seq, drafter, record.speculation)
         self.observers.admitted(record)
         return request_id
+
+    def _record(self, request: Request, sequences: Messages[Sequence], states: Messages[SampleState], drafts: bool,
+                lookup: int) -> Record:
+        """What is kept of a request, and what its sequences know of it."""
+        params = request.params
+        for seq, state in zip(sequences, states):
+            seq.state = state
+            seq.wait_for_commit = params.searches
+            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len,
+                                  self._text_stream(request.prompt), self._eos)
+            place(seq, self.executor.make_room, drafts, lookup)
+        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
+        search = BeamSearch(list(sequences)) if params.searches else None
+        for seq in sequences:
+            seq.record, seq.search = record, search
+        return record
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """End a request now, wherever it is; its blocks are free when this returns."""

@@ -37,6 +37,8 @@ class Compilation:
         self._advance = advance
         self._asked = clock()
         self._begun: float | None = None
+        self.broke = False
+        """Not the structure is to blame (there was no memory, say): whoever asks next has it tried again."""
 
     def begin(self) -> None:
         """The clock runs from when a thread takes it up: who waits for others is not too complex."""
@@ -76,7 +78,7 @@ class Compilation:
 
 
 class GrammarCompiler:
-    """Compiles for one engine. Equal structures are compiled once; failures are remembered like successes."""
+    """Compiles for one engine. Equal structures are compiled once; what is wrong with one is remembered as well."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, seconds: float = SECONDS, kept: int = KEPT,
                  clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +99,7 @@ class GrammarCompiler:
     def compile(self, structure: Structure) -> Compilation:
         """Begin, or join what is under way or done."""
         known = self._known.get(structure)
-        if known is None:
+        if known is None or known.broke:
             known = self._known[structure] = Compilation(structure, self._seconds, self._clock, self._advance)
             with self._turn:
                 self._queue.append(known)
@@ -147,6 +149,7 @@ class GrammarCompiler:
         except GrammarError:
             raise
         except BaseException as problem:  # native code that panics raises no Exception
+            task.broke = isinstance(problem, Exception)
             raise GrammarError(f"{field} could not be compiled ({type(problem).__name__}: {problem}); simplify it.",
                                field) from problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Protocol
@@ -9,6 +10,8 @@ from typing import Protocol
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.request import Completion, SamplingParams, TokenLogprob
 from paceline.sampling.stop import StopMatcher
+
+log = logging.getLogger("paceline.engine")
 
 
 class TextStream(Protocol):
@@ -109,9 +112,11 @@ class Emitter:
         try:
             return self._stream.flush() if token is None else self._stream.push(token)
         except Exception as problem:
-            self._stream = None
-            self.broken = StepError("The engine could not make a text of this request's tokens; try it again.", problem)
-            return ""
+            log.error("the text of a request could not be made, which ends with an error", exc_info=problem)
+            self._stream, said = None, problem.with_traceback(None)
+        # Not in the handler: an error that remembers what was raised keeps the frames, and everybody in them.
+        self.broken = StepError("The engine could not make a text of this request's tokens; try it again.", said)
+        return ""
 
     def push(self, token: int) -> str | None:
         """Take one token; the reason to stop after it, if there is one.
