@@ -23,7 +23,7 @@ WAIT = 120.0
 async def served(llm: AsyncLLM, kind: str, ask: Ask, luck: random.Random, name: str) -> None:
     """One client, in one of the ways to ask; some leave after some news."""
     given: dict[str, Any] = {"speculation": ask.wish, "adapter": ask.adapter, "tenant": ask.tenant, "request_id": name}
-    way = luck.choice(["complete", "generate", "stream"] if not ask.sampling.chosen_at_end else ["complete", "generate"])
+    way = luck.choice(["complete", "generate"] + ["stream"] * (not ask.sampling.chosen_at_end))
     news = luck.randint(0, 6) if luck.random() < 0.3 else None
     await asyncio.sleep(luck.random() * 0.05)
     want = alone(kind, ask, kind != "stepped")
@@ -31,12 +31,12 @@ async def served(llm: AsyncLLM, kind: str, ask: Ask, luck: random.Random, name: 
         out = await llm.complete(ask.prompt, ask.sampling, **given)
         assert Said.of(out, kind != "stepped") == want
     elif way == "generate":
-        heard, last = 0, None
-        async for last in llm.generate(ask.prompt, ask.sampling, **given):
-            heard += 1
-            if heard == news:
+        snapshots = []
+        async for snapshot in llm.generate(ask.prompt, ask.sampling, **given):
+            snapshots.append(snapshot)
+            if len(snapshots) == news:
                 return
-        assert last is not None and Said.of(last, kind != "stepped") == want
+        assert Said.of(snapshots[-1], kind != "stepped") == want
     else:
         texts = [""] * ask.sampling.n
         listener = await llm.stream(ask.prompt, ask.sampling, **given)
