@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from engine.whole import check_nobody_is_remembered
-from faults.points import POINTS, Cost, injected
+from faults.points import DEVICE, POINTS, Cost, injected
 from fuzz.mixes import HOST, LONGEST, STEMS, Ask, Mix, Run, Said, alone
 from paceline.errors import PacelineError
 from paceline.request import RequestOutput, Tenant
@@ -110,7 +110,7 @@ def run_case(case: Case) -> bool:
     torch.set_num_threads(1)
     with replayable(case), unheard():
         kind, options = CIRCUMSTANCES[case.circumstances]
-        point, asks = POINTS[case.point], workload(kind)
+        point, asks = (POINTS | DEVICE)[case.point], workload(kind)
         run = Run(Mix(kind, options, asks))
         with injected(point, run.engine) as fault:
             def arm(step: int, _: Any) -> None:

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 
 from paceline.cache.host_storage import HostStorage
 from paceline.engine.core import Engine
 from paceline.engine.drafting.heads import HeadModel
 from paceline.engine.drafting.runner import DraftRunner
+from paceline.engine.execute.graphs import in_flight
+from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.grammar.library import Library
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.models.detokenizer import _ByteDetokenizer
@@ -43,6 +45,8 @@ class Point:
     cost: Cost
     problem: Callable[[], BaseException] | None = None
     """What it raises; None: it returns None, as where there is nothing to be had."""
+    later: bool = False
+    """Not the call fails, but a call of what it returns (a graph that is replayed)."""
 
 
 def out_of_memory() -> BaseException:
@@ -106,6 +110,39 @@ TEXTS = [
 POINTS = {point.name: point for point in [*STEPS, *BLOCKS, *DRAFTERS, *TEXTS]}
 
 
+def _graphs(*names: str) -> Callable[[Engine], tuple[Any, str]]:
+    """Of an engine whose steps are captured: something in its graphs."""
+    def find(engine: Engine) -> tuple[Any, str]:
+        owner: Any = engine.executor.graphs  # type: ignore[union-attr]
+        for name in names[:-1]:
+            owner = getattr(owner, name)
+        return owner, names[-1]
+
+    return find
+
+
+DEVICE = {point.name: point for point in [
+    Point("capture without memory", _at(GraphCapture, "capture"), Cost.NOBODY, out_of_memory),
+    Point("capture breaks", _at(GraphCapture, "capture"), Cost.SOME, broken),
+    Point("replay without memory", _at(GraphCapture, "capture"), Cost.NOBODY, out_of_memory, later=True),
+    Point("replay breaks", _at(GraphCapture, "capture"), Cost.SOME, broken, later=True),
+    Point("copies to the host without memory", _at(in_flight, "Fetched"), Cost.NOBODY, out_of_memory),
+    Point("copies of moves without memory", lambda engine: (engine.storage, "apply"), Cost.NOBODY, out_of_memory),
+    Point("seats without memory", _graphs("seats", "seat_all"), Cost.NOBODY, out_of_memory),
+    Point("tables without memory", _graphs("seats", "state", "assign"), Cost.NOBODY, out_of_memory),
+    Point("controls without memory", _graphs("seats", "prepare"), Cost.NOBODY, out_of_memory),
+    Point("samples without memory", _graphs("samples", "ready"), Cost.NOBODY, out_of_memory),
+    Point("repeated steps without memory", _graphs("decode", "ready"), Cost.NOBODY, out_of_memory),
+    Point("a repeated step without memory", _graphs("decode", "launch"), Cost.NOBODY, out_of_memory),
+    Point("a repeated step breaks", _graphs("decode", "launch"), Cost.SOME, broken),
+    Point("prompts without memory", _graphs("prefill", "launch"), Cost.NOBODY, out_of_memory),
+    Point("drafts without memory", _graphs("verify", "launch"), Cost.NOBODY, out_of_memory),
+    Point("a launch without memory", lambda engine: (engine.runner, "forward"), Cost.NOBODY, out_of_memory),
+    Point("reading breaks", _at(in_flight, "Fetched"), Cost.SOME, broken),
+]}
+"""Where steps are captured and replayed."""
+
+
 class Injected:
     """One fault: the first call of a point from some step boundary on."""
 
@@ -114,8 +151,14 @@ class Injected:
         self.armed = self.fired = False
 
     def call(self, real: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        if self._point.later:
+            returned = real(*given, **more)
+            return lambda: self.fail() if self.armed and not self.fired else returned()
         if not self.armed or self.fired:
             return real(*given, **more)
+        return self.fail()
+
+    def fail(self) -> None:
         self.fired = True
         if self._point.problem is None:
             return None
@@ -130,6 +173,5 @@ def injected(point: Point, engine: Engine) -> Iterator[Injected]:
     def faulty(*given: Any, **more: Any) -> Any:
         return fault.call(real, given, more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, faulty)
+    with patch.object(owner, name, faulty):
         yield fault
