@@ -1,4 +1,4 @@
-"""What is nobody's failure, at every step boundary: clocks that jump, requests that leave, blocks that are taken away."""
+"""Nobody's failures, at every step boundary: clocks that jump, requests that leave, blocks that are taken away."""
 
 from __future__ import annotations
 
