@@ -69,7 +69,9 @@ def check_at_rest(engine: Engine) -> None:
 
 def check_nobody_is_remembered(engine: Engine, names: Container[str]) -> None:
     """No sequence or record of these requests is reachable from anything once their engine is at rest and their records
-    are dropped; slow. On a device the last one of every seat is, until somebody else sits there: it is told to go."""
+    are dropped; slow. On a device the last one of every seat is, until somebody else sits there: it is told to go. So
+    are those whose last drafts no step has accounted for."""
+    engine._drafting._seconds.clear()
     if not isinstance(engine.executor, HostExecutor):
         seated = engine.executor.graphs.seats._seated
         seated[:] = [None] * len(seated)
