@@ -36,7 +36,8 @@ EVERY = 1.0
 GROWTH, LEAST_GROWTH = 0.03, 24 << 20
 """What memory may grow from the third quarter of a run to the last, as a share and in bytes: more is called a leak."""
 JUDGED = 240.0
-"""Seconds from which on memory is judged: before that caches fill, and what grows says nothing."""
+"""Seconds from which on a run is judged by what grew: before that caches fill, pools get their threads, and it says
+nothing."""
 SETTLES = 60.0
 """Seconds within which a server that nobody asks any more comes to rest."""
 
@@ -247,21 +248,22 @@ def offline(ask: Ask, llm: LLM) -> list[str] | None:
 
 
 def leaks(looks: list[Look]) -> tuple[list[str], float]:
-    """What has grown and should not have; and by how many bytes a minute memory did, after the first third."""
+    """What has grown in a run of some minutes and should not have; and by how many bytes a minute memory did, after the first third."""
     if len(looks) < 4 or not looks[-1].rss:
         return [], 0.0
     found, late = [], looks[len(looks) // 3:]
+    slope = statistics.linear_regression([one.at for one in late], [one.rss for one in late]).slope * 60.0
+    if looks[-1].at - looks[0].at < JUDGED:
+        return found, slope
     for name in ("threads", "files"):
         most = max(getattr(one, name) for one in looks[:max(2, len(looks) // 2)])
         if getattr(looks[-1], name) > most:
             found.append(f"{name}: {getattr(looks[-1], name)} at rest, at most {most} before")
-    slope = statistics.linear_regression([one.at for one in late], [one.rss for one in late]).slope * 60.0
-    if looks[-1].at - looks[0].at >= JUDGED:
-        quarter = len(looks) // 4
-        before, after = (statistics.median(one.rss for one in part) for part in (
-            looks[2 * quarter:3 * quarter], looks[3 * quarter:]))
-        if after - before > max(GROWTH * before, LEAST_GROWTH):
-            found.append(f"memory: {before / 2**20:.0f} MiB in the third quarter, {after / 2**20:.0f} in the last")
+    quarter = len(looks) // 4
+    before, after = (statistics.median(one.rss for one in part) for part in (
+        looks[2 * quarter:3 * quarter], looks[3 * quarter:]))
+    if after - before > max(GROWTH * before, LEAST_GROWTH):
+        found.append(f"memory: {before / 2**20:.0f} MiB in the third quarter, {after / 2**20:.0f} in the last")
     return found, slope
 
 
