@@ -248,10 +248,12 @@ def offline(ask: Ask, llm: LLM) -> list[str] | None:
 
 
 def leaks(looks: list[Look]) -> tuple[list[str], float]:
-    """What has grown in a run of some minutes and should not have; and by how many bytes a minute memory did, after the first third."""
+    """What has grown in a run of some minutes and should not have; and the bytes by which memory did, a minute, after
+    the first third."""
     if len(looks) < 4 or not looks[-1].rss:
         return [], 0.0
-    found, late = [], looks[len(looks) // 3:]
+    found: list[str] = []
+    late = looks[len(looks) // 3:]
     slope = statistics.linear_regression([one.at for one in late], [one.rss for one in late]).slope * 60.0
     if looks[-1].at - looks[0].at < JUDGED:
         return found, slope
