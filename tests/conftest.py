@@ -57,7 +57,8 @@ def device() -> Iterator[torch.device]:
 
 
 NOT_TRACED = (
-    "gpu", "kernels/triton", "real", "sampling/device", "scheduler/test_stateful.py", "scheduler/test_worlds.py",
+    "faults", "fuzz", "gpu", "kernels/triton", "real", "sampling/device", "scheduler/test_stateful.py",
+    "scheduler/test_worlds.py",
     "engine/test_equality_matrix.py", "grammar/test_engine.py", "grammar/test_schemas.py",
     "native/test_torch_models.py", "speculation/test_chi_square.py", "speculation/test_every_drafter_in_the_matrix.py",
     "speculation/test_model_drafters.py", "speculation/test_host_drafters_are_exact.py",

@@ -54,7 +54,8 @@ class AsyncLLM:
         self._wake = threading.Condition()
         self._closing = False
         self.on_end: Callable[[Record], None] = lambda record: None
-        """Called, in the engine's thread, with every request that has ended: served, failed, or left by its client."""
+        """Called, in the engine's thread, with every request that has ended: served, failed, or left by its client.
+        Where it raises, that is logged and nobody's request is harmed."""
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -213,7 +214,7 @@ class AsyncLLM:
         if name is not None and self._listeners.get(name) is listener:
             del self._listeners[name]
             self.engine.cancel(name)
-            self.on_end(self.engine.take(name))
+            self._tell_end(self.engine.take(name))
 
     def _loop(self) -> None:
         try:
@@ -259,10 +260,16 @@ class AsyncLLM:
         done = record.open == 0
         if done:
             del self._listeners[record.request.id]
-            self.on_end(self.engine.take(record.request.id))
+            self._tell_end(self.engine.take(record.request.id))
         news = listener.news(record)
         if news is not None:
             self._mail(listener, news, done)
+
+    def _tell_end(self, record: Record) -> None:
+        try:
+            self.on_end(record)
+        except Exception as problem:
+            log.error("the end of request %s could not be told", record.request.id, exc_info=problem)
 
     def _mail(self, listener: Listener[Any], news: Any, last: bool) -> None:
         self._outbox.setdefault(listener.loop, []).append((listener, news, last))

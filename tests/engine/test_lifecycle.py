@@ -77,6 +77,65 @@ def test_a_deadline_ends_a_request_and_keeps_what_it_had() -> None:
     assert_clean(engine)
 
 
+def test_a_request_that_breaks_when_it_is_admitted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine()
+
+    def broken(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_text_stream", broken)
+        with pytest.raises(MemoryError):
+            engine.add(PROMPT, GREEDY, request_id="mine", speculation="ngram")
+    assert not engine.has_work
+    engine.add(PROMPT, GREEDY, request_id="mine")
+    drain(engine)
+    assert engine.take("mine").snapshot().outputs[0].finish_reason == "length"
+    assert_clean(engine)
+
+
+class BrokenStream:
+    """A detokenizer that fails on its third token, or at the end."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._pushed = 0
+
+    def push(self, token: int) -> str:
+        self._pushed += 1
+        if self._where == "push" and self._pushed == 3:
+            raise UnicodeError("no text")
+        return "x"
+
+    def flush(self) -> str:
+        if self._where == "flush":
+            raise UnicodeError("no text")
+        return ""
+
+
+@pytest.mark.parametrize("where", ["push", "flush"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_text_that_cannot_be_made_ends_its_request_alone(where: str, read: bool,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where somebody asks for the text between steps, who has nothing to do with it."""
+    engine = tiny_engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_text_stream", lambda _: BrokenStream(where))
+        bad = engine.add(PROMPT, GREEDY)
+    good = engine.add(PROMPT, GREEDY)
+    while engine.has_work:
+        engine.step()
+        if read:
+            engine.record(bad).snapshot()
+    failed = engine.take(bad).snapshot()
+    assert isinstance(failed.error, StepError) and "no text" in str(failed.error) and "no text" not in failed.error.told
+    assert failed.outputs[0].finish_reason == "error"
+    assert failed.outputs[0].text == ("xx" if where == "push" else "x" * 10)
+    done = engine.take(good).snapshot()
+    assert done.error is None and done.outputs[0].finish_reason == "length"
+    assert_clean(engine)
+
+
 def test_a_full_queue_is_refused_clearly() -> None:
     engine = tiny_engine(max_queue=2)
     engine.add(PROMPT, GREEDY)

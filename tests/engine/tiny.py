@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,11 +84,12 @@ def tiny_model(name: str = "llama", **changes: Any) -> Any:
     return build(shape, RandomWeights(salt=HEADS_OF_THEIR_OWN.get(name, ""), head=head), shape.max_position_embeddings)
 
 
-def tiny_engine(model: Any = None, tokenizer: Any = None, trained: Any = None, **options: Any) -> Engine:
+def tiny_engine(model: Any = None, tokenizer: Any = None, trained: Any = None,
+                clock: Callable[[], float] = time.monotonic, **options: Any) -> Engine:
     """`trained`: heads of the model by their names."""
     options = {"deterministic": True, "kv_blocks": 400, "block_size": 8, "max_num_seqs": 40} | options
     return engine_for(model if model is not None else tiny_model(), tokenizer, EngineOptions.of(**options),
-                      device=torch.device("cpu"), revision="tiny", heads=trained,
+                      device=torch.device("cpu"), revision="tiny", heads=trained, clock=clock,
                       eos_ids=frozenset() if tokenizer is None else tokenizer.eos_ids)
 
 

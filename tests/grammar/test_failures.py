@@ -103,6 +103,22 @@ def test_without_the_package_the_request_says_what_to_install(monkeypatch: pytes
     assert good.error is None
 
 
+def test_a_structure_that_is_not_to_blame_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, problems = Library.compile, [MemoryError("no room")]
+
+    def short(self: Library, wanted: Structure) -> Any:
+        if problems:
+            raise problems.pop()
+        return real(self, wanted)
+
+    monkeypatch.setattr(Library, "compile", short)
+    llm = structured_llm()
+    params = SamplingParams(choice=["yes"])
+    bad = llm.generate([PROMPT, PROMPT], [params, PLAIN])[0]
+    assert isinstance(bad.error, GrammarError) and "no room" in str(bad.error)
+    assert llm.generate([PROMPT], params)[0].outputs[0].text == "yes"
+
+
 # ------------------------------------------------------------------------------------------------ slow ones
 
 class Gate:

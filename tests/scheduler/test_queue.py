@@ -81,6 +81,32 @@ def test_long_ago_is_forgotten(queue: WaitingQueue, clock: Clock) -> None:
     assert queue.seconds_until_free(2) == pytest.approx(1.0, rel=0.05)
 
 
+def test_who_leaves_from_the_middle_is_not_kept(queue: WaitingQueue) -> None:
+    """The first of them never surfaces, nor does what stands behind it."""
+    queue.push(sequence(0))
+    for order in range(1, 200):
+        late = sequence(order)
+        queue.push(late)
+        queue.discard(late)
+        assert len(queue._heap) <= 3
+    first = queue.peek()
+    assert first is not None and first.order == 0
+    queue.discard(first)
+    assert not queue._heap and queue.peek() is None
+
+
+def test_deadlines_of_those_who_have_ended_are_not_kept() -> None:
+    cache = CacheManager((group("full"),), [101], 4, 8, 16, False)
+    world = World(cache, SchedulerLimits(64, 8, 64))
+    (kept,) = world.add([5, 5, 5], 20, deadline=50.0)
+    for turn in range(500):
+        (seq,) = world.add([5, 5, 5], 20, deadline=1e9 + turn)
+        world.scheduler.cancel(seq.request.id)
+    assert len(world.scheduler._deadlines) < 100
+    world.now = 60.0
+    assert world.scheduler.expire() == [kept]
+
+
 def test_a_refusal_says_when_to_come_back(clock: Clock) -> None:
     cache = CacheManager((group("full"),), [101], 4, 8, 16, False)
     world = World(cache, SchedulerLimits(64, 8, 64, max_queue=2))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,12 +30,14 @@ TEMPERATURE = 0.8
 
 
 @contextmanager
-def server(model: str | None, speculation: str) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
-    """`paceline serve` in a process of its own, on a free port."""
+def server(model: str | None, speculation: str, options: Sequence[str] = (),
+           environment: Mapping[str, str] | None = None) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
+    """`paceline serve` in a process of its own, on a free port, with further words on its command line and in its
+    environment."""
     command = [sys.executable, "-m", "paceline", "serve", *([model] if model else []), "--port", "0", "--model-name",
-               "bench", "--speculation", speculation]
+               "bench", "--speculation", speculation, *options]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True)
+                               text=True, env=os.environ | dict(environment or {}))
     try:
         assert process.stdout is not None
         found = re.search(r"http://([^:/]+):(\d+)", process.stdout.readline())
@@ -57,9 +59,11 @@ def load(host: str, port: int, **plan: Any) -> dict[str, Any]:
     return found
 
 
-def scrape(host: str, port: int) -> dict[str, float]:
-    """The server's metrics, without the model's label."""
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
+def scrape(host: str, port: int, key: str | None = None) -> dict[str, float]:
+    """The server's metrics, without the model's label. `key`: an operator's."""
+    asked = urllib.request.Request(f"http://{host}:{port}/metrics",
+                                   headers={"authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         text = answer.read().decode()
     found = {}
     for line in text.splitlines():

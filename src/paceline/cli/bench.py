@@ -181,6 +181,27 @@ def gaps(
     _emit(run(model, speculation, only, patience), json_file)
 
 
+@app.command("soak")
+def soak(
+    json_file: options.JsonFile = None,
+    model: options.Model = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long there is traffic.")] = 20.0,
+    clients: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of what is asked, in which order, and who leaves when.")] = 0,
+    speculation: Annotated[str, typer.Option(help="The server's own: a method's name, or none. Requests ask for "
+                                                  "others.")] = "auto",
+    lora: options.Lora = None,
+) -> None:
+    """The server under mixed traffic, with clients that leave: answers as offline, no errors, nothing left behind."""
+    _fetch(model)
+    from paceline.bench.soak import failed, run
+
+    result = run(model, minutes, clients, seed, speculation, options.adapters(lora))
+    _emit(result, json_file)
+    if failed(result):
+        raise typer.Exit(1)
+
+
 @app.command("grammar")
 def grammar(
     json_file: options.JsonFile = None,

@@ -159,10 +159,18 @@ def document(outs: list[RequestOutput], texts: list[str], model: str | None) -> 
 
 
 def write_trace(out: RequestOutput, path: Path) -> None:
+    """Whole, or not at all: where there is no room for it, a file that was there stays."""
     if out.trace is None:
         return
+    ordinary = path.is_file() or not path.exists()  # a pipe or a terminal cannot be replaced
+    place = path.resolve()
+    target = place.with_name(f".{place.name}.new") if ordinary else path
     try:
-        path.write_text(out.trace.to_json() + "\n", encoding="utf-8")
+        target.write_text(out.trace.to_json() + "\n", encoding="utf-8")
+        if ordinary:
+            target.replace(place)
     except OSError as error:
+        if ordinary:
+            target.unlink(missing_ok=True)
         raise RequestError(
             f"Cannot write the trace to {path}: {error.strerror}; choose another file.", "trace") from None

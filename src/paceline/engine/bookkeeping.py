@@ -106,7 +106,9 @@ class Bookkeeping:
 
     def close(self, seq: Sequence, reason: str) -> None:
         """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""
-        seq.emitter.finish(reason)
+        reason = seq.emitter.finish(reason)
+        if seq.record.error is None:
+            seq.record.error = seq.emitter.broken
         self._drafting.release(seq)
         self._count_closed(seq.record, 1, reason)
 

@@ -38,6 +38,7 @@ from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.placement import place
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
@@ -199,16 +200,11 @@ class Engine:
                           tenant or Tenant())
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
-        for seq in sequences:
-            seq.state = prepared.state.fork(seq.seed)
-            seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len, self._text_stream(ids),
-                                  prepared.stops)
-            place(seq, self.executor.make_room, drafter is not None, lookup)
-        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
-        search = BeamSearch(sequences) if params.searches else None
-        for seq in sequences:
-            seq.record, seq.search = record, search
+        try:
+            record = self._record(prepared, request, sequences, drafter is not None, lookup)
+        except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
+            self.scheduler.cancel(request_id)
+            raise
         self._records[request_id] = record
         if structure is not None:
             self.structures.hold(request, structure)
@@ -221,6 +217,22 @@ class Engine:
                 self._drafting.begin(seq, drafter, record.speculation)
         self.observers.admitted(record)
         return request_id
+
+    def _record(self, prepared: Prepared, request: Request, sequences: list[Sequence], drafts: bool,
+                lookup: int) -> Record:
+        """What is kept of a request, and what its sequences know of it."""
+        params = request.params
+        for seq in sequences:
+            seq.state = prepared.state.fork(seq.seed)
+            seq.wait_for_commit = params.searches
+            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len,
+                                  self._text_stream(request.prompt), prepared.stops)
+            place(seq, self.executor.make_room, drafts, lookup)
+        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
+        search = BeamSearch(sequences) if params.searches else None
+        for seq in sequences:
+            seq.record, seq.search = record, search
+        return record
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """End a request now, wherever it is; its blocks are free when this returns."""

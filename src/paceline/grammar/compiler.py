@@ -50,6 +50,8 @@ class Compilation:
         """How many requests of which tenants wait for it."""
         self.owners: frozenset[str] = frozenset()
         """The tenants for whom it was begun."""
+        self.broke = False
+        """Not the structure is to blame (there was no memory, say): whoever asks next has it tried again."""
 
     def begin(self) -> None:
         """The clock runs from when a thread takes it up: who waits for others is not too complex."""
@@ -98,7 +100,7 @@ class Compilation:
 
 
 class GrammarCompiler:
-    """Compiles for one engine. Equal structures are compiled once; failures are remembered like successes."""
+    """Compiles for one engine. Equal structures are compiled once; what is wrong with one is remembered as well."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, seconds: float = SECONDS, kept: int = KEPT,
                  clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,7 +125,7 @@ class GrammarCompiler:
         """Begin for a request of `tenant`, or join what is under way or done. Until then leave() takes it back."""
         known = self._known.get(structure)
         with self._turn:
-            if known is None:
+            if known is None or known.broke:
                 known = self._known[structure] = Compilation(structure, self._seconds, self._clock, self._advance)
                 self._queue.append(known)
             known.wanted[tenant] += 1
@@ -204,6 +206,7 @@ class GrammarCompiler:
         except GrammarError:
             raise
         except BaseException as problem:  # native code that panics raises no Exception
+            task.broke = isinstance(problem, Exception)
             raise GrammarError(f"{field} could not be compiled ({type(problem).__name__}: {problem}); simplify it.",
                                field) from problem
 

@@ -146,7 +146,7 @@ class GraphExecutor:
         """What the host needed between two waits for the device, the longest of the last few times."""
         self._read_at: float | None = None
         self._read_last: Step | None = None
-        """The repeated step that was read then; None: it was another one."""
+        """The repeated step that was read then; None: it was another one, or nothing was in flight behind it."""
         self._ended: Moment | None = None
         """When the device was done with the last step that was settled."""
         self.host_gaps = HostGaps()
@@ -305,7 +305,7 @@ class GraphExecutor:
         started, repeats = self._clock(), None
         if flight.reading is not None:
             sampled = self._read(flight.reading)
-            self._read_last = step if step.repeated else None
+            self._read_last = step if step.repeated and self._flight else None
             self._attended.read(step, self._clock(), alone=not self._flight)
             ran = self._clock()
             decisions = self._decider.decide_sampled(step, sampled)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.errors import RequestError
+from paceline.errors import PacelineError, RequestError, StepError
 from paceline.request import Completion, SamplingParams, TokenLogprob
 from paceline.sampling.stop import StopMatcher
+
+log = logging.getLogger("paceline.engine")
 
 
 class TextStream(Protocol):
@@ -45,6 +48,7 @@ class Emitter:
         "_stop_ids",
         "_stream",
         "_unread",
+        "broken",
         "closes",
         "cumulative",
         "finish_reason",
@@ -71,6 +75,8 @@ class Emitter:
         self.score: float | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.broken: StepError | None = None
+        """Why the text ends before its tokens do: the detokenizer failed. No one else's request is to hear of it."""
         self._pieces: list[str] = []
         self._stream = stream
         self._unread: list[int] = []
@@ -87,7 +93,7 @@ class Emitter:
         """Take tokens until one ends the text: how many that were, and the reason. Where nothing depends on the text
         it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
         ids = self.token_ids
-        if (self._matcher is None and self._interrupt is None and self.closes is None
+        if (self._matcher is None and self._interrupt is None and self.closes is None and self.broken is None
                 and len(ids) + len(tokens) < self._max_tokens and self._stop_ids.isdisjoint(tokens)):
             ids += tokens
             if self._stream is not None:
@@ -108,15 +114,30 @@ class Emitter:
     def _read(self) -> None:
         tokens, self._unread = self._unread, []
         for token in tokens:
-            piece = self._stream.push(token)  # type: ignore[union-attr]
+            piece = self._decode(token)
             if piece:
                 self._pieces.append(piece)
+
+    def _decode(self, token: int | None) -> str:
+        """What a token adds to the text; None: what its end does. Raises nothing: those who ask for a text have nothing
+        to do with what breaks there."""
+        if self._stream is None:
+            return ""
+        try:
+            return self._stream.flush() if token is None else self._stream.push(token)
+        except Exception as problem:
+            log.error("the text of a request could not be made, which ends with an error", exc_info=problem)
+            self._stream, said = None, problem.with_traceback(None)
+        # Not in the handler: an error that remembers what was raised keeps the frames, and everybody in them.
+        self.broken = StepError("The engine could not make a text of this request's tokens; try it again.", said)
+        return ""
 
     def push(self, token: int) -> str | None:
         """Take one token; the reason to stop after it, if there is one.
 
         The token that ends a text is part of `token_ids`; of the text only what comes before a stop string or a
-        stop token is kept. Stop strings are looked for in the text from the min_tokens-th token on.
+        stop token is kept. Stop strings are looked for in the text from the min_tokens-th token on. Raises a
+        PacelineError where what the request brought along fails on it.
         """
         ids = self.token_ids
         ids.append(token)
@@ -126,7 +147,7 @@ class Emitter:
         if self._unread:
             self._read()
         if self._stream is not None:
-            piece = self._stream.push(token)
+            piece = self._decode(token)
             if self._matcher is not None and piece and count >= self._min_tokens:
                 piece, stopped = self._matcher.push(piece)
                 if stopped is not None:
@@ -135,7 +156,9 @@ class Emitter:
                 self._pieces.append(piece)
             if self.finish_reason is not None:
                 return self.finish_reason
-        if self.closes is not None and count >= self._min_tokens and self.closes(ids):
+        if self.broken is not None:
+            raise self.broken
+        if self.closes is not None and count >= self._min_tokens and self._closed():
             return self.finish("stop")
         if self._interrupt is not None and self._interrupted():
             return self.finish("interrupt")
@@ -151,12 +174,14 @@ class Emitter:
             if self._unread:
                 self._read()
             if self._stream is not None:
-                tail = self._stream.flush()
+                tail = self._decode(None)
                 if self._matcher is not None:
                     emitted, stopped = self._matcher.push(tail)
                     tail = emitted if stopped is not None else emitted + self._matcher.flush()
                 if tail:
                     self._pieces.append(tail)
+            if self.broken is not None:
+                self.finish_reason, self.stop_reason = "error", None
         return self.finish_reason
 
     @property
@@ -171,6 +196,15 @@ class Emitter:
         return Completion(self.index, self.text, list(self.token_ids), self.finish_reason, self.stop_reason,
                           None if self.logprobs is None else list(self.logprobs), self.seed, self.cumulative,
                           self.score)
+
+    def _closed(self) -> bool:
+        try:
+            return self.closes(self.token_ids)  # type: ignore[misc]
+        except PacelineError:
+            raise
+        except Exception as problem:
+            raise RequestError(f"The grammar failed after {len(self.token_ids)} tokens ({type(problem).__name__}: "
+                               f"{problem}); simplify it.") from problem
 
     def _interrupted(self) -> bool:
         try:

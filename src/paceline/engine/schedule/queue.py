@@ -14,7 +14,7 @@ DEPARTURES_KEPT = 64
 
 class Line:
     """Those of one tenant who wait, by Sequence.rank. Removal from the middle is lazy: an entry is skipped when it
-    surfaces."""
+    surfaces, and where such entries become more than half of the heap it is made anew. Some would never surface."""
 
     __slots__ = ("_heap", "given", "members")
 
@@ -32,6 +32,15 @@ class Line:
     def push(self, seq: Sequence, places: int) -> None:
         heappush(self._heap, (seq.rank, seq))
         self.members[seq] = places
+
+    def remove(self, seq: Sequence) -> int:
+        """The places it took."""
+        places = self.members.pop(seq)
+        if self._heap and self._heap[0][1] is seq:
+            heappop(self._heap)
+        if len(self._heap) > 2 * len(self.members):
+            self._heap = sorted((one.rank, one) for one in self.members)
+        return places
 
     def first(self) -> Sequence | None:
         while self._heap:
@@ -104,7 +113,7 @@ class WaitingQueue:
         line = self._lines.get(seq.request.tenant.name)
         if line is None or seq not in line.members:
             return
-        places = line.members.pop(seq)
+        places = line.remove(seq)
         self.samples -= places
         self._rivals -= not line.members
         self._departures.append((self._clock(), places))

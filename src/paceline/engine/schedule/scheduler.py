@@ -22,6 +22,7 @@ from paceline.request import Request
 FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
 
 MAX_STEPS_IN_FLIGHT = 2
+SPARE_DEADLINES = 64
 LEAST_ROWS = 16
 """A device without memory for a step of so many rows cannot be helped by smaller ones."""
 RECOVERY = 256
@@ -161,6 +162,8 @@ class Scheduler:
         else:
             self._waiting.push(sequences[0])
         if request.deadline is not None:
+            if len(self._deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
+                self._forget_deadlines()
             heappush(self._deadlines, (request.deadline, sequences[0].order, request.id))
         return sequences
 
@@ -190,6 +193,11 @@ class Scheduler:
             if sequences and sequences[0].order - sequences[0].sample == order:
                 expired += self.cancel(request_id, "timeout")
         return expired
+
+    def _forget_deadlines(self) -> None:
+        """Those of requests that have ended: they may lie in a far future."""
+        living = {(own[0].order - own[0].sample, name) for name, own in self._requests.items() if own}
+        self._deadlines = sorted(entry for entry in self._deadlines if entry[1:] in living)
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's seat and blocks between two steps, as if they had run out; it queues again."""

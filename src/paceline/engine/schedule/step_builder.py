@@ -54,7 +54,7 @@ class StepBuilder:
         self._logit_rows = 0
         """Rows of prompts that may still have their logits computed in it."""
         self._steps = 0
-        self._blocked: tuple[Sequence, int, int] | None = None
+        self._blocked: tuple[int, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
 
     def fill(self, apart: bool = False) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
@@ -417,7 +417,7 @@ class StepBuilder:
                 return
             free = self._free()
             if not self._seat(seq):
-                self._blocked = (seq, free, len(self.running))
+                self._blocked = (seq.order, free, len(self.running))
                 return
             self._blocked = None
             prompts.append(seq)
@@ -438,7 +438,7 @@ class StepBuilder:
         weaker = bool(self.running) and self.running[-1].rank[0] > seq.rank[0]
         if len(self.running) >= self.max_seqs and not weaker:
             return True
-        return (self._blocked is not None and self._blocked[0] is seq and self._free() <= self._blocked[1]
+        return (self._blocked is not None and self._blocked[0] == seq.order and self._free() <= self._blocked[1]
                 and len(self.running) >= self._blocked[2])
 
     def _free(self) -> int:

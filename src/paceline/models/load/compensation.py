@@ -83,9 +83,13 @@ def write(path: Path, sites: dict[str, Floats]) -> None:
         arrays[site + ".codes"], arrays[site + ".scale"] = stored.codes, stored.scale
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its stub takes no names beside allow_pickle
-    part.rename(path)
+    try:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its stub takes no names beside allow_pickle
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, Stored]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline.errors import ConfigError
@@ -148,8 +149,9 @@ def _write(path: Path, raw: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
                 shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(new, path)
-    except OSError as error:
-        raise ConfigError(f"Cannot write {path}: {error.strerror or error}; nothing was left there.") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}; nothing was left "
+                          "there.") from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
