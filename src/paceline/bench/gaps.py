@@ -69,9 +69,9 @@ def gaps(times: list[float], begin: float, end: float) -> list[float]:
     return [later - sooner for sooner, later in pairwise(times) if later > begin and sooner < end]
 
 
-async def _sent(host: str, port: int, body: dict[str, Any]) -> Exchange:
+async def _sent(host: str, port: int, request: bytes) -> Exchange:
     loop = asyncio.get_running_loop()
-    _, made = await loop.create_connection(lambda: Exchange(encode(host, body), None), host, port)
+    _, made = await loop.create_connection(lambda: Exchange(request, None), host, port)
     return made
 
 
@@ -82,7 +82,8 @@ def _times(made: Exchange) -> list[float]:
 async def beside(host: str, port: int, trouble: Trouble | None, patience: float) -> tuple[list[float], str]:
     """The neighbour's gaps while that is served (None: alone for a while), and what became of it."""
     loop = asyncio.get_running_loop()
-    stream = await _sent(host, port, dict(NEIGHBOUR))
+    asked = b"" if trouble is None else encode(host, trouble.body)  # now: who writes it cannot listen meanwhile
+    stream = await _sent(host, port, encode(host, NEIGHBOUR))
     while len(_times(stream)) < SETTLED:
         if stream.done.done():
             raise PacelineError(f"The neighbour was not served: {read({}, stream)['error']}")
@@ -92,7 +93,7 @@ async def beside(host: str, port: int, trouble: Trouble | None, patience: float)
     if trouble is None:
         await asyncio.sleep(ALONE_S)
     else:
-        made = await _sent(host, port, trouble.body)
+        made = await _sent(host, port, asked)
         begin, clock = made.started, loop.time()
         await asyncio.wait([made.done, stream.done], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         status = read(trouble.body | {"stream": False}, made)["status"]

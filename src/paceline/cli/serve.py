@@ -150,6 +150,7 @@ def serve(
                        enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
                        heads=options.heads(head),
                        **sizes, **host_memory)
+    llm.engine.warm_up()
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

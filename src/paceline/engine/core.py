@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -147,6 +148,19 @@ class Engine:
         if isinstance(self.executor, HostExecutor):
             return 0
         return self.executor.capture(self.config.max_batch_tokens, progress)
+
+    def warm_up(self) -> None:
+        """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: tables
+        of the tokenizer's control tokens, the chat template, the grammars' view of the vocabulary. A server calls this
+        before it has clients; whatever is missing or broken is told to who asks for it."""
+        if self.tokenizer is None:
+            return
+        written = "".join(self.tokenizer.control.names) + " as text"
+        with suppress(PacelineError):
+            self.prepare(written, SamplingParams())
+        with suppress(PacelineError):
+            self.render([{"role": "user", "content": written}])
+        self.structures.warm_up()
 
     # ---------------------------------------------------------------- requests
 

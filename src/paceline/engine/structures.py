@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
 from functools import partial
 
 from paceline.engine.records.record import Record
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
-from paceline.errors import GrammarError
+from paceline.errors import GrammarError, PacelineError
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
@@ -21,6 +22,9 @@ from paceline.request import Request, SamplingParams
 
 PATIENCE = 0.02
 """Seconds that a loop with nothing else to do waits for a grammar, or a mask, before it looks after other things."""
+
+WARM_UP = 10.0
+"""Seconds that reading the vocabulary may take at the start."""
 
 
 class Structures:
@@ -41,6 +45,15 @@ class Structures:
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._vocabulary, clock=self._clock)
         return self._compiler
+
+    def warm_up(self) -> None:
+        """Have the vocabulary read, and the first grammar compiled."""
+        with suppress(PacelineError):
+            structure = self.wanted(SamplingParams(regex="a"))
+            if structure is not None:
+                compilation = self.compiler.compile(structure)
+                wait_for([compilation], WARM_UP)
+                self.compiler.leave(compilation)
 
     def wanted(self, params: SamplingParams) -> Structure | None:
         """What `params` ask for; None: nothing. Raises a GrammarError where it can be told at once that it is none."""
