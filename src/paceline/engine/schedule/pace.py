@@ -91,17 +91,19 @@ class Pace:
         else:
             self._prompts.observe(before / rows, max(0.0, seconds - self._decoding(decoding)) / rows, rows)
 
-    def decoding_rows(self, most: int) -> int:
+    def decoding_rows(self, most: int, drafts: bool = False) -> int:
         """How many of so many rows may decode in one step. Where any step takes long, as many as take some times as
-        long as that: the fixed cost would be paid for each of many small steps."""
+        long as that: the fixed cost would be paid for each of many small steps. `drafts`: that are there for the sake
+        of drafts, which are bets: half the time must do."""
         if self.seconds is None or not self._decoding.measured:
             return most
+        seconds = self.seconds / 2 if drafts else self.seconds
         fixed, row, all_of_it = self._decoding(0.0), self._decoding.slope, self._decoding.proportion
-        if all_of_it is not None and self._decoding(most) > self.seconds:
+        if all_of_it is not None and self._decoding(most) > seconds:
             fixed, row = 0.0, all_of_it
         if not row:
             return most
-        return max(1, min(most, int(max(self.seconds - fixed, FIXED_COSTS * fixed) / row)))
+        return max(1, min(most, int(max(seconds - fixed, FIXED_COSTS * fixed) / row)))
 
     def left_for_prompts(self, decoding: int, somebody_decodes: bool) -> float:
         """Seconds that a step with so many decoding rows has for prompts: as many as those rows take at least, so that

@@ -66,7 +66,7 @@ class StepBuilder:
         self._logit_rows = self.config.max_logit_rows or self._spare
         due = self.due()
         running = [seq for seq in due if not self.repeatable(seq)] if apart else due
-        draft_rows = self.pace.decoding_rows(self._spare) - len(running)
+        draft_rows = self.pace.decoding_rows(self._spare, drafts=True) - len(running)
         """What drafts may use: everyone gets one row first."""
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
