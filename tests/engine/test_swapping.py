@@ -166,7 +166,7 @@ def test_a_card_too_full_to_try_copies_computes_again(monkeypatch: pytest.Monkey
     assert "copies to host memory cannot be tried (CUDA out of memory" in caplog.text
 
 
-@pytest.mark.parametrize("seed", [3, 7, 24, 34])
+@pytest.mark.parametrize("seed", [3, 8, 24, 34])
 def test_a_window_with_a_chunk_in_flight_comes_back_into_the_room_there_is(seed: int) -> None:
     """Blocks behind the window go when a step is booked: while one is in flight a prompt holds more than it needs."""
     luck = random.Random(seed)

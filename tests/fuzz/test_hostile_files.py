@@ -23,7 +23,7 @@ from types import FrameType
 import pytest
 
 from paceline.errors import PacelineError
-from subjects import SUBJECTS, Files, written
+from hostile import SUBJECTS, Files, written
 
 CORPUS = Path(__file__).parent / "corpus"
 FEW, MANY = 6, 400

@@ -31,6 +31,9 @@ KEYS = 3
 DIFFERENT = 96
 """Requests that are asked again and again."""
 MANNERS = {Manner.PATIENT: 0.72, Manner.LEAVES: 0.14, Manner.SLOW: 0.06, Manner.UNFINISHED: 0.04, Manner.DEAF: 0.04}
+ALLOWED = ("--max-priority", "1", *(word for method in ("default", "exit", "skip") for word in
+                                   ("--allow-speculation", method)))
+"""What the traffic asks for beyond what a server allows by itself."""
 EVERY = 1.0
 """Seconds between two looks at the server's process and its metrics."""
 GROWTH, LEAST_GROWTH = 0.03, 24 << 20
@@ -275,7 +278,7 @@ def run(model: str | None = None, minutes: float = 20.0, clients: int = 12, seed
     pool = asks(DIFFERENT, seed, tuple(adapters or ()))
     lora = [word for name, folder in (adapters or {}).items() for word in ("--lora", f"{name}={folder}")]
     started = time.perf_counter()
-    with server(model, speculation, ["--deterministic", "--stall-timeout", "5", *lora], {
+    with server(model, speculation, ["--deterministic", "--stall-timeout", "5", *ALLOWED, *lora], {
             "PACELINE_API_KEY": ",".join(keys), "PACELINE_OPERATOR_KEY": operator}) as (host, port, process):
         traffic = Traffic(host, port, process.pid, keys, operator, pool, seed)
         say(f"soak: {clients} clients for {minutes:g} minutes, seed {seed}")
