@@ -21,8 +21,9 @@ from paceline.models.chat import ChatTemplate
 from paceline.sampling import stop
 from paceline.sampling.state import SampleState
 from paceline.serve import completions
+from paceline.serve.containers import MOST_CONTAINERS, check_containers
 from paceline.serve.options import ServeOptions
-from paceline.serve.responses import MOST_CONTAINERS, JSONResponse, check_containers
+from paceline.serve.responses import JSONResponse
 from paceline.text_threads import SHORT, THREADS, TextThreads
 
 CONTEXT = BASE["max_position_embeddings"]
