@@ -155,6 +155,24 @@ def test_parameters_are_read_once_for_all_samples(monkeypatch: pytest.MonkeyPatc
     assert params.stop_token_ids == (5,)
 
 
+def test_parameters_are_read_once_for_all_prompts_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short body could have a thousand bad words tokenised, and a long stop string taken apart, for each prompt."""
+    spelled: list[str] = []
+    automata: list[Any] = []
+    engine = build()
+    spell, automaton = engine._spell, stop._automaton
+    monkeypatch.setattr(engine, "_spell", lambda text: (spelled.append(text), spell(text))[1])
+    monkeypatch.setattr(stop, "_automaton", lambda *args: (automata.append(args), automaton(*args))[1])
+    with served(engine) as url:
+        body = {"max_tokens": 2, "bad_words": ["never"], "stop": ["nor this"], "temperature": 0}
+        alone = httpx.post(f"{url}/v1/completions", json=body | {"prompt": "b"}, timeout=WAIT).json()["choices"][0]
+        spelled.clear()
+        automata.clear()
+        answer = httpx.post(f"{url}/v1/completions", json=body | {"prompt": ["a", "b", "c"]}, timeout=WAIT)
+    assert answer.status_code == 200 and answer.json()["choices"][1]["text"] == alone["text"]
+    assert spelled == ["never", " never"] and len(automata) == 1
+
+
 def test_bodies_are_as_large_as_a_context_needs() -> None:
     options = ServeOptions()
     assert options.body_limit(4096) < options.body_limit(32_768) < options.body_limit(1 << 20) == 8_000_000
