@@ -219,12 +219,12 @@ class Engine:
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
             record = self._record(prepared, request, sequences, drafter is not None, lookup)
+            if structure is not None:
+                self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
             self.scheduler.cancel(request_id)
             raise
         self._records[request_id] = record
-        if structure is not None:
-            self.structures.hold(request, structure)
         self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None and rule is not None:
