@@ -23,6 +23,7 @@ from paceline.serve import app
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import Caller
 from paceline.serve.keys_file import read_keys
+from paceline.serve.options import ServeOptions
 from paceline.serve.quotas import Bucket, Meter, Meters, Quota, QuotaGate
 
 
@@ -239,6 +240,14 @@ def test_a_file_that_is_wrong_is_explained(text: str, says: str, write: Callable
     assert says in str(caught.value) and "secret" not in str(caught.value)
     assert main(["serve", "--port", "0", "--keys-file", str(path)]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [" a", "a ", ""])
+def test_a_key_that_no_header_can_hold_is_refused(key: str, write: Callable[[str], Path]) -> None:
+    """Spaces around a header's value are no part of it: such a key would let nobody in."""
+    found = read_keys(write(f"[[keys]]\nkey = {key!r}"), Quota())
+    with pytest.raises(ConfigError, match="API key"):
+        ServeOptions(api_keys=found.clients)
 
 
 def test_a_file_that_is_not_there_and_limits_that_are_none_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,8 @@ def _length(asked: int | None, name: str, limits: ClientLimits, default: int | N
     if asked is None:
         return min((limit for limit in (default, most) if limit is not None), default=None)
     if most is not None and asked > most:
-        raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less.", name)
+        raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less or have its operator "
+                           "raise --max-output-tokens.", name)
     return asked
 
 
