@@ -103,6 +103,40 @@ def test_a_structure_that_grows_too_complex_fails_there_as_well(monkeypatch: pyt
     assert good.error is None
 
 
+class Panic(BaseException):
+    """As native code raises it."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_mask_that_breaks_in_another_thread_ends_its_request_alone(kind: type[BaseException], slow: Slow,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = CompiledGrammar.bits
+
+    def breaking(grammar: CompiledGrammar, matcher: Any) -> Any:
+        if threading.current_thread().name == "paceline-masks":
+            raise kind("it broke")
+        return bits(grammar, matcher)
+
+    monkeypatch.setattr(CompiledGrammar, "bits", breaking)
+    bad, good = structured_llm().generate([PROMPT] * 2, [SLOW, PLAIN])
+    assert isinstance(bad.error, GrammarError) and bad.error.param == "regex" and "it broke" in str(bad.error)
+    assert good.error is None and len(good.outputs[0].token_ids) == 6
+
+
+def test_masks_are_made_where_no_thread_can_be_had(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = structured_llm().generate([PROMPT], [SLOW])[0].outputs[0].token_ids
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("paceline-masks"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    found, other = structured_llm().generate([PROMPT] * 2, [SLOW, PLAIN])
+    assert found.outputs[0].token_ids == expected and other.error is None
+
+
 def test_a_grammar_learns_whether_its_masks_take_long() -> None:
     grammar = compiled(regex="[a-f]{1,200}")
     assert not grammar.slow
@@ -149,3 +183,14 @@ def test_work_that_fails_fails_alone() -> None:
     workers = FairWorkers(threads=1)
     bad, good = workers.submit("a", lambda: 1 // 0), workers.submit("a", lambda: 5)
     assert isinstance(bad.exception(60), ZeroDivisionError) and good.result(60) == 5
+
+
+def test_a_worker_that_was_just_woken_keeps_nobody_waiting() -> None:
+    workers, gate = FairWorkers(threads=2), threading.Event()
+    workers.submit("a", lambda: None).result(60)
+    while not workers._idle:
+        pass
+    held = workers.submit("a", lambda: gate.wait(60))
+    assert workers.submit("b", lambda: 5).result(20) == 5, "the second thread is there for it"
+    gate.set()
+    assert held.result(60)

@@ -171,3 +171,19 @@ def test_what_is_stuck_is_bounded(gates: Gates, compilers: Make) -> None:
     assert len(gates.begun) == MOST_EACH
     other = compiler.compile(regex("ready"), "b")
     assert other.future.result(60) is other.result()
+
+
+def test_a_structure_for_which_no_thread_can_be_had_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refusals = threading.Thread.start, list[str]()
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "paceline-grammar" and len(refusals) < 5:
+            refusals.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    found = structured_llm().generate([PROMPT] * 3, [SamplingParams(regex="(x|y){2}z", max_tokens=9)] * 2
+                                      + [SamplingParams(max_tokens=3)])
+    assert len(refusals) == 5 and all(one.error is None for one in found)
+    assert found[0].outputs[0].text[-1] == "z"

@@ -92,6 +92,16 @@ def test_characters_that_no_token_has_count_for_nothing() -> None:
     assert text_bound(_without(byte_level("smollm"), "\x81")) is None
 
 
+@pytest.mark.parametrize("normalizer, text", [(normalizers.Lowercase(), "A"), (normalizers.NFC(), "\u037e"),
+                                              (normalizers.NFKC(), "\uff41")])
+def test_characters_that_become_what_no_token_has_count_for_nothing(normalizer: Any, text: str) -> None:
+    backend = _with(_without(byte_level("smollm"), "a;"), normalizer=normalizer)
+    assert backend.encode(text * 1000).ids == []
+    bound = text_bound(backend)
+    assert bound is None or bound.holds(text * 1000, 0)
+    assert text_bound(_with(_without(byte_level("smollm"), "\x04"), normalizer=normalizer)) is not None
+
+
 def test_a_text_that_cannot_fit_is_refused_by_its_length() -> None:
     tokenizer = Tokenizer(byte_level("smollm"))
     bound = text_bound(tokenizer.backend)

@@ -21,8 +21,9 @@ from paceline.models.chat import ChatTemplate
 from paceline.sampling import stop
 from paceline.sampling.state import SampleState
 from paceline.serve import completions
+from paceline.serve.containers import MOST_CONTAINERS, check_containers
 from paceline.serve.options import ServeOptions
-from paceline.serve.responses import MOST_CONTAINERS, JSONResponse, check_containers
+from paceline.serve.responses import JSONResponse
 from paceline.text_threads import SHORT, THREADS, TextThreads
 
 CONTEXT = BASE["max_position_embeddings"]
@@ -152,6 +153,24 @@ def test_parameters_are_read_once_for_all_samples(monkeypatch: pytest.MonkeyPatc
     engine.add("a prompt", params)
     assert made == ["state", "automaton"]
     assert params.stop_token_ids == (5,)
+
+
+def test_parameters_are_read_once_for_all_prompts_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short body could have a thousand bad words tokenised, and a long stop string taken apart, for each prompt."""
+    spelled: list[str] = []
+    automata: list[Any] = []
+    engine = build()
+    spell, automaton = engine._spell, stop._automaton
+    monkeypatch.setattr(engine, "_spell", lambda text: (spelled.append(text), spell(text))[1])
+    monkeypatch.setattr(stop, "_automaton", lambda *args: (automata.append(args), automaton(*args))[1])
+    with served(engine) as url:
+        body = {"max_tokens": 2, "bad_words": ["never"], "stop": ["nor this"], "temperature": 0}
+        alone = httpx.post(f"{url}/v1/completions", json=body | {"prompt": "b"}, timeout=WAIT).json()["choices"][0]
+        spelled.clear()
+        automata.clear()
+        answer = httpx.post(f"{url}/v1/completions", json=body | {"prompt": ["a", "b", "c"]}, timeout=WAIT)
+    assert answer.status_code == 200 and answer.json()["choices"][1]["text"] == alone["text"]
+    assert spelled == ["never", " never"] and len(automata) == 1
 
 
 def test_bodies_are_as_large_as_a_context_needs() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from paceline.errors import RequestError
-from paceline.serve.errors import validation_error
+from paceline.serve.containers import MOST_CONTAINERS, check_containers
+from paceline.serve.conversation import prepare
+from paceline.serve.errors import ApiError, validation_error
 from paceline.serve.limits import MOST_CHARACTERS
 from paceline.serve.options import ServeOptions
 from paceline.serve.params import chat_params
@@ -55,3 +59,24 @@ def test_as_many_as_are_allowed_are_taken() -> None:
     asked = {"stop": [str(place) for place in range(64)], "bad_words": [f"word{place}" for place in range(1024)]}
     params = chat_params(ChatBody.model_validate(HELLO | asked), ServeOptions(model_name="tiny"), {})
     assert len(params.stop) == 64 and len(params.bad_words) == 1024
+
+
+def test_counting_lists_takes_no_longer_for_texts_that_do_not_end() -> None:
+    many = b"[" * (MOST_CONTAINERS + 1)
+    started = time.thread_time()
+    for odd in (b'"' + b'\\"' * 100_000, b'"' + b"\\", b'"a\\\\' * 100_001, b'"'):
+        with pytest.raises(ApiError, match="lists and objects"):
+            check_containers(many + odd)
+        check_containers(b'"' + many + odd[1:] + b'"')  # brackets of a text count for nothing
+    assert time.thread_time() - started < 5, "the time must grow with the text, not with its square"
+
+
+def test_json_within_texts_is_counted_too() -> None:
+    lists = json.dumps([[]] * MOST_CONTAINERS)
+    call = {"function": {"name": "f", "arguments": lists}}
+    for asked in ({"guided_json": lists}, {"structured_outputs": {"json": lists}}):
+        with pytest.raises(ApiError, match="lists and objects"):
+            chat_params(ChatBody.model_validate(HELLO | asked), ServeOptions(model_name="tiny"), {})
+    body = ChatBody.model_validate({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    with pytest.raises(ApiError, match="lists and objects"):
+        prepare(body.messages)

@@ -19,13 +19,15 @@ from paceline.serve.params import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody
 from paceline.speculation.spec import BUILDERS, parse
 
-LOW = ClientLimits(max_n=4, max_beams=3, max_logprobs=2, max_draft_tokens=8, max_priority=5)
+LOW = ClientLimits(max_samples=8, max_output_tokens=50, max_n=4, max_beams=3, max_logprobs=2, max_draft_tokens=8,
+                   max_priority=5)
 HIGH = ClientLimits(max_n=128, max_beams=64, max_logprobs=100, max_draft_tokens=1024, max_priority=100)
 
 
 @pytest.mark.parametrize("asked, param, option", [
     ({"n": 5}, "n", "--max-n"), ({"best_of": 5}, "best_of", "--max-n"),
     ({"use_beam_search": True, "n": 4}, "use_beam_search", "--max-beams"),
+    ({"prompt": ["x"] * 3, "n": 3}, "n", "--max-samples"), ({"max_tokens": 51}, "max_tokens", "--max-output-tokens"),
     ({"logprobs": 3}, "logprobs", "--max-logprobs"), ({"priority": 6}, "priority", "--max-priority"),
     ({"speculation": {"method": "ngram", "k": 9}}, "speculation", "--max-draft-tokens"),
     ({"speculation": {"method": "merge", "drafters": [{"method": "ngram", "nodes": 9}]}}, "speculation",
@@ -37,7 +39,7 @@ def test_what_is_dear_is_bounded_and_the_refusal_names_the_option(asked: dict[st
     body = CompletionBody.model_validate({"prompt": "x", **asked})
 
     def ask(limits: ClientLimits) -> None:
-        limits.check(completion_params(body, limits), 1)
+        limits.check(completion_params(body, limits), len(body.prompt))
         if body.speculation is not None:
             limits.speculation(body.speculation, None)
 

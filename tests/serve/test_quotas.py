@@ -23,6 +23,7 @@ from paceline.serve import app
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import Caller
 from paceline.serve.keys_file import read_keys
+from paceline.serve.options import ServeOptions
 from paceline.serve.quotas import Bucket, Meter, Meters, Quota, QuotaGate
 
 
@@ -105,18 +106,32 @@ def test_a_refusal_costs_nothing(clock: Clock) -> None:
     assert refused(meter) is None
 
 
+def record(tenant: str, scheduled: float | None, output: int) -> Any:
+    """Of a request with a prompt of 50 tokens."""
+    return SimpleNamespace(request=SimpleNamespace(tenant=Tenant(tenant), prompt=[1] * 50),
+                           metrics=SimpleNamespace(first_scheduled=scheduled, output_tokens=output))
+
+
 def test_what_ended_is_counted_for_whose_it_was(clock: Clock) -> None:
     meters = Meters(clock)
-
-    def record(tenant: str, scheduled: float | None, output: int) -> Any:
-        return SimpleNamespace(request=SimpleNamespace(tenant=Tenant(tenant), prompt=[1] * 50),
-                               metrics=SimpleNamespace(first_scheduled=scheduled, output_tokens=output))
-
     quota = Quota(tokens_per_minute=60)
     assert refused(meters.of("a", quota)) is None and refused(meters.of("b", quota)) is None
     meters.ended(record("a", 1.0, 20))
     meters.ended(record("b", None, 0))  # it never ran
     assert refused(meters.of("a", quota)) is not None and refused(meters.of("b", quota)) is None
+
+
+def test_tokens_are_paid_off_from_when_they_were_used_and_not_from_the_next_request_on(clock: Clock) -> None:
+    meters, quota = Meters(clock), Quota(tokens_per_minute=60)
+    assert refused(meters.of("a", quota)) is None
+    meters.ended(record("a", 1.0, 250))
+    clock.now += 242  # 300 tokens, of which a minute's were there
+    assert refused(meters.of("a", quota)) is None
+    clock.now += 1000
+    meters.ended(record("a", 1.0, 11))
+    assert refused(meters.of("a", quota)) is not None, "what flowed in before fills no more than a minute's"
+    clock.now += 3
+    assert refused(meters.of("a", quota)) is None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.nan, "5", True])
@@ -225,6 +240,14 @@ def test_a_file_that_is_wrong_is_explained(text: str, says: str, write: Callable
     assert says in str(caught.value) and "secret" not in str(caught.value)
     assert main(["serve", "--port", "0", "--keys-file", str(path)]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [" a", "a ", ""])
+def test_a_key_that_no_header_can_hold_is_refused(key: str, write: Callable[[str], Path]) -> None:
+    """Spaces around a header's value are no part of it: such a key would let nobody in."""
+    found = read_keys(write(f"[[keys]]\nkey = {key!r}"), Quota())
+    with pytest.raises(ConfigError, match="API key"):
+        ServeOptions(api_keys=found.clients)
 
 
 def test_a_file_that_is_not_there_and_limits_that_are_none_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ class Prepared:
     stops: StopCriteria
     structure: Structure | None
     """To be compiled before it may run."""
+    bad_words: list[tuple[int, ...]]
+    """As tokens."""
 
 
 def check_params(params: object) -> None:

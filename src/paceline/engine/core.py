@@ -171,17 +171,20 @@ class Engine:
         return self.admit(self.prepare(prompt, params), speculation=speculation, request_id=request_id,
                           adapter=adapter, tenant=tenant)
 
-    def prepare(self, prompt: str | list[int], params: SamplingParams) -> Prepared:
+    def prepare(self, prompt: str | list[int], params: SamplingParams, like: Prepared | None = None) -> Prepared:
         """What admit() takes, or a RequestError. Tokenises, and reads nothing that steps change: call it in any thread,
-        as long as the prompt may be."""
+        as long as the prompt may be. `like`: another prompt's with the same parameters, which are not read again."""
         self.process.check()
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
-        structure = self.structures.wanted(params)
-        bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
-        return Prepared(prompt if isinstance(prompt, str) else None, ids, params,
-                        SampleState(params, ids, 0, self._vocab, self._eos, bad_words),
-                        StopCriteria.of(params, self._eos), structure)
+        if like is not None:
+            structure, bad_words = like.structure, like.bad_words
+        else:
+            structure = self.structures.wanted(params)
+            bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
+        state = SampleState(params, ids, 0, self._vocab, self._eos, bad_words)
+        stops = StopCriteria.of(params, self._eos) if like is None else like.stops
+        return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words)
 
     def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
               adapter: str | None = None, tenant: Tenant | None = None) -> str:
@@ -216,12 +219,12 @@ class Engine:
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
             record = self._record(prepared, request, sequences, drafter is not None, lookup)
+            if structure is not None:
+                self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
             self.scheduler.cancel(request_id)
             raise
         self._records[request_id] = record
-        if structure is not None:
-            self.structures.hold(request, structure)
         self._last_arrival = now
         self.metrics.requests += 1
         if drafter is not None and wish is not None and rule is not None:

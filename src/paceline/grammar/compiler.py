@@ -160,12 +160,16 @@ class GrammarCompiler:
         """Threads for those whose turn it is."""
         with self._turn:
             while (task := self._next()) is not None:
+                thread = threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # none can be had just now: it keeps its place until somebody next asks
+                    return
                 self._queue.remove(task)
                 self._running.add(task)
                 self._begun += 1
                 task.owners = frozenset(task.wanted)
                 self._turns.update(dict.fromkeys(task.wanted, self._begun))
-                threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True).start()
 
     def _next(self) -> Compilation | None:
         """Whose turn it is: a tenant with the fewest under way, the one that has waited longest. Those that are stuck

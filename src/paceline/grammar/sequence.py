@@ -66,7 +66,7 @@ class SequenceGrammar:
             if state is None or state.allowed is not None or (self._failed is not None and self._failed[0] is state):
                 return True
             self._move(self._output)
-        except GrammarError:  # whoever asks for the mask will meet it
+        except Exception:  # whoever asks for the mask will meet it: that ends one request, and here it would end all
             return True
         compiled, matcher = self._compiled, self._matcher
         self._making = state, submit(lambda: compiled.bits(matcher))
@@ -77,11 +77,17 @@ class SequenceGrammar:
         if self._making is None:
             return
         (state, future), self._making = self._making, None
-        bits, seconds = future.result()
         try:
+            bits, seconds = future.result()
             self._check()
         except GrammarError as problem:
             self._failed = state, problem
+            return
+        except BaseException as problem:  # native code that panics raises no Exception
+            self._matcher = None  # nobody knows what it has been through
+            field = self._compiled.structure.field
+            self._failed = state, GrammarError(f"{field} failed after {len(self._output)} output tokens "
+                                               f"({type(problem).__name__}: {problem}); simplify it.", field)
             return
         self._compiled.keep(state, bits, seconds)
 

@@ -40,10 +40,20 @@ class FairWorkers:
             self._lines.setdefault(owner, deque()).append(run)
             if self._idle:
                 self._changed.notify()
-            elif self._alive < self._most:
-                self._alive += 1
-                threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+            # One that was woken a moment ago still counts as idle: it can take one piece of work, not all of them.
+            if sum(map(len, self._lines.values())) > self._idle and self._alive < self._most:
+                self._start()
+            alone = not self._alive
+        while alone and (first := self._take()) is not None:
+            first()
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+        except RuntimeError:  # none can be had just now: others do the work, or who asked for it
+            return
+        self._alive += 1
 
     def _serve(self) -> None:
         while (work := self._next()) is not None:
@@ -58,6 +68,13 @@ class FairWorkers:
                 if not told and not self._lines:
                     self._alive -= 1
                     return None
+            return self._take()
+
+    def _take(self) -> Callable[[], None] | None:
+        """Whose turn it is; None: nobody waits."""
+        with self._changed:
+            if not self._lines:
+                return None
             owner = next(iter(self._lines))
             line = self._lines.pop(owner)
             work = line.popleft()

@@ -46,8 +46,8 @@ def text_bound(backend: Any) -> TextBound | None:
     dropped = _dropped(state)
     if math.isinf(shrinking) or not cuts or swallows or dropped is None:
         return None
-    if dropped and any(step["type"] in ("Replace", "Prepend") for step in normalizers):
-        return None  # others may become such characters
+    if any(_may_become(step, one) for step in normalizers for one in dropped):
+        return None
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
     return TextBound(math.ceil(longest * max(1.0, shrinking)), dropped)
 
@@ -68,6 +68,12 @@ def _shrinking(step: Mapping[str, Any]) -> float:
         old, new = step["pattern"].get("String", ""), step["content"]
         return max(1.0, len(old) / len(new)) if old and new else math.inf  # an expression may match anything
     return _KEEP.get(step["type"], math.inf)
+
+
+def _may_become(step: Mapping[str, Any], dropped: str) -> bool:
+    """Whether this normalizer may make such a character of others: a small letter of a capital one, a K of the sign of
+    Kelvins. It is no control character, unless one is written by name."""
+    return step["type"] in ("Replace", "Prepend") or (step["type"] != "ByteLevel" and dropped.isprintable())
 
 
 def _keeps_all(step: Mapping[str, Any]) -> bool:

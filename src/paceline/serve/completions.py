@@ -60,17 +60,19 @@ def _encode(service: Service, body: CompletionBody, params: SamplingParams) -> t
     prompts: list[Prepared] = []
     texts: list[str] = []
     for prompt in asked:
+        ids = prompt
         if isinstance(prompt, str):
             if tokenizer is None:
                 raise RequestError("This model came without a tokenizer: give prompts as token ids.", "prompt")
             if not prompt:
                 raise RequestError("The prompt is empty: give at least one character or token.", "prompt")
             tokenizer.check_length(prompt, engine.config.max_model_len)
-            prompts.append(engine.prepare(tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
-                                                           parse_special=bool(body.parse_special)), params))
+            ids = tokenizer.encode(prompt, add_special=body.add_special_tokens is not False,
+                                   parse_special=bool(body.parse_special))
+        prompts.append(engine.prepare(ids, params, prompts[0] if prompts else None))
+        if isinstance(prompt, str):
             texts.append(prompt)
         else:
-            prompts.append(engine.prepare(prompt, params))
             texts.append(tokenizer.decode(prompt, skip_special=False) if body.echo and tokenizer is not None else "")
     return prompts, texts
 

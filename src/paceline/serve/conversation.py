@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.models.chat import ChatTemplate
+from paceline.serve.containers import read_json
 from paceline.serve.schema import ChatBody, Message, NamedTool, Tool
 
 TOOL_PROMPT = """You may call functions to help with the user's request. Their signatures are inside <tools></tools>:
@@ -57,7 +58,7 @@ def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = read_json(arguments or "{}", f"messages[{place}].tool_calls")
         except (ValueError, RecursionError):
             raise RequestError(f"messages[{place}].tool_calls: the arguments are not valid JSON.", "messages") from None
     return call | {"function": function | {"arguments": arguments}}

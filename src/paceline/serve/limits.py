@@ -94,7 +94,8 @@ class ClientLimits:
             _within(name, name, params.samples, self.max_n, "--max-n")
         if prompts * params.samples > self.max_samples:
             raise RequestError(f"{prompts} prompts with {params.samples} samples each are more than this server takes "
-                               f"in one call ({self.max_samples}): split them.", "n")
+                               f"in one call ({self.max_samples}): split them or have its operator raise "
+                               "--max-samples.", "n")
         most = PRIORITIES if self.max_priority is None else self.max_priority
         if not -PRIORITIES <= params.priority <= most:
             raise RequestError(f"priority is {params.priority} and this server allows {-PRIORITIES} to {most}: ask for "

@@ -55,8 +55,9 @@ class ServeOptions(ClientLimits):
             raise ConfigError(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {self.tool_parser!r}.")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}.")
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.keys):
-            raise ConfigError("An API key is empty or has characters that do not fit a header: choose printable ASCII.")
+        if any(not key or not key.isascii() or not key.isprintable() or key != key.strip() for key in self.keys):
+            raise ConfigError("An API key is empty, begins or ends with a space, or has characters that do not fit a "
+                              "header: choose printable ASCII.")
         if any(not host or not host.isascii() or not host.isprintable() or "/" in host for host in self.allowed_hosts):
             raise ConfigError("An allowed host is empty or no name: give it like box.example or 10.0.0.5.")
         if not self.stall_s > 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
 from paceline.errors import RequestError
 from paceline.request import SamplingParams
+from paceline.serve.containers import read_json
 from paceline.serve.limits import ClientLimits
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
 from paceline.speculation.spec import Speculation
@@ -115,7 +115,7 @@ def _schema(value: Any, field: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return read_json(value, field)
     except (ValueError, RecursionError):
         raise RequestError(f"{field} is not valid JSON: give a schema as an object or as JSON text.", field) from None
 
@@ -126,7 +126,8 @@ def _length(asked: int | None, name: str, limits: ClientLimits, default: int | N
     if asked is None:
         return min((limit for limit in (default, most) if limit is not None), default=None)
     if most is not None and asked > most:
-        raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less.", name)
+        raise RequestError(f"{name} is {asked} and this server gives at most {most}: ask for less or have its operator "
+                           "raise --max-output-tokens.", name)
     return asked
 
 

@@ -52,15 +52,20 @@ class Bucket:
         """How long it takes until so much is there; 0: it is."""
         if self._most == math.inf:
             return 0.0
-        now = self._clock()
-        self._level = min(self._most, self._level + (now - self._filled) * self._most / 60)
-        self._filled = now
+        self._fill(self._clock())
         missing = amount - self._level
         return missing * 60 / self._most if missing > ROUNDING else 0.0
 
-    def take(self, amount: float) -> None:
+    def take(self, amount: float, at: float | None = None) -> None:
+        """`at`: when, where that was a while ago. What has flowed in by then comes first, and what has flowed in since
+        comes on top: the bucket is never more than full."""
         if self._most != math.inf:
+            self._fill(self._clock() if at is None else at)
             self._level -= amount
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._most, self._level + max(0.0, now - self._filled) * self._most / 60)
+        self._filled = max(self._filled, now)
 
 
 class Meter:
@@ -87,9 +92,8 @@ class Meter:
         self._requests.take(1)
         self._running += 1
 
-    def spend(self, tokens: int) -> None:
-        self._tokens.seconds_until(0)  # what has flowed in by now comes first: the bucket is never more than full
-        self._tokens.take(tokens)
+    def spend(self, tokens: int, at: float | None = None) -> None:
+        self._tokens.take(tokens, at)
 
     def end(self) -> None:
         self._running -= 1
@@ -106,23 +110,24 @@ class Meters:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._meters: dict[str, Meter] = {}
-        self._ended: deque[tuple[str, int]] = deque()
+        self._ended: deque[tuple[str, int, float]] = deque()
 
     def of(self, tenant: str, quota: Quota) -> Meter:
         while self._ended:
-            name, tokens = self._ended.popleft()
+            name, tokens, when = self._ended.popleft()
             if name in self._meters:
-                self._meters[name].spend(tokens)
+                self._meters[name].spend(tokens, when)
         meter = self._meters.get(tenant)
         if meter is None:
             meter = self._meters[tenant] = Meter(quota, self._clock)
         return meter
 
     def ended(self, record: Record) -> None:
-        """A request has ended, however it did. In the engine's thread: it is counted when somebody next asks."""
+        """A request has ended, however it did. In the engine's thread: it is counted when somebody next asks, as
+        of now: it is paid off from now on, not from when its key comes back."""
         metrics = record.metrics
         prompt = 0 if metrics.first_scheduled is None else len(record.request.prompt)
-        self._ended.append((record.request.tenant.name, prompt + metrics.output_tokens))
+        self._ended.append((record.request.tenant.name, prompt + metrics.output_tokens, self._clock()))
 
 
 class QuotaGate:

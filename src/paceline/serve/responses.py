@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -13,13 +12,10 @@ from starlette.responses import Response
 
 from paceline.request import RequestOutput
 from paceline.serve.calls import Service
-from paceline.serve.errors import ApiError
+from paceline.serve.containers import check_containers
 
 Done = TypeVar("Done")
 
-MOST_CONTAINERS = 1 << 16
-"""Lists and objects of one body. Reading them holds everybody up, many times as long as a text of the same size."""
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LEVELS = 5
 """As deep as the tokens of a choice's log-probabilities lie in an answer."""
 _A_TOKEN = 64
@@ -46,17 +42,6 @@ class BoundedRoute(APIRoute):
             return await handle(BoundedRequest(request.scope, request.receive))
 
         return bounded
-
-
-def check_containers(body: bytes) -> None:
-    """Refuse JSON that is made of too many lists and objects. Texts may hold as many brackets as they like."""
-    if body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS:
-        return
-    bare = _STRING.sub(b"", body)
-    count = bare.count(b"[") + bare.count(b"{")
-    if count > MOST_CONTAINERS:
-        raise ApiError(400, f"The body has {count} lists and objects and this server takes {MOST_CONTAINERS}: send "
-                       "less at once.")
 
 
 class JSONResponse(Response):
