@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hostile import SUBJECTS, Files, written
 
 from paceline.errors import PacelineError
-from hostile import SUBJECTS, Files, written
 
 CORPUS = Path(__file__).parent / "corpus"
 FEW, MANY = 6, 400
