@@ -103,6 +103,44 @@ def test_a_structure_that_grows_too_complex_fails_there_as_well(monkeypatch: pyt
     assert good.error is None
 
 
+@pytest.mark.parametrize("problem", [MemoryError("no room"), BaseException("a panic")])
+def test_a_mask_that_breaks_beside_the_loop_ends_its_request_alone(problem: BaseException, slow: Slow,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CompiledGrammar.bits
+
+    def bits(grammar: CompiledGrammar, matcher: Any) -> Any:
+        if threading.current_thread().name == "paceline-masks":
+            raise problem
+        return made(grammar, matcher)
+
+    monkeypatch.setattr(CompiledGrammar, "bits", bits)
+    bad, good = structured_llm().generate([PROMPT] * 2, [SLOW, PLAIN])
+    assert isinstance(bad.error, GrammarError) and bad.error.param == "regex"
+    assert good.error is None and len(good.outputs[0].token_ids) == 6
+
+
+def test_threads_that_cannot_be_started_stop_nobody(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are then made by who asks for them; a structure that cannot be compiled now may be asked for again."""
+    expected = structured_llm().generate([PROMPT], SLOW)[0].outputs[0].text
+    start = threading.Thread.start
+    refused = {"paceline-masks"}
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    llm = structured_llm()
+    assert llm.generate([PROMPT], SLOW)[0].outputs[0].text == expected
+    refused.add("paceline-grammar")
+    bad, good = llm.generate([PROMPT] * 2, [SamplingParams(regex="other[ab]", max_tokens=12), PLAIN])
+    assert isinstance(bad.error, GrammarError) and good.error is None
+    refused.clear()
+    again, = llm.generate([PROMPT], SamplingParams(regex="other[ab]", max_tokens=12))
+    assert again.error is None and again.outputs[0].text.startswith("other")
+
+
 def test_a_grammar_learns_whether_its_masks_take_long() -> None:
     grammar = compiled(regex="[a-f]{1,200}")
     assert not grammar.slow

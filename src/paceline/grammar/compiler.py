@@ -165,7 +165,14 @@ class GrammarCompiler:
                 self._begun += 1
                 task.owners = frozenset(task.wanted)
                 self._turns.update(dict.fromkeys(task.wanted, self._begun))
-                threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, args=(task,), name="paceline-grammar", daemon=True).start()
+                except RuntimeError as problem:  # the process may have no more
+                    self._running.discard(task)
+                    task.broke = True
+                    field = task.structure.field
+                    task.future.set_exception(GrammarError(
+                        f"{field} could not be compiled now ({problem}). Try again later.", field))
 
     def _next(self) -> Compilation | None:
         """Whose turn it is: a tenant with the fewest under way, the one that has waited longest. Those that are stuck

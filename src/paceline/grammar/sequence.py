@@ -66,7 +66,7 @@ class SequenceGrammar:
             if state is None or state.allowed is not None or (self._failed is not None and self._failed[0] is state):
                 return True
             self._move(self._output)
-        except GrammarError:  # whoever asks for the mask will meet it
+        except Exception:  # whoever asks for the mask will meet it: here it would be everybody's
             return True
         compiled, matcher = self._compiled, self._matcher
         self._making = state, submit(lambda: compiled.bits(matcher))
@@ -77,8 +77,14 @@ class SequenceGrammar:
         if self._making is None:
             return
         (state, future), self._making = self._making, None
-        bits, seconds = future.result()
         try:
+            try:
+                bits, seconds = future.result()
+            except BaseException as problem:  # native code that panics raises no Exception
+                self._matcher = None  # who knows where it is
+                field = self._compiled.structure.field
+                raise GrammarError(f"{field}: what may follow {len(self._output)} output tokens could not be worked "
+                                   f"out ({type(problem).__name__}: {problem}). Simplify it.", field) from problem
             self._check()
         except GrammarError as problem:
             self._failed = state, problem

@@ -41,9 +41,19 @@ class FairWorkers:
             if self._idle:
                 self._changed.notify()
             elif self._alive < self._most:
-                self._alive += 1
-                threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+                self._begin()
+            stranded = not self._alive
+        while stranded and (left := self._take()) is not None:  # nobody else can: everybody waits, but not for ever
+            left()
         return future
+
+    def _begin(self) -> None:
+        """One thread more, if there can be one."""
+        self._alive += 1
+        try:
+            threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+        except RuntimeError:  # the process may have no more
+            self._alive -= 1
 
     def _serve(self) -> None:
         while (work := self._next()) is not None:
@@ -58,9 +68,17 @@ class FairWorkers:
                 if not told and not self._lines:
                     self._alive -= 1
                     return None
-            owner = next(iter(self._lines))
-            line = self._lines.pop(owner)
-            work = line.popleft()
-            if line:
-                self._lines[owner] = line
-            return work
+            return self._pop()
+
+    def _take(self) -> Callable[[], None] | None:
+        """The next piece of work, if there is any."""
+        with self._changed:
+            return self._pop() if self._lines else None
+
+    def _pop(self) -> Callable[[], None]:
+        owner = next(iter(self._lines))
+        line = self._lines.pop(owner)
+        work = line.popleft()
+        if line:
+            self._lines[owner] = line
+        return work
