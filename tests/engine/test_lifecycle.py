@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.errors import EmptySupportError, QueueFullError, StepError
 from paceline.speculation.drafter import DraftedSequence, Needs, Observation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.tree import DraftTree
+from speculation.worded import tokenizer
 
 PROMPT = list(range(1, 40))
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -77,17 +79,19 @@ def test_a_deadline_ends_a_request_and_keeps_what_it_had() -> None:
     assert_clean(engine)
 
 
-def test_a_request_that_breaks_when_it_is_admitted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny_engine()
+@pytest.mark.parametrize("where", ["_text_stream", "_drafting.controller.begin", "structures.compiler.compile"])
+def test_a_request_that_breaks_when_it_is_admitted_leaves_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(tokenizer=tokenizer())
+    owner, _, name = where.rpartition(".")
 
     def broken(*_: Any) -> Any:
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_text_stream", broken)
+        patch.setattr(attrgetter(owner)(engine) if owner else engine, name, broken)
         with pytest.raises(MemoryError):
-            engine.add(PROMPT, GREEDY, request_id="mine", speculation="ngram")
-    assert not engine.has_work
+            engine.add(PROMPT, SamplingParams(max_tokens=8, regex="a*"), request_id="mine", speculation="ngram")
+    assert not engine.has_work and not engine._records and not engine._drafting._drafters
     engine.add(PROMPT, GREEDY, request_id="mine")
     drain(engine)
     assert engine.take("mine").snapshot().outputs[0].finish_reason == "length"

@@ -184,3 +184,65 @@ def test_one_that_will_find_it_in_the_cache_waits_for_who_computes_it() -> None:
     assert step is not None
     second = scheduler.sequences("second")[0]
     assert second.cached_tokens >= 440
+
+
+def slow_rows(scheduler: Scheduler) -> None:
+    """From now on a step has time for one row only."""
+    for rows in (1, 2, 4, 3, 2, 1, 5) * 60:
+        scheduler.pace.observe(Step(0, [decode() for _ in range(rows)]), 0.3 * rows)
+    assert scheduler.pace.decoding_rows(8) == 1
+
+
+def go_on(scheduler: Scheduler, step: Step) -> None:
+    scheduler.commit(step, [GroupResult([7] if group.sampled_rows else [],
+                                        siblings=[GroupResult([7]) for _ in group.siblings]) for group in step.groups])
+
+
+def test_requests_take_turns_where_they_are_more_than_the_rows() -> None:
+    scheduler = make_scheduler(512, 0.1)
+    slow_rows(scheduler)
+    for number in range(6):
+        scheduler.add(request(f"r{number}", [number] * 8), [0])
+    had: dict[str, int] = {}
+    for _ in range(60):
+        step = scheduler.schedule()
+        assert step is not None
+        for group in step.groups:
+            had[group.seq.request.id] = had.get(group.seq.request.id, 0) + 1
+        go_on(scheduler, step)
+    assert len(had) == 6 and min(had.values()) >= max(had.values()) - 2
+
+
+def test_one_whose_turn_it_is_and_that_waits_for_blocks_stops_nobody() -> None:
+    cache = CacheManager([cache_group("full")], [9], 4, max_seats=64, max_blocks_per_seq=50,
+                         enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerLimits(max_batch_tokens=64, max_num_seqs=64, max_model_len=200, max_step_s=0.1,
+                                          watermark=0.0), cache, lambda: 0.0)
+    slow_rows(scheduler)
+    scheduler.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=26, n=3, ignore_eos=True), 0, 26, 0.0), [0, 1, 2])
+    while scheduler.has_work():
+        step = scheduler.schedule()
+        assert step is not None
+        go_on(scheduler, step)
+
+
+@pytest.mark.parametrize("why", ["masking", "parked"])
+def test_who_has_nothing_to_run_takes_nobodys_turn(why: str) -> None:
+    scheduler = make_scheduler(512, 0.1)
+    slow_rows(scheduler)
+    first, = scheduler.add(request("first", [1] * 8), [0])
+    second, = scheduler.add(request("second", [2] * 8), [0])
+    while not (first.output_len and second.output_len):
+        step = scheduler.schedule()
+        assert step is not None
+        go_on(scheduler, step)
+    setattr(first, why, True)
+    first.wait_for_commit = True
+    first.last_step = 0  # longer ago than anybody's
+    if why == "parked":  # as the commit of a beam leaves it: all that it knows has run
+        first.computed = len(first.tokens)
+    for _ in range(5):
+        step = scheduler.schedule()
+        assert step is not None and [group.seq for group in step.groups] == [second]
+        go_on(scheduler, step)
+    assert first.seated and second.seated

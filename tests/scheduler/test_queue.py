@@ -88,11 +88,11 @@ def test_who_leaves_from_the_middle_is_not_kept(queue: WaitingQueue) -> None:
         late = sequence(order)
         queue.push(late)
         queue.discard(late)
-        assert len(queue._heap) <= 3
+        assert len(queue._lines[""]._heap) <= 3
     first = queue.peek()
     assert first is not None and first.order == 0
     queue.discard(first)
-    assert not queue._heap and queue.peek() is None
+    assert not queue._lines[""]._heap and queue.peek() is None
 
 
 def test_deadlines_of_those_who_have_ended_are_not_kept() -> None:

@@ -219,19 +219,20 @@ class Engine:
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
             record = self._record(prepared, request, sequences, drafter is not None, lookup)
+            if drafter is not None and wish is not None and rule is not None:
+                record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
+                for seq in sequences:
+                    seq.rule = rule.name
+                    self._drafting.begin(seq, drafter, record.speculation)
             if structure is not None:
                 self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
-            self.scheduler.cancel(request_id)
+            for seq in self.scheduler.cancel(request_id):
+                self._drafting.release(seq)
             raise
         self._records[request_id] = record
         self._last_arrival = now
         self.metrics.requests += 1
-        if drafter is not None and wish is not None and rule is not None:
-            record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
-            for seq in sequences:
-                seq.rule = rule.name
-                self._drafting.begin(seq, drafter, record.speculation)
         self.observers.admitted(record)
         return request_id
 

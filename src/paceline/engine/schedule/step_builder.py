@@ -57,21 +57,21 @@ class StepBuilder:
         self._blocked: tuple[int, int, int] | None = None
         """The head of the queue did not fit with so many blocks free and so many sequences running."""
 
-    def fill(self, apart: bool = False) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
+    def fill(self, apart: bool = False, turns: bool = True) -> tuple[list[RowGroup], list[BlockCopy], list[Sequence]]:
         """The next step's groups, its copies, and who was preempted since the last one. No groups: nothing can run.
-        `apart`: without those whose steps can be repeated."""
+        `apart`: without those whose steps can be repeated. Without `turns` all take part who can."""
         groups = self._groups = []
         self._spare = self.config.max_batch_tokens
         self._steps += 1
         self._logit_rows = self.config.max_logit_rows or self._spare
-        due = self.due()
+        due = self.due() if turns else self.running
         running = [seq for seq in due if not self.repeatable(seq)] if apart else due
         draft_rows = self.pace.decoding_rows(self._spare, drafts=True) - len(running)
         """What drafts may use: everyone gets one row first."""
         preempted_before = len(self._preempted)
         prompts: list[Sequence] = []
         for seq in running:
-            if seq.in_flight_drafts or seq.masking:
+            if seq.in_flight_drafts or seq.masking or seq.status is not RUNNING:
                 continue
             start = seq.computed
             tokens = seq.tokens
@@ -93,6 +93,7 @@ class StepBuilder:
             allocation = seq.allocation
             if ((start < allocation.writable_from or start >= allocation.writable_to)
                     and not self._reserve(seq, start, 1)):
+                seq.last_step = self._steps  # it had its turn, and keeps nobody from theirs
                 continue
             groups.append(RowGroup(seq, start, [token], None, None, 0, seq.epoch))
             seq.draft = None
@@ -104,24 +105,30 @@ class StepBuilder:
         if self.waiting and len(groups) < self._spare and len(self._preempted) == preempted_before:
             self._admit(prompts)
         self._add_chunks(prompts)
-        if not groups and not apart and self._unlock():
-            return self.fill()
+        if not groups and not apart and not any(seq.in_flight for seq in self.running):
+            if due is not self.running:  # whose turn it is cannot run: it may wait for blocks of those who sit out
+                return self.fill(turns=False)
+            if self._unlock():
+                return self.fill()
         return groups, *self._filled()
 
     def due(self) -> list[Sequence]:
         """Who takes part in the next step: all who run; but where so many decode that everybody would wait long for a
-        token, each request gets its share of the rows, and its samples take turns."""
+        token, each request gets its share of the rows, and its samples take turns; so do requests, where they are more
+        than the rows. Who has nothing to run now takes nobody's turn."""
         if self.pace.seconds is None:
             return self.running
-        decoding = [seq for seq in self.running if seq.computed >= seq.prompt_len]
+        decoding = [seq for seq in self.running
+                    if seq.computed >= seq.prompt_len and not seq.masking and not seq.parked]
         most = self.pace.decoding_rows(len(decoding))
         if most >= len(decoding):
             return self.running
         by_request: dict[str, list[Sequence]] = {}
         for seq in sorted(decoding, key=lambda seq: seq.last_step):
             by_request.setdefault(seq.request.id, []).append(seq)
-        turns = [(turn, seq.rank, seq) for own in by_request.values() for turn, seq in enumerate(own)]
-        waits = {seq for _, _, seq in sorted(turns)[most:]}
+        turns = [(turn, seq.rank[0], seq.last_step, seq.order, seq)
+                 for own in by_request.values() for turn, seq in enumerate(own)]
+        waits = {seq for *_, seq in sorted(turns)[most:]}
         return [seq for seq in self.running if seq not in waits]
 
     def _filled(self) -> tuple[list[BlockCopy], list[Sequence]]:
@@ -138,9 +145,8 @@ class StepBuilder:
         return copies
 
     def _unlock(self) -> bool:
-        """Nobody can run. Someone who is parked may be in their way: one such gives its blocks up. False: nobody is."""
-        if any(seq.in_flight for seq in self.running):
-            return False
+        """Nobody can run, nor is in flight. Someone who is parked may be in their way: one such gives its blocks up.
+        False: nobody is."""
         parked = next((seq for seq in reversed(self.running) if seq.parked), None)
         if parked is not None:
             self.preempt(parked)
@@ -238,6 +244,7 @@ class StepBuilder:
             nodes = next((i for i, depth in enumerate(draft.depths()[:nodes]) if depth > left), nodes)
         rows = self._reserve(seq, start, 1 + nodes)
         if not rows:
+            seq.last_step = self._steps
             return 0
         seq.draft = None
         group = RowGroup(seq, start, [seq.tokens[-1]], None, None, 0, seq.epoch)
