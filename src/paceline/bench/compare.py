@@ -100,7 +100,7 @@ def ratio(before: Figure, after: Figure) -> tuple[float | None, tuple[float, flo
         return math.inf if bound <= 0 else abs(math.log(bound / figure.value))
 
     down, up = math.hypot(far(after, 0), far(before, 1)), math.hypot(far(after, 1), far(before, 0))
-    return middle, (middle * math.exp(-down), middle * math.exp(up) if math.isfinite(up) else math.inf)
+    return middle, (middle * math.exp(-down), middle * math.exp(up))
 
 
 def verdict(before: Figure, after: Figure) -> str:
@@ -121,10 +121,10 @@ def compare(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -
     rows = []
     for name in [name for name in old if name in new]:
         middle, interval = ratio(old[name], new[name])
-        if interval is not None and not math.isfinite(interval[1]):
-            interval = None
         rows.append({"case": name, "unit": old[name].unit, "a": old[name].value, "b": new[name].value,
-                     "ratio": middle, "interval": interval, "verdict": verdict(old[name], new[name])})
+                     "ratio": middle,
+                     "interval": interval and [end if math.isfinite(end) else None for end in interval],
+                     "verdict": verdict(old[name], new[name])})
     if not rows:
         raise ConfigError("The two have no figure in common: compare two runs of the same benchmark.")
     return {"rows": rows, "differ": {part: _differences(before[0].get(part), after[0].get(part))
@@ -143,7 +143,8 @@ def table(result: dict[str, Any]) -> str:
         bounds = row["interval"]
         lines.append([row["case"], row["unit"], number(row["a"]), number(row["b"]),
                       "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
-                      "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}", row["verdict"]])
+                      "-" if bounds is None else f"{bounds[0]:.3f} and more" if bounds[1] is None
+                      else f"{bounds[0]:.3f} to {bounds[1]:.3f}", row["verdict"]])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = ["  ".join(cell.rjust(width) if 2 <= column < 6 else cell.ljust(width)
                       for column, (cell, width) in enumerate(zip(line, widths))).rstrip() for line in lines]

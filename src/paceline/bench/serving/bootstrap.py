@@ -17,6 +17,8 @@ BINS = 1024
 """Values that a percentile can have while it is resampled; the figure itself is exact."""
 LEAST = 8
 """Fewer requests say nothing about their spread."""
+TAIL = 5
+"""Nor do fewer values beyond a percentile about how far it may be off: resampling never sees worse than the worst."""
 
 Interval = tuple[float, float]
 
@@ -40,7 +42,7 @@ class Resampled:
     def percentile(self, values: Sequence[Sequence[float]], share: float) -> Interval | None:
         """Of all values together; each request has some, perhaps none."""
         pooled = np.concatenate([np.asarray(one, dtype=float) for one in values] or [np.zeros(0)])
-        if sum(map(bool, values)) < LEAST:
+        if sum(map(bool, values)) < LEAST or len(pooled) * (1.0 - share) < TAIL:
             return None
         edges = np.unique(np.quantile(pooled, np.linspace(0.0, 1.0, BINS), method="inverted_cdf"))
         counts = np.zeros((len(values), len(edges)), dtype=np.float32)
