@@ -75,7 +75,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         Path(path).write_text(json.dumps(document(lower("ttft", value, value - 1, value + 1), seed=seed)))
     assert main(["bench", "compare", *paths]) == 0
     out = capsys.readouterr().out
-    assert "2.000" in out and "worse" in out and "settings differs: seed: 1 / 2" in out and "1 of 1 figures" in out
+    assert "2.000" in out and "worse" in out and "different settings: seed: 1 / 2" in out and "1 of 1 figures" in out
     assert main(["bench", "compare", *paths, "--check"]) == 1
     assert "worse beyond noise: ttft" in capsys.readouterr().err
     assert main(["bench", "compare", *reversed(paths), "--check", "--json", "-"]) == 0

@@ -143,6 +143,21 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No server answers at http://127.0.0.1" in capsys.readouterr().err
 
 
+def test_somebody_answers_who_is_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        def answer() -> None:
+            made, _ = listening.accept()
+            with made:
+                made.recv(1 << 16)
+                made.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert main(["bench", "serve", "--url", f"127.0.0.1:{listening.getsockname()[1]}"]) == 2
+        thread.join()
+    assert "No server answers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--arrivals", "poisson"], "needs --rate"), (["--arrivals", "sometimes"], "must be one of"),
     (["--rate", "2,x"], "--rate must be numbers"), (["--rate", "nan"], "--rate must be numbers"),

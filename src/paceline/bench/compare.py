@@ -149,7 +149,7 @@ def table(result: dict[str, Any]) -> str:
     text = ["  ".join(cell.rjust(width) if 2 <= column < 6 else cell.ljust(width)
                       for column, (cell, width) in enumerate(zip(line, widths))).rstrip() for line in lines]
     for part, differences in result["differ"].items():
-        text += [f"{part} differs: {name}: {old} / {new}" for name, (old, new) in differences.items()]
+        text += [f"different {part}: {name}: {old} / {new}" for name, (old, new) in differences.items()]
     for side in ("a", "b"):
         if missing := result[f"only_{side}"]:
             text.append(f"only in {side.upper()}: {', '.join(missing)}")

@@ -116,4 +116,5 @@ def json_argument(parser: argparse.ArgumentParser) -> None:
 def number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+    whole = value >= 1000 or float(value).is_integer()
+    return f"{value:.0f}" if whole else f"{value:.1f}" if value >= 10 else f"{value:.3g}"

@@ -12,6 +12,7 @@ import resource
 import ssl
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ class Load:
     plan: dict[str, Any]
     attempts: list[Attempt] = field(default_factory=list)
     running: int = 0
+    started: float = 0.0
 
     async def run(self) -> None:
         """`arrivals`: when each body leaves, whoever still waits; else `clients` take them one after another."""
@@ -123,6 +125,9 @@ def say(what: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a connection is an open file, and a burst may be large
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     load = Load(json.load(sys.stdin))
     before = _cpu()
     asyncio.run(load.run())

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,8 +64,8 @@ class Target:
         except urllib.error.HTTPError as error:
             refuse_key(error.code, self.base)
             found = None
-        except (OSError, urllib.error.URLError) as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
             raise PacelineError(f"No server answers at {self.base} ({reason}): start it, or correct --url.") from None
         except (ValueError, KeyError, IndexError, TypeError):
             found = None
@@ -76,7 +77,7 @@ class Target:
         """What it has counted so far, over all its labels; None where it does not tell."""
         try:
             lines = scrape(self.base, self.api_key, ASK_S)
-        except (OSError, ValueError):
+        except (OSError, HTTPException, ValueError):
             return None
         totals: dict[str, float] = {}
         for name, value in lines.items():
