@@ -101,8 +101,8 @@ def test_ratios_are_above_one_where_paceline_is_ahead_of_the_best_peer(no_rest):
     result = document(cpu.rows_of(cases, cpu.measure(cases, contenders, 50000, 1)), threads=2)
     rows = {row["case"]: row for row in json.loads(json.dumps(result))["rows"]}
     assert rows["decode"] == {"case": "decode", "unit": "tok/s", "paceline": 120.0,
-                              "peers": {"slow": 60.0, "fast": 100.0}, "ratio": 1.2}
-    assert rows["step_2"]["ratio"] == 1.5
+                              "peers": {"slow": 60.0, "fast": 100.0}, "ratio": 1.2, "better": "higher"}
+    assert rows["step_2"]["ratio"] == 1.5 and rows["step_2"]["better"] == "lower"
     assert rows["context_4096_share"]["paceline"] == 0.5
     assert "1.20x" in table(result) and "1.50x" in table(result)
 

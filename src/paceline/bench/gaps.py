@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from paceline.bench.report import Row, document, emit, json_argument, say
-from paceline.bench.serve import percentile, server
-from paceline.bench.serve_client import Exchange, encode, read
+from paceline.bench.report import Row, document, emit, json_argument, percentile, say
+from paceline.bench.serving.exchange import Exchange, encode, read
+from paceline.bench.serving.own_server import server
 from paceline.errors import ConfigError, PacelineError
 from paceline.serve.limits import ClientLimits
 
@@ -71,7 +71,7 @@ def gaps(times: list[float], begin: float, end: float) -> list[float]:
 
 async def _sent(host: str, port: int, request: bytes) -> Exchange:
     loop = asyncio.get_running_loop()
-    _, made = await loop.create_connection(lambda: Exchange(request, None), host, port)
+    _, made = await loop.create_connection(lambda: Exchange(request), host, port)
     return made
 
 
@@ -86,7 +86,7 @@ async def beside(host: str, port: int, trouble: Trouble | None, patience: float)
     stream = await _sent(host, port, encode(host, NEIGHBOUR))
     while len(_times(stream)) < SETTLED:
         if stream.done.done():
-            raise PacelineError(f"The neighbour was not served: {read({}, stream)['error']}")
+            raise PacelineError(f"The neighbour was not served: {read(stream)['error']}")
         await asyncio.sleep(0.01)
     begin = _times(stream)[-1]
     outcome = ""
@@ -96,7 +96,7 @@ async def beside(host: str, port: int, trouble: Trouble | None, patience: float)
         made = await _sent(host, port, asked)
         begin, clock = made.started, loop.time()
         await asyncio.wait([made.done, stream.done], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        status = read(trouble.body | {"stream": False}, made)["status"]
+        status = read(made)["status"]
         outcome = f"status {status} " if status else "no answer yet "
         outcome += f"after {loop.time() - clock:.1f} s"
         await asyncio.sleep(AFTER_S)

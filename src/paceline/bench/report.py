@@ -26,6 +26,8 @@ class Row:
     note: str = ""
     equals: frozenset[str] | None = None
     """Peers whose answers are as good as Paceline's; None: not measured."""
+    interval: tuple[float, float] | None = None
+    """In which the figure lies, 95 %; None: not known."""
 
     @property
     def ratio(self) -> float | None:
@@ -45,7 +47,9 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"case": self.case, "unit": self.unit, "paceline": self.paceline, "peers": self.peers,
-                               "ratio": self.ratio}
+                               "ratio": self.ratio, "better": "higher" if self.higher_is_better else "lower"}
+        if self.interval is not None:
+            out["interval"] = list(self.interval)
         if self.equals is not None:
             out["equal_ratio"] = self.equal_ratio
         return out | ({"note": self.note} if self.note else {})
@@ -74,8 +78,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [["case", "unit", "paceline", *peers, *ratios.values()]]
     for row in result["rows"]:
         found_here = [row.get(name) for name in ratios]
-        lines.append([row["case"], row["unit"], _number(row["paceline"]),
-                      *(_number(row["peers"].get(name)) for name in peers),
+        lines.append([row["case"], row["unit"], number(row["paceline"]),
+                      *(number(row["peers"].get(name)) for name in peers),
                       *("-" if ratio is None else f"{ratio:.2f}x" for ratio in found_here)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
@@ -83,6 +87,11 @@ def table(result: dict[str, Any]) -> str:
     found = result["machine"]
     where = f"{found['cpu']}, {found['cores']} cores, {found['threads']} threads, torch {found['torch']}"
     return "\n".join([where, *text, *(f"{row['case']}: {row['note']}" for row in result["rows"] if row.get("note"))])
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def say(message: str) -> None:
@@ -104,7 +113,8 @@ def json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", default=None, metavar="FILE", help="write JSON to FILE, or - for stdout only")
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+    whole = value >= 1000 or float(value).is_integer()
+    return f"{value:.0f}" if whole else f"{value:.1f}" if value >= 10 else f"{value:.3g}"

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.bench.report import Row, document, emit, json_argument, say
-from paceline.bench.serve import percentile, scrape, server
+from paceline.bench.report import Row, document, emit, json_argument, percentile, say
+from paceline.bench.serving.own_server import scrape, server
 from paceline.bench.soak_client import Answer, Manner, send
 from paceline.bench.soak_traffic import CHAT, COMPLETIONS, MALFORMED, SPECULATION, TOKENIZE, TOOL, Ask, asks
 from paceline.errors import PacelineError
@@ -199,7 +199,7 @@ class Traffic:
 
     async def _look(self) -> dict[str, float]:
         self.seen.looks.append(look_at(self._process, time.perf_counter()))
-        found = await asyncio.to_thread(scrape, self._host, self._port, self._operator)
+        found = await asyncio.to_thread(scrape, f"http://{self._host}:{self._port}", self._operator)
         for name, value in found.items():
             if not math.isfinite(value):
                 self.seen.problems.append(f"/metrics: {name} is {value}")

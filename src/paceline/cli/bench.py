@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import bench_serve, options
 from paceline.cli.terminal import loading_bars
 from paceline.errors import ConfigError
 
@@ -15,6 +15,9 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command("serve")(bench_serve.serve)
+app.command("compare")(bench_serve.compare)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each case; the best counts.")]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure transformers beside it, where installed.")]
@@ -148,8 +151,8 @@ def gpu(
           json_file)
 
 
-@app.command("serve")
-def serve(
+@app.command("serve-cost")
+def serve_cost(
     json_file: options.JsonFile = None,
     model: options.Model = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients at once in the soak.")] = 64,
@@ -159,9 +162,9 @@ def serve(
     new_tokens: NewTokens = 128,
     speculation: Annotated[str, typer.Option(help="A method's name, or none.")] = "none",
 ) -> None:
-    """The server: its cost against offline generate, and a soak with clients that hang up."""
+    """The server's cost against offline generate, and a soak with clients that hang up."""
     _fetch(model)
-    from paceline.bench.serve import run
+    from paceline.bench.serve_cost import run
 
     _emit(run(model, clients, seconds, streams, new_tokens, repeats, speculation), json_file)
 

@@ -1,20 +1,17 @@
-"""The server under load: what serving costs against offline `generate`, and a soak with clients that come and go."""
+"""What serving costs against offline `generate`, and a soak with clients that come and go."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from paceline.bench.report import Row, document, emit, json_argument, say
+from paceline.bench.report import Row, document, emit, json_argument, percentile, say
+from paceline.bench.serving.own_server import scrape, server
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
@@ -29,26 +26,6 @@ PROMPTS = (
 TEMPERATURE = 0.8
 
 
-@contextmanager
-def server(model: str | None, speculation: str, options: Sequence[str] = (),
-           environment: Mapping[str, str] | None = None) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
-    """`paceline serve` in a process of its own, on a free port, with further words on its command line and in its
-    environment."""
-    command = [sys.executable, "-m", "paceline", "serve", *([model] if model else []), "--port", "0", "--model-name",
-               "bench", "--speculation", speculation, *options]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True, env=os.environ | dict(environment or {}))
-    try:
-        assert process.stdout is not None
-        found = re.search(r"http://([^:/]+):(\d+)", process.stdout.readline())
-        if found is None:
-            raise PacelineError("The server did not start: try `paceline serve` by itself.")
-        yield found[1], int(found[2]), process
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def load(host: str, port: int, **plan: Any) -> dict[str, Any]:
     """Run the load generator in its own process; what it saw."""
     done = subprocess.run([sys.executable, "-m", "paceline.bench.serve_client"], capture_output=True, text=True,
@@ -56,20 +33,6 @@ def load(host: str, port: int, **plan: Any) -> dict[str, Any]:
     if done.returncode:
         raise PacelineError(f"The load generator failed: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def scrape(host: str, port: int, key: str | None = None) -> dict[str, float]:
-    """The server's metrics, without the model's label. `key`: an operator's."""
-    asked = urllib.request.Request(f"http://{host}:{port}/metrics",
-                                   headers={"authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        text = answer.read().decode()
-    found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            found[re.sub(r',?model_name="[^"]*"', "", name).replace("{,", "{").replace("{}", "")] = float(value)
     return found
 
 
@@ -97,7 +60,7 @@ def cost(llm: LLM, host: str, port: int, process: subprocess.Popen[str], streams
     offline = served = adjusted = client = used = 0.0
     cores = os.cpu_count() or 1
     for turn in range(repeats + 1):
-        say(f"serve: {streams} streams, run {turn} of {repeats}")
+        say(f"serve-cost: {streams} streams, run {turn} of {repeats}")
         started = time.perf_counter()
         llm.generate(prompts, params)
         alone = tokens / (time.perf_counter() - started)
@@ -135,11 +98,6 @@ def lags(found: dict[str, float]) -> dict[float, float]:
             if name.startswith("paceline_event_loop_lag_seconds_bucket") and "+Inf" not in name}
 
 
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
 def differing(llm: LLM, exchanges: list[dict[str, Any]]) -> int:
     """How many completed texts are not what `generate` gives for the same seed."""
     asked = [one["body"] for one in exchanges]
@@ -151,20 +109,20 @@ def differing(llm: LLM, exchanges: list[dict[str, Any]]) -> int:
 
 def soak(llm: LLM, host: str, port: int, clients: int, seconds: float) -> list[Row]:
     """Clients that ask, stream, and sometimes hang up. Every row but the rates and times should be 0."""
-    say(f"serve: {clients} clients for {seconds:g} s")
-    before = lags(scrape(host, port))
+    say(f"serve-cost: {clients} clients for {seconds:g} s")
+    before = lags(scrape(f"http://{host}:{port}"))
     seen = load(host, port, kind="soak", clients=clients, seconds=seconds, cancel=0.2, seed=6, lengths=[8, 96],
                 bodies=bodies(list(PROMPTS)))
-    after = scrape(host, port)
+    after = scrape(f"http://{host}:{port}")
     for _ in range(100):  # the last clients to hang up may not have been noticed yet
         if not after["vllm:num_requests_running"] and not after["vllm:num_requests_waiting"]:
             break
         time.sleep(0.1)
-        after = scrape(host, port)
+        after = scrape(f"http://{host}:{port}")
     lag = {bound: count - before.get(bound, 0.0) for bound, count in lags(after).items()}
     done = [one for one in seen["exchanges"] if not one["hung_up"] and one["error"] is None]
     errors = [one["error"] for one in seen["exchanges"] if one["error"]]
-    say(f"serve: comparing {len(done)} texts with offline ones")
+    say(f"serve-cost: comparing {len(done)} texts with offline ones")
     firsts = [one["times"][0] for one in done if one["times"]]
     gaps = [(one["times"][-1] - one["times"][0]) / (one["tokens"] - 1) for one in done
             if one["times"] and one["tokens"] and one["tokens"] > 1]
@@ -195,7 +153,7 @@ def run(model: str | None = None, clients: int = 64, seconds: float = 120.0, str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m paceline.bench.serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paceline.bench.serve_cost", description=__doc__)
     parser.add_argument("--model", default=None)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)

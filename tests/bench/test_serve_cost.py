@@ -1,4 +1,4 @@
-"""bench serve, small: a tiny model, a few clients, a second or two."""
+"""bench serve-cost, small: a tiny model, a few clients, a second or two."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from serving import write_model
 
-from paceline.bench.report import table
-from paceline.bench.serve import lags, percentile, quantile, run
-from paceline.bench.serve_client import Exchange, read
+from paceline.bench.report import percentile, table
+from paceline.bench.serve_cost import lags, quantile, run
+from paceline.bench.serving.exchange import Exchange, read
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def test_quantiles() -> None:
 def test_what_went_wrong_is_noticed() -> None:
     made = object.__new__(Exchange)
     made.started, made.hung_up, made.pieces = 0.0, False, [(1.0, b"HTTP/1.1 429 Too Many\r\n\r\nfull")]
-    assert read({}, made)["error"] == "full"
+    assert read(made)["error"] == "full"
     made.pieces = [(1.0, b'HTTP/1.1 200 OK\r\n\r\n5\r\ndata: {"choices":[{"text":"a","finish_reason":null}]}\n\n')]
-    assert read({}, made)["error"] == "the stream ended early"
+    assert read(made)["error"] == "the stream ended early"
     made.pieces = []
-    assert read({}, made)["error"] == "no answer"
+    assert read(made)["error"] == "no answer"
