@@ -246,3 +246,20 @@ def test_who_has_nothing_to_run_takes_nobodys_turn(why: str) -> None:
         assert step is not None and [group.seq for group in step.groups] == [second]
         go_on(scheduler, step)
     assert first.seated and second.seated
+
+
+def test_prompts_take_turns_where_no_share_is_a_row() -> None:
+    """A row of a prompt takes as long as half of what a step has for prompts."""
+    scheduler = make_scheduler(512, 0.1)
+    for rows in (1, 2, 3, 4) * 20:
+        scheduler.pace.observe(Step(0, [decode() for _ in range(rows)]), 0.02 + 0.02 * rows)
+    for start in (0, 2000, 4000, 6000) * 10:
+        scheduler.pace.observe(Step(0, [chunk(start, 16)]), 0.02 + 16 * (0.03 + 6e-6 * start))
+    scheduler.add(request("neighbour", [9] * 4), [0])
+    long, = scheduler.add(request("long", [1] * 7000), [0])
+    short, = scheduler.add(request("short", [2] * 40), [0])
+    for _ in range(30):
+        step = scheduler.schedule()
+        assert step is not None
+        go_on(scheduler, step)
+    assert short.output_len and long.computed >= 8 * LEAST_CHUNK

@@ -26,6 +26,9 @@ RUNNING, WAITING = Status.RUNNING, Status.WAITING
 PROMPTS_AT_ONCE = 4
 """Of one tenant and priority, where a step has no room for all: a short one need not wait for the end of a long one."""
 
+PASSED = 8
+"""Steps in which a prompt's share may be less than a row while those of others are more; then it has some rows."""
+
 
 class StepBuilder:
     """Owns who runs and who waits, and the step being built; the rules of order stand at Scheduler."""
@@ -231,6 +234,7 @@ class StepBuilder:
         seq.allocation = allocation
         seq.computed = computed
         seq.status = RUNNING
+        seq.last_step = max(seq.last_step, self._steps)
         if seq.admitted is None:
             seq.admitted = self.clock()
         insort(self.running, seq, key=_rank)
@@ -267,10 +271,12 @@ class StepBuilder:
         budget = self._seconds if timed else self._spare - len(self._groups)
         added = [self._add_chunk(seq, self.pace.rows_within(allowed, seq.computed) if timed else int(allowed))
                  for seq, allowed in allot(budget, prompts, self._cost)]
-        for seq in prompts:
-            if any(added):
+        passed = [seq for seq, had in zip(prompts, added) if not had]
+        for seq in sorted(passed, key=lambda seq: seq.last_step):  # shares may be less than a row: then they take turns
+            if any(added) and self._steps - seq.last_step <= PASSED:
                 break
-            added.append(self._add_chunk(seq, LEAST_CHUNK if timed else int(budget)))  # all shares are tiny, or blocked
+            if self._add_chunk(seq, LEAST_CHUNK if timed else int(budget)):
+                break
 
     @property
     def _timed(self) -> bool:
