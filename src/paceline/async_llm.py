@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +16,7 @@ from paceline.engine.build import build_engine
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.engine.records.record import Record
+from paceline.errands import Enquiry, Errand, Question
 from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams, Tenant
@@ -46,8 +46,8 @@ class AsyncLLM:
         """What a request needs done before the engine hears of it is done there."""
         if self.engine.tokenizer is not None:
             self.engine.tokenizer.check_length("", 0)  # made now and not while somebody waits
-        self._inbox: list[_Errand] = []
-        self._at_hand: deque[_Errand] = deque()
+        self._inbox: list[Errand] = []
+        self._at_hand: deque[Errand] = deque()
         """Taken out of the inbox and not done yet; the engine's thread alone touches it."""
         self._listeners: dict[str, Listener[Any]] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
@@ -135,7 +135,7 @@ class AsyncLLM:
 
     async def ask(self, question: Callable[[Engine], Answer]) -> Answer:
         """question(engine), put between two steps, where the engine's state is whole. Keep it short: requests wait."""
-        asked = _Question(question)
+        asked = Question(question)
         self._post(asked)
         return await asked.answer
 
@@ -148,7 +148,7 @@ class AsyncLLM:
                 self._deliver(listener.record)
             self._send()
 
-        self._post(_Errand(cancel))
+        self._post(Errand(cancel))
 
     @property
     def live(self) -> int:
@@ -170,7 +170,7 @@ class AsyncLLM:
         waits for the step that runs. In a coroutine, `await llm.ask(Engine.report)` lets others go on meanwhile."""
         if threading.current_thread() is self._thread:
             return self.engine.report()
-        asked = _Enquiry(lambda engine: engine.report())
+        asked = Enquiry(lambda engine: engine.report())
         try:
             self._post(asked)
         except RequestError:  # closed: once the thread has ended nothing changes any more
@@ -190,7 +190,7 @@ class AsyncLLM:
 
     # ---------------------------------------------------------------- the engine's thread
 
-    def _post(self, errand: _Errand) -> None:
+    def _post(self, errand: Errand) -> None:
         """Have the engine's thread do something."""
         self.engine.process.check()  # before the lock: a thread of the parent's may have held it at the fork
         with self._wake:
@@ -206,7 +206,7 @@ class AsyncLLM:
     def dismiss(self, listener: Listener[Any]) -> None:
         """Nobody listens any more; the request ends."""
         with suppress(PacelineError):  # closed, or left behind by a fork: all requests have ended
-            self._post(_Errand(lambda engine: self._drop(listener)))
+            self._post(Errand(lambda engine: self._drop(listener)))
 
     def _drop(self, listener: Listener[Any]) -> None:
         """An id may be in use again by now: only the listener's own request is meant."""
@@ -362,71 +362,3 @@ class _Result(Listener[RequestOutput]):
 def _hand_out(letters: list[Letter]) -> None:
     for listener, news, last in letters:
         listener.hear(news, last)
-
-
-class _Errand:
-    """Something for the engine's thread to do."""
-
-    __slots__ = ("_action",)
-
-    def __init__(self, action: Callable[[Engine], Any]) -> None:
-        self._action = action
-
-    def carry_out(self, engine: Engine) -> None:
-        self._action(engine)
-
-    def fail(self, problem: Exception) -> None:
-        """The thread ends and will not do it."""
-
-
-def _bearable(problem: BaseException) -> Exception:
-    """What a future may hold and a coroutine may get without taking its event loop down."""
-    if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
-        return problem
-    log.error("the engine failed on what it was asked", exc_info=problem)
-    return EngineError("The engine failed on this.", problem)
-
-
-class _Enquiry(_Errand, Generic[Answer]):
-    """Something another thread wants to know from the engine's, and waits for."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, question: Callable[[Engine], Answer]) -> None:
-        super().__init__(question)
-        self.answer: Future[Answer] = Future()
-
-    def carry_out(self, engine: Engine) -> None:
-        try:
-            self.answer.set_result(self._action(engine))
-        except BaseException as problem:
-            self.fail(_bearable(problem))
-
-    def fail(self, problem: Exception) -> None:
-        self.answer.set_exception(problem)
-
-
-class _Question(_Errand, Generic[Answer]):
-    """Something a coroutine wants to know from the engine's thread, and awaits."""
-
-    __slots__ = ("_loop", "answer")
-
-    def __init__(self, question: Callable[[Engine], Answer]) -> None:
-        super().__init__(question)
-        self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Answer] = self._loop.create_future()
-
-    def carry_out(self, engine: Engine) -> None:
-        try:
-            answer = self._action(engine)
-        except BaseException as problem:
-            self.fail(_bearable(problem))
-        else:
-            self._settle(lambda: self.answer.set_result(answer))
-
-    def fail(self, problem: Exception) -> None:
-        self._settle(lambda: self.answer.set_exception(problem))
-
-    def _settle(self, settle: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # that event loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(lambda: None if self.answer.done() else settle())

@@ -11,8 +11,8 @@ import pytest
 
 from engine.tiny import tiny_engine, tiny_llm
 from paceline import AsyncLLM, SamplingParams
-from paceline.async_llm import _Errand
 from paceline.bench.null_model import byte_tokenizer
+from paceline.errands import Errand
 from paceline.errors import PacelineError, RequestError
 
 PROMPT = [5, 6, 7, 8] * 6
@@ -196,7 +196,7 @@ def test_questions_behind_an_errand_that_breaks_the_engine_are_failed() -> None:
 
         first = asyncio.ensure_future(llm.ask(block))
         assert await asyncio.to_thread(begun.wait, 60)
-        llm._post(_Errand(lambda engine: 1 / 0))
+        llm._post(Errand(lambda engine: 1 / 0))
         behind = asyncio.ensure_future(llm.ask(lambda engine: 1))
         await asyncio.sleep(0)
         posted.set()
