@@ -36,6 +36,8 @@ class Drafter:
     """Of its weights; None: the target's."""
     cache: str = "none"
     """Where it keeps what it knows of a text, and what must agree with the target."""
+    most: int = 64
+    """Tokens it can draft, deep."""
     own_weights: bool = True
     """It is a model beside the target, not a part of it."""
     vocab: int | None = None
@@ -95,9 +97,9 @@ METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
     "lookahead": lambda target: Drafter("lookahead", acceptance_of(1.64, 5), "1.64 tokens on Spec-Bench"),
     "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it"),
     "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench",
-                                     _networks(target, 4), True, cache="none"),
+                                     _networks(target, 4), True, most=4),
     "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench",
-                                    _networks(target, 4), True, cache=_PLANES),
+                                    _networks(target, 4), True, cache=_PLANES, most=4),
     "eagle1": lambda target: Drafter("eagle1", acceptance_of(3.58, 7), "3.58 tokens on Spec-Bench, with trees",
                                      _head(target, 1, 2, target.vocab), cache=_PLANES),
     "eagle3": lambda target: Drafter("eagle3", acceptance_of(3.53, 7), "3.53 tokens at K 7, chains, MT-bench",
@@ -105,9 +107,9 @@ METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
     "mtp": lambda target: Drafter("mtp", 0.85, "85 to 90 % of the second token (DeepSeek-V3)",
                                   _head(target, 1, 2, target.vocab), cache=_PLANES),
     "dflash": lambda target: Drafter("dflash", acceptance_of(3.07, 7), "3.07 tokens at block 7, MT-Bench",
-                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES),
+                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
     "dspark": lambda target: Drafter("dspark", acceptance_of(3.64, 7), "3.64 tokens at block 7, MT-Bench",
-                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES),
+                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
     "skip": lambda target: Drafter("skip", 0.85, "about 45 % of the layers left out (SWIFT)",
                                    _some_layers(target, 0.55), cache=_TARGET_CACHE, own_weights=False),
     "exit": lambda target: Drafter("exit", 0.65, "a third of the layers (LayerSkip)", _some_layers(target, 1 / 3),

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import ConfigError
+from paceline.models.fields import MOST_POSITIONS
 from paceline.plan.capacity import Memory, Serving, best_serving, copies_for, cost_per_million, memory_of
 from paceline.plan.drafters import Drafter, find_drafter
 from paceline.plan.hardware import Hardware, find_hardware
 from paceline.plan.known import find_shape
-from paceline.plan.roofline import Roofline, attention_intensity, mlp_intensity, smallest
+from paceline.plan.roofline import Roofline, attention_intensity, mlp_intensity
 from paceline.plan.shape import BITS, CACHE_BITS, ModelShape, coverage, weight_bits
 from paceline.plan.speculation import break_even, chance, expected_tokens, tree_nodes, tree_tokens
 
 DEPTHS = (1, 2, 3, 4, 5, 7, 10, 16)
 TREES = ((2, 2, 1, 1), (4, 2, 2, 1, 1), (3, 3, 3, 3))
-_MOST_BATCH = 1 << 14
+PAYS = 1.02
+"""Speed-up from which on drafting is worth its memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,8 @@ class Workload:
     def __post_init__(self) -> None:
         for name, value in (("context", self.context), ("prompt", self.prompt), ("output", self.output),
                             *(("batch", batch) for batch in self.batches)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 27):
-                raise ConfigError(f"{name} must be a whole number from 1 to {1 << 27}, got {value!r}.")
+            if value is not None and not (type(value) is int and 1 <= value <= MOST_POSITIONS):
+                raise ConfigError(f"{name} must be a whole number from 1 to {MOST_POSITIONS}, got {value!r}.")
         if not self.batches:
             raise ConfigError("batch names no number of sequences: give one or more, such as 1,8,64.")
         for name, number in (("rate", self.rate), ("ttft", self.ttft_s), ("tpot", self.tpot_s)):
@@ -89,7 +91,22 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a drafter takes of the memory, and what of it must agree with the target."""
+
+    drafter: str
+    weights: float
+    sequence: float
+    """Bytes of its own cache, of one sequence."""
+    cache: str
+    sequences: int
+    """That still fit."""
+
+
+@dataclass(frozen=True, slots=True)
 class TreeRow:
+    """A tree of that many children by depth, at the first batch."""
+
     drafter: str
     batch: int
     acceptance: float
@@ -106,11 +123,13 @@ class Limit:
     drafter: str
     acceptance: float
     batch: int | None
-    """The largest with a speed-up of at least 1.02; None: at any that was looked at; 0: at none."""
+    """The largest with a speed-up of at least PAYS; None: at any that fits; 0: at none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
+    """Times are what is expected; `floor_s` alone is what data sheets would allow."""
+
     shape: ModelShape
     hardware: Hardware
     dtype: str
@@ -125,6 +144,7 @@ class Plan:
     """FLOP/byte; 0 without attention."""
     attention_prefill: float
     rows: list[BatchRow]
+    beside: list[Beside]
     drafts: list[DraftRow]
     trees: list[TreeRow]
     limits: list[Limit]
@@ -166,22 +186,30 @@ def plan(model: str | ModelShape, hardware: str | Hardware = "h100", *, workload
         raise ConfigError(f"price is dollars an hour, above 0, got {price!r}.")
     chosen = [find_drafter(one, shape) if isinstance(one, str) else one for one in drafters]
     real, floor = (Roofline(shape, one, dtype, kv_dtype) for one in (machine.sustained(), machine))
-    memory = memory_of(floor, work.context, max((one.weight_bytes(dtype) for one in chosen), default=0.0),
-                       max((one.cache_bytes(work.context, kv_dtype) for one in chosen), default=0.0))
-    rows = [_batch_row(real, floor, batch, work.context, memory) for batch in work.batches]
+    memory = memory_of(floor, work.context)
     ttft = real.prefill(work.prompt_tokens)
     at_most = best_serving(real, work.prompt_tokens, work.output_tokens, memory.sequences, work.tpot_s)
     paid = price if price is not None else machine.price
-    attention = next((mixer for mixer in shape.mixers if mixer.read), None)
-    element = CACHE_BITS[kv_dtype] / 8
+    most = max(memory.sequences, *work.batches)
+    decoding, prompting = (_attention_intensity(shape, kv_dtype, queries, work.context)
+                           for queries in (1, work.context))
     return Plan(
-        shape, machine, dtype, kv_dtype, work, memory, ttft, work.prompt_tokens / ttft, floor.compute_batch(),
-        *((attention_intensity(queries, work.context, attention.heads, attention.kv_heads, element)
-           if attention is not None else 0.0) for queries in (1, work.context)),
-        rows, *_speculation(real, work, chosen, acceptance, k), at_most,
-        copies_for(work.rate, at_most) if work.rate is not None and at_most is not None else None,
-        cost_per_million(paid, machine.count, at_most.tokens_per_s) if paid and at_most is not None else None,
-        chosen, _problems(shape, machine, work, memory, chosen, at_most, ttft))
+        shape=shape, hardware=machine, dtype=dtype, kv_dtype=kv_dtype, workload=work, memory=memory, ttft_s=ttft,
+        prefill_tokens_per_s=work.prompt_tokens / ttft, compute_batch=floor.compute_batch(),
+        attention_decode=decoding, attention_prefill=prompting,
+        rows=[_batch_row(real, floor, batch, work.context, memory) for batch in work.batches],
+        beside=[_beside(floor, one, work.context) for one in chosen],
+        drafts=[best_draft(real, one, batch, work.context, a, k) for one in chosen for batch in work.batches
+                for a in acceptance or (one.acceptance,)],
+        trees=[_tree(real, one, branches, work, (acceptance or (one.acceptance,))[0]) for one in chosen
+               for branches in TREES if one.shape is not None],
+        limits=[Limit(one.name, a, _limit(real, one, work.context, a, k, most)) for one in chosen
+                for a in acceptance or (one.acceptance,)],
+        serving=at_most,
+        copies=copies_for(work.rate, at_most) if work.rate is not None and at_most is not None else None,
+        dollars_per_million=(cost_per_million(paid, machine.count, at_most.tokens_per_s)
+                             if paid and at_most is not None else None),
+        drafters=chosen, problems=_problems(shape, machine, work, memory, chosen, at_most, ttft))
 
 
 def _usual_cache(shape: ModelShape, dtype: str | None) -> str:
@@ -204,7 +232,7 @@ def cycle_cost(real: Roofline, drafter: Drafter, batch: int, context: int, k: in
 
 
 def best_draft(real: Roofline, drafter: Drafter, batch: int, context: int, a: float, k: int | None = None) -> DraftRow:
-    depths = DEPTHS if k is None else (k,)
+    depths = tuple(depth for depth in DEPTHS if depth <= drafter.most) if k is None else (min(k, drafter.most),)
     costs = {depth: cycle_cost(real, drafter, batch, context, depth) for depth in depths}
     gains = {depth: expected_tokens(a, depth) / cost for depth, cost in costs.items()}
     best = max(gains, key=lambda depth: gains[depth])
@@ -213,30 +241,35 @@ def best_draft(real: Roofline, drafter: Drafter, batch: int, context: int, a: fl
     return DraftRow(drafter.name, batch, a, best, expected_tokens(a, best), gains[best], break_even(best, costs[best]))
 
 
-def _speculation(real: Roofline, work: Workload, drafters: Sequence[Drafter], acceptance: Sequence[float] | None,
-                 k: int | None) -> tuple[list[DraftRow], list[TreeRow], list[Limit]]:
-    drafts: list[DraftRow] = []
-    trees: list[TreeRow] = []
-    limits: list[Limit] = []
-    for drafter in drafters:
-        levels = tuple(acceptance or (drafter.acceptance,))
-        drafts += [best_draft(real, drafter, batch, work.context, a, k) for batch in work.batches for a in levels]
-        for branches in TREES:
-            nodes, a, batch = tree_nodes(branches), levels[0], work.batches[0]
-            cost = cycle_cost(real, drafter, batch, work.context, len(branches), nodes)
-            tokens = tree_tokens(a, branches)
-            trees.append(TreeRow(drafter.name, batch, a, branches, nodes, tokens, tokens / cost))
-        limits += [Limit(drafter.name, a, _limit(real, drafter, work.context, a, k)) for a in levels]
-    return drafts, trees, limits
+def _beside(floor: Roofline, drafter: Drafter, context: int) -> Beside:
+    weights = drafter.weight_bytes(floor.dtype)
+    cached = drafter.cache_bytes(context, floor.kv_dtype)
+    return Beside(drafter.name, weights, cached, drafter.cache,
+                  memory_of(floor, context, weights, cached).sequences)
 
 
-def _limit(real: Roofline, drafter: Drafter, context: int, a: float, k: int | None) -> int | None:
-    def hurts(batch: int) -> bool:
-        row = best_draft(real, drafter, batch, context, a, k)
-        return row.k == 0 or row.speed_up < 1.02
+def _tree(real: Roofline, drafter: Drafter, branches: tuple[int, ...], work: Workload, a: float) -> TreeRow:
+    nodes, batch, tokens = tree_nodes(branches), work.batches[0], tree_tokens(a, branches)
+    cost = cycle_cost(real, drafter, batch, work.context, len(branches), nodes)
+    return TreeRow(drafter.name, batch, a, branches, nodes, tokens, tokens / cost)
 
-    found = smallest(hurts, _MOST_BATCH)
-    return None if found is None else found - 1
+
+def _limit(real: Roofline, drafter: Drafter, context: int, a: float, k: int | None, most: int) -> int | None:
+    """All are tried, in steps of a third or so: with experts a large batch may pay where a small one does not."""
+    batches = sorted({*(round(2 ** (power / 2)) for power in range(2 * most.bit_length())), most})
+    paying = [batch for batch in batches if batch <= most and pays(best_draft(real, drafter, batch, context, a, k))]
+    return None if paying and paying[-1] == most else max(paying, default=0)
+
+
+def pays(row: DraftRow) -> bool:
+    return row.k > 0 and row.speed_up >= PAYS
+
+
+def _attention_intensity(shape: ModelShape, kv_dtype: str, queries: int, keys: int) -> float:
+    """Of the first layer that attends; 0: none does."""
+    mixer = next((mixer for mixer in shape.mixers if mixer.read), None)
+    return 0.0 if mixer is None else attention_intensity(queries, keys, mixer.heads, mixer.kv_heads,
+                                                         CACHE_BITS[kv_dtype] / 8)
 
 
 def _problems(shape: ModelShape, machine: Hardware, work: Workload, memory: Memory, drafters: Sequence[Drafter],

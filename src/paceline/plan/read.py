@@ -164,9 +164,10 @@ def _feed_forward(read: _Shape, place: int, kind: str) -> FeedForward:
         inner * read.count("n_shared_experts", 0, most=MOST_EXPERTS))
     gate = hidden if read.get("shared_expert_intermediate_size") else 0
     correction = experts if read.get("topk_method") == "noaux_tc" else 0
-    biases = (2 * inner + hidden, experts) if read.family == "gpt_oss" else (0, 0)
-    return FeedForward(hidden * experts + correction + biases[1] + matrices * hidden * shared + gate, experts, chosen,
-                       matrices * hidden * inner + biases[0])
+    biased = read.family == "gpt_oss"
+    router = hidden * experts + (experts if biased else 0) + correction
+    return FeedForward(router + matrices * hidden * shared + gate, experts, chosen,
+                       matrices * hidden * inner + (2 * inner + hidden if biased else 0))
 
 
 def _experts(read: _Shape) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from paceline.errors import ConfigError
 from paceline.models.fields import finite
 
 MOST_K = 64
+SIBLING = 0.5
+"""Drafters put their best guess first: the others are right less often than it."""
 
 
 def chance(value: float, name: str = "acceptance") -> float:
@@ -41,14 +43,14 @@ def tree_nodes(branches: Sequence[int]) -> int:
     return nodes
 
 
-def tree_tokens(a: float, branches: Sequence[int]) -> float:
-    """Tokens a cycle of such a tree. A sibling is right, where those before it were wrong, as often as a first one: so
-    a depth is passed with 1 - (1 - a)^children. Never more than depth + 1."""
+def tree_tokens(a: float, branches: Sequence[int], sibling: float = SIBLING) -> float:
+    """Tokens a cycle of such a tree, never more than its depth + 1. `sibling`: how often a second or later child is
+    right where those before it were wrong, as a share of a. With 1 a depth is passed with 1 - (1 - a)^children."""
     if any(children < 1 for children in branches):
         raise ConfigError(f"branches are children of every node by depth, each at least 1, got {list(branches)}.")
     total = reached = 1.0
     for children in branches:
-        reached *= 1.0 - (1.0 - chance(a))**children
+        reached *= 1.0 - (1.0 - chance(a)) * (1.0 - chance(sibling, "sibling") * a)**(children - 1)
         total += reached
     return total
 
