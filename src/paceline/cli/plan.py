@@ -33,7 +33,7 @@ def plan(
              "drafter.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Draft so many tokens. Default: the best number.")] = None,
     dtype: Annotated[str | None, typer.Option(
-        help="Of the weights: float32, bfloat16, float16, fp8, int8, int4, mxfp4 or nvfp4. Default: as stored.")] = None,
+        help="Of the weights: float32, bfloat16, float16, fp8, int8, int4, mxfp4, nvfp4. Default: as stored.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(
         "--kv-dtype", help="Of the cache: float32, bfloat16, float16, fp8, int8, int4 or int2. Default: as the model "
                            "computes.")] = None,

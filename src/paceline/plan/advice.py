@@ -35,7 +35,7 @@ def _speculation(plan: Plan) -> Iterator[Advice]:
         if not pays(row):
             yield Advice("speculation=None", f"At {batch} at once no drafter pays: a step that verifies drafts "
                          "computes more than the weights take to read.")
-            return
+            break
         method = '"draft", "model": ' if row.drafter.startswith("draft:") else ""
         name = row.drafter.removeprefix("draft:")
         yield Advice(f'speculation={{"method": {method}"{name}", "k": {row.k}}}',
