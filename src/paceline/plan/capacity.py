@@ -17,6 +17,8 @@ USABLE = 0.9
 """Share of the memory that weights and caches may take (gpu_memory_utilization)."""
 LOAD = 0.8
 """Share of what cards can do at most that is planned with: at all of it queues have no end."""
+NEARLY = 0.95
+"""Share of the most requests a second that is as good."""
 MOST_SEQUENCES = 1 << 14
 
 
@@ -84,15 +86,13 @@ def serving(roofline: Roofline, prompt: int, output: int, batch: int) -> Serving
 
 def best_serving(roofline: Roofline, prompt: int, output: int, most: int, tpot_s: float | None = None
                  ) -> Serving | None:
-    """With as many at once as fit and keep the time between tokens; None: not even one does."""
-    found = None
-    for batch in sorted({*(1 << power for power in range(most.bit_length())), most}):
-        if batch < 1:
-            continue
-        one = serving(roofline, prompt, output, batch)
-        if tpot_s is None or one.tpot_s <= tpot_s:
-            found = one if found is None or one.requests_per_s > found.requests_per_s else found
-    return found
+    """Of batches that fit and keep the time between tokens, the smallest with nearly the most requests a second: beyond
+    it everybody just waits longer. None: not even one sequence keeps it."""
+    tried = [serving(roofline, prompt, output, batch)
+             for batch in sorted({*(1 << power for power in range(most.bit_length())), most}) if batch]
+    kept = [one for one in tried if tpot_s is None or one.tpot_s <= tpot_s]
+    top = max((one.requests_per_s for one in kept), default=0.0)
+    return next((one for one in kept if one.requests_per_s >= NEARLY * top), None)
 
 
 def copies_for(rate: float, one: Serving) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.plan.read import read_shape
-from paceline.plan.shape import ModelShape
+from paceline.plan.shape import BITS, ModelShape
 
+_STORED = ("float32", "float16", "int8", "int4")
+"""What a .gguf file may be counted as, by its size."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -144,7 +147,9 @@ def _from_files(path: Path) -> ModelShape:
     from paceline.models.load.opening import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        return read_shape(checkpoint.config, name)
+        shape = read_shape(checkpoint.config, name)
+        bits = 8 * checkpoint.path.stat().st_size / shape.parameters
+    return replace(shape, dtype=min(_STORED, key=lambda dtype: abs(BITS[dtype] - bits)))
 
 
 def _from_hub(name: str) -> ModelShape:

@@ -11,6 +11,7 @@ from paceline.plan.capacity import Memory, Serving, best_serving, copies_for, co
 from paceline.plan.drafters import Drafter, find_drafter
 from paceline.plan.hardware import Hardware, find_hardware
 from paceline.plan.known import find_shape
+from paceline.plan.measured import Calibration, Comparison
 from paceline.plan.roofline import Roofline, attention_intensity, mlp_intensity
 from paceline.plan.shape import BITS, CACHE_BITS, ModelShape, coverage, weight_bits
 from paceline.plan.speculation import break_even, chance, expected_tokens, tree_nodes, tree_tokens
@@ -153,6 +154,8 @@ class Plan:
     """Of the model, for the rate that was asked for."""
     dollars_per_million: float | None
     drafters: list[Drafter]
+    comparisons: Sequence[Comparison] = ()
+    """Where the hardware was measured: what steps took, and what is predicted of them."""
     problems: list[str] = field(default_factory=list)
     """Why it cannot run as asked, a sentence each."""
 
@@ -166,15 +169,17 @@ class Plan:
         return None if self.copies is None else self.copies * self.hardware.count
 
 
-def plan(model: str | ModelShape, hardware: str | Hardware = "h100", *, workload: Workload | None = None,
+def plan(model: str | ModelShape, hardware: str | Hardware | Calibration = "h100", *, workload: Workload | None = None,
          dtype: str | None = None, kv_dtype: str | None = None, drafters: Sequence[str | Drafter] = ("ngram", "eagle3"),
          acceptance: Sequence[float] | None = None, k: int | None = None, price: float | None = None) -> Plan:
     """`acceptance`: of drafted tokens; None: what is typical of each drafter. `k`: that depth alone. `price`: dollars
     an hour of one card."""
     shape = find_shape(model) if isinstance(model, str) else model
-    machine = find_hardware(hardware) if isinstance(hardware, str) else hardware
+    measured = hardware if isinstance(hardware, Calibration) else None
+    machine = find_hardware(hardware) if isinstance(hardware, str) else (
+        hardware.hardware if isinstance(hardware, Calibration) else hardware)
     work = workload or Workload()
-    dtype, kv_dtype = dtype or shape.dtype, kv_dtype or _usual_cache(shape, dtype)
+    dtype, kv_dtype = dtype or shape.dtype, kv_dtype or usual_cache(shape, dtype)
     weight_bits(dtype)
     if kv_dtype not in CACHE_BITS:
         raise ConfigError(f"kv_dtype must be one of {', '.join(CACHE_BITS)}, got {kv_dtype!r}.")
@@ -209,10 +214,11 @@ def plan(model: str | ModelShape, hardware: str | Hardware = "h100", *, workload
         copies=copies_for(work.rate, at_most) if work.rate is not None and at_most is not None else None,
         dollars_per_million=(cost_per_million(paid, machine.count, at_most.tokens_per_s)
                              if paid and at_most is not None else None),
-        drafters=chosen, problems=_problems(shape, machine, work, memory, chosen, at_most, ttft))
+        drafters=chosen, comparisons=() if measured is None else measured.comparisons,
+        problems=_problems(shape, machine, work, memory, chosen, at_most, ttft))
 
 
-def _usual_cache(shape: ModelShape, dtype: str | None) -> str:
+def usual_cache(shape: ModelShape, dtype: str | None) -> str:
     found = dtype or shape.dtype
     return found if found in ("float32", "float16") else "bfloat16"
 

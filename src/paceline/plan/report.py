@@ -40,12 +40,13 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "serving": None if plan.serving is None else asdict(plan.serving),
         "cards": plan.cards, "dollars_per_million_tokens": plan.dollars_per_million,
         "advice": [asdict(one) for one in advise(plan)],
+        "measured": [asdict(one) | {"error": one.error} for one in plan.comparisons],
         "problems": plan.problems,
     }
 
 
 def text(plan: Plan) -> str:
-    parts = [_model(plan), _decode(plan), _drafts(plan), _beside(plan), _trees(plan), _serving(plan)]
+    parts = [_model(plan), _measured(plan), _decode(plan), _drafts(plan), _beside(plan), _trees(plan), _serving(plan)]
     if plan.problems:
         parts.append("What is in the way\n" + "\n".join(f"- {one}" for one in plan.problems))
     advice = advise(plan)
@@ -75,6 +76,12 @@ def _model(plan: Plan) -> str:
         f"{plan.prefill_tokens_per_s:,.0f} tok/s"])
 
 
+def _measured(plan: Plan) -> str:
+    rows = [[one.what, f"{1e3 * one.measured_s:.2f}", f"{1e3 * one.predicted_s:.2f}",
+             "fitted" if one.fitted else f"{one.error:+.0%}"] for one in plan.comparisons]
+    return table("This machine, measured", ["what", "measured ms", "predicted ms", "off by"], rows) if rows else ""
+
+
 def _decode(plan: Plan) -> str:
     mixture = plan.shape.is_mixture
     rows = [[str(row.batch), f"{1e3 * row.tpot_s:.2f}", f"{1e3 * row.floor_s:.2f}", f"{row.tokens_per_s:,.0f}",
@@ -100,7 +107,9 @@ def _drafts(plan: Plan) -> str:
 def _beside(plan: Plan) -> str:
     rows = [[one.drafter, f"{one.weights / _GB:.2f}", f"{one.sequence / 1e6:.1f}", str(one.sequences), one.cache]
             for one in plan.beside]
-    return table("Drafters in memory", ["drafter", "weights GB", "MB a text", "texts", "cache"], rows) if rows else ""
+    sources = [f"{one.name}: {one.source}" for one in plan.drafters]
+    return "\n".join([table("Drafters in memory", ["drafter", "weights GB", "MB a text", "texts", "cache"], rows), "",
+                      "Where acceptance is from, unless it was given", *sources]) if rows else ""
 
 
 def _trees(plan: Plan) -> str:
