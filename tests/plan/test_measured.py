@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.tiny import BASE, SHAPES, tiny_engine, tiny_llm, tiny_model
 
+from engine.tiny import BASE, SHAPES, tiny_engine, tiny_llm, tiny_model
 from paceline.cli import plan as command
 from paceline.cli.main import main
 from paceline.errors import ConfigError

@@ -16,7 +16,10 @@ from paceline.plan.speculation import expected_tokens
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
 KINDS = (".html", ".svg", ".png")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 400, 70, 50, 36, 150
+_STYLE = ("<style>.back{fill:#fff}text{fill:#222}.grid{stroke:#e4e4e4}@media (prefers-color-scheme: dark){"
+          ".back{fill:#16181c}text{fill:#ddd}.grid{stroke:#383c44}}</style>")
+"""Readable in light and dark."""
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 720, 400, 70, 50, 36, 230
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _batches(plan: Plan) -> Chart:
     both = (("expected", plan.roofline), ("floor by data sheet", floor))
     return Chart("Time per token by batch", "sequences at once", "ms", [
         Line(name, [(float(batch), 1e3 * one.decode(batch, plan.workload.context)) for batch in batches])
-        for name, one in both], True, True)
+        for name, one in both], True)
 
 
 def ready(target: str | Path) -> Path:
@@ -113,8 +116,8 @@ def draw(found: Sequence[Chart], target: str | Path, title: str = "", words: str
 def page(found: Sequence[Chart], title: str, words: str) -> str:
     pictures = "\n".join(svg(one) for one in found)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-            "<style>body{font-family:sans-serif;margin:2em;max-width:1400px}pre{background:#f6f6f6;padding:1em;"
-            f"overflow:auto}}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{pictures}\n"
+            "<style>:root{color-scheme:light dark}body{font-family:sans-serif;margin:2em;max-width:1500px}pre{padding:1em;"
+            f"border:1px solid gray;overflow:auto}}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{pictures}\n"
             f"<pre>{html.escape(words)}</pre></body></html>\n")
 
 
@@ -131,8 +134,8 @@ def svg(chart: Chart) -> str:
 
 def _framed(inner: str, height: int) -> str:
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} '
-            f'{height}" font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
-            f"{inner}</svg>")
+            f'{height}" font-family="sans-serif" font-size="11">{_STYLE}<rect class="back" width="100%" '
+            f'height="100%"/>{inner}</svg>')
 
 
 def _drawn(chart: Chart) -> str:
@@ -150,11 +153,11 @@ def _drawn(chart: Chart) -> str:
              f"{html.escape(chart.y)}</text>"]
     for value in across.ticks():
         x, _ = at(value, up.low)
-        parts.append(f'<path d="M{x:.1f} {_TOP}V{_TOP + high}" stroke="#e4e4e4"/><text x="{x:.1f}" '
+        parts.append(f'<path d="M{x:.1f} {_TOP}V{_TOP + high}" class="grid"/><text x="{x:.1f}" '
                      f'y="{_TOP + high + 16}" text-anchor="middle">{value:g}</text>')
     for value in up.ticks():
         _, y = at(across.low, value)
-        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + wide}" stroke="#e4e4e4"/><text x="{_LEFT - 6}" '
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + wide}" class="grid"/><text x="{_LEFT - 6}" '
                      f'y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
     for place, line in enumerate(chart.lines):
         colour = COLOURS[place % len(COLOURS)]
