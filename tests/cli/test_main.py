@@ -25,14 +25,6 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == f"paceline {__version__}"
 
 
-@pytest.mark.parametrize("command", ["plan"])
-def test_planned_commands_say_not_yet(command, capsys):
-    assert main([command, "--port", "80"]) == 2
-    captured = capsys.readouterr()
-    assert "not in this version yet" in captured.err
-    assert captured.out == ""
-
-
 def test_unknown_command_and_option_are_explained(capsys):
     assert main(["chatt"]) == 2
     assert "chatt" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, doctor, generate, later, quantize, replay, serve, train
+from paceline.cli import bench, chat, doctor, generate, plan, quantize, replay, serve, train
 from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError
 
@@ -27,12 +27,11 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
-for _name, _command in later.COMMANDS.items():
-    app.command(_name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,107 @@
+"""Which of Paceline's options to switch on for a workload, and why: sentences made of a plan's own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.plan.capacity import memory_of
+from paceline.plan.planner import DraftRow, Plan, pays
+from paceline.plan.roofline import Roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    option: str
+    why: str
+
+
+def advise(plan: Plan) -> list[Advice]:
+    return [*_speculation(plan), *_cache(plan), *_weights(plan), *_serving(plan), *_machine(plan)]
+
+
+def best(plan: Plan, batch: int) -> DraftRow | None:
+    """The drafter with the largest speed-up at a batch, at what is typical of it or was given."""
+    rows = [row for row in plan.drafts if row.batch == batch]
+    return max(rows, key=lambda row: row.speed_up, default=None)
+
+
+def _speculation(plan: Plan) -> Iterator[Advice]:
+    refused = {drafter.name for drafter in plan.drafters if drafter.disagreements(plan.shape)}
+    for batch in plan.workload.batches:
+        row = best(plan, batch)
+        if row is None or row.drafter in refused:
+            continue
+        if not pays(row):
+            yield Advice("speculation=None", f"At {batch} at once no drafter pays: a step that verifies drafts "
+                         "computes more than the weights take to read.")
+            break
+        method = '"draft", "model": ' if row.drafter.startswith("draft:") else ""
+        name = row.drafter.removeprefix("draft:")
+        yield Advice(f'speculation={{"method": {method}"{name}", "k": {row.k}}}',
+                     f"At {batch} at once {row.tokens:.2f} tokens a cycle are expected, {row.speed_up:.2f}x plain "
+                     f"decoding, if {row.acceptance:.0%} of drafted tokens are accepted; below "
+                     f"{row.break_even or 0.0:.0%} it loses.")
+    bounded = [limit for limit in plan.limits if limit.batch]
+    if bounded:
+        widest = max(bounded, key=lambda limit: limit.batch or 0)
+        yield Advice("adaptive=True", f"{widest.drafter} pays up to about {widest.batch} sequences at once and hurts "
+                     "beyond: leave the depth to the controller, which is the default.")
+
+
+def _cache(plan: Plan) -> Iterator[Advice]:
+    work, most = plan.workload, plan.memory.sequences
+    wanted = max(work.batches)
+    shared = plan.memory.sequence * wanted
+    if most < wanted or shared > plan.memory.weights:
+        smaller = "int8" if plan.hardware.kind == "cpu" else "fp8"
+        able = plan.hardware.kind == "cpu" or (plan.hardware.capability or (0, 0)) >= (8, 9)
+        latent = "mla" in plan.shape.kinds
+        if able and not latent and plan.kv_dtype not in (smaller, "int4", "int2"):
+            other = memory_of(replace(plan.roofline, kv_dtype=smaller), work.context).sequences
+            yield Advice(f'kv_dtype="{smaller}"', f"Caches of {wanted} texts take {shared / 1e9:.1f} GB beside "
+                         f"{plan.memory.weights / 1e9:.1f} of weights; in half the bits {other} texts fit instead of "
+                         f"{most}, and attention reads half.")
+    if most < wanted:
+        yield Advice(f"max_num_seqs={max(1, most)}", f"Of {wanted} texts of {work.context} tokens {most} fit at once: "
+                     "more would be preempted, so let them wait.")
+        yield Advice("host_cache", "With little room beside running texts, prefixes are soon forgotten: some GiB of "
+                     "host memory keep them.")
+    if plan.shape.context is not None and plan.shape.context > 4 * work.context and plan.memory.sequence:
+        yield Advice(f"max_model_len={work.context}", f"The model takes texts of {plan.shape.context} tokens: a limit "
+                     "keeps one of them from taking everybody's room.")
+
+
+def _weights(plan: Plan) -> Iterator[Advice]:
+    first = plan.rows[0]
+    if first.compute_bound or plan.dtype not in ("float32", "bfloat16", "float16") or plan.memory.weights < 1e9:
+        return
+    smaller = Roofline(plan.shape, plan.hardware.sustained(), "int4", plan.kv_dtype)
+    quicker = plan.roofline.decode(first.batch, plan.workload.context) / smaller.decode(
+        first.batch, plan.workload.context)
+    if plan.hardware.kind == "cpu":
+        yield Advice("paceline quantize --to int4", f"Decoding reads {plan.memory.weights / 1e9:.1f} GB of weights a "
+                     f"step; in 4 bits it would be {quicker:.1f}x as quick at {first.batch} at once.")
+    elif plan.memory.left <= 0:
+        yield Advice("an AWQ or GPTQ checkpoint", f"In 4 bits the weights take "
+                     f"{plan.shape.weight_bytes('int4') / 1e9:.1f} GB instead of {plan.memory.weights / 1e9:.1f}.")
+
+
+def _serving(plan: Plan) -> Iterator[Advice]:
+    if plan.ttft_s > 0.5 and max(plan.workload.batches) > 1:
+        yield Advice("max_step_ms=100", f"A prompt of {plan.workload.prompt_tokens} tokens takes {plan.ttft_s:.1f} s: "
+                     "in chunks nobody else waits that long for a token (the server's default).")
+    if plan.shape.is_mixture and plan.rows[0].experts is not None:
+        yield Advice("larger batches", f"A step of {plan.rows[0].batch} reads {plan.rows[0].experts:.0f} experts of a "
+                     "layer and one with many tokens all of them: tokens get cheap only when experts are shared.")
+
+
+def _machine(plan: Plan) -> Iterator[Advice]:
+    if plan.hardware.count > 1:
+        yield Advice("one engine a card", "This version runs a model on one card: what is said of several shares the "
+                     "model between them, as other engines do.")
+    if plan.hardware.kind == "other":
+        yield Advice("another device", f"Paceline runs on CPUs and CUDA cards, not on {plan.hardware.name}.")
+    elif plan.hardware.capability is not None and plan.hardware.capability < (8, 0):
+        yield Advice('kernels="eager", dtype="float16"', f"{plan.hardware.name} is older than the CUDA kernels need "
+                     "(compute capability 8.0).")

@@ -1,0 +1,141 @@
+"""What drafters cost, and what they are known to get accepted: a drafter is a small model, or hardly anything."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from paceline.errors import ConfigError
+from paceline.plan.hardware import Hardware
+from paceline.plan.known import find_shape
+from paceline.plan.roofline import Roofline
+from paceline.plan.shape import FeedForward, Layer, ModelShape
+from paceline.plan.speculation import acceptance_of
+
+DRAFT_VOCABULARY = 32_000
+HOST_S = 50e-6
+"""Seconds a sequence's look-up takes."""
+_DRAFT_CACHE = "its own, in the target's kv_dtype"
+_TARGET_CACHE = "the target's: its kv_dtype is the drafter's too"
+_PLANES = "planes beside the target's, one entry a token"
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """`shape` runs once for every drafted token, or once for all of them (`parallel`)."""
+
+    name: str
+    acceptance: float
+    """Typical, of what was published; measure your own with --prompts."""
+    source: str
+    shape: ModelShape | None = None
+    parallel: bool = False
+    dtype: str | None = None
+    """Of its weights; None: the target's."""
+    cache: str = "none"
+    """Where it keeps what it knows of a text, and what must agree with the target."""
+    most: int = 64
+    """Tokens it can draft, deep."""
+    own_weights: bool = True
+    """It is a model beside the target, not a part of it."""
+    vocab: int | None = None
+    """That has to equal the target's; None: it has no choice."""
+
+    def cost(self, hardware: Hardware, dtype: str, kv_dtype: str, batch: int, context: int, k: int) -> float:
+        """Seconds to draft K tokens for each of `batch` sequences."""
+        if self.shape is None:
+            return HOST_S * batch
+        roofline = Roofline(self.shape, hardware, self.dtype or dtype, kv_dtype)
+        return roofline.step(batch, k, context).total if self.parallel else k * roofline.decode(batch, context)
+
+    def weight_bytes(self, dtype: str) -> float:
+        return self.shape.weight_bytes(self.dtype or dtype) if self.shape is not None and self.own_weights else 0.0
+
+    def cache_bytes(self, tokens: int, kv_dtype: str) -> float:
+        """Of one sequence."""
+        shares = self.shape is None or not self.own_weights
+        return 0.0 if shares or self.shape is None else self.shape.cache_bytes(tokens, kv_dtype)
+
+    def disagreements(self, target: ModelShape) -> list[str]:
+        """Why it cannot draft for this target, a sentence each."""
+        if self.vocab is None or self.vocab == target.vocab:
+            return []
+        return [f"{self.name} has a vocabulary of {self.vocab} tokens and {target.name} one of {target.vocab}: a draft "
+                "model needs the target's own tokenizer; choose one of the same family."]
+
+
+def _head(target: ModelShape, layers: int, inputs: int, vocab: int) -> ModelShape:
+    """So many of the target's layers behind a projection of `inputs` hidden states, over a vocabulary of its own."""
+    attending = next((layer for layer in target.layers if any(mixer.cached for mixer in layer.mixers)),
+                     target.layers[0])
+    thin = Layer(attending.mixers, FeedForward(attending.feed_forward.active), attending.norms)
+    return replace(target, name=f"head of {target.name}", layers=(thin,) * layers, vocab=min(vocab, target.vocab),
+                   tied=True, further=inputs * target.hidden**2)
+
+
+def _some_layers(target: ModelShape, share: float) -> ModelShape:
+    """Every so manieth layer, the same share of each kind."""
+    count = max(1, round(len(target.layers) * share))
+    step = len(target.layers) / count
+    return replace(target, layers=tuple(target.layers[int(place * step)] for place in range(count)))
+
+
+def _networks(target: ModelShape, heads: int) -> ModelShape:
+    """Medusa and Hydra: a square matrix and a whole head for each token ahead."""
+    block = Layer((), FeedForward(target.hidden**2))
+    return replace(target, name=f"heads of {target.name}", layers=(block,) * heads, vocab=heads * target.vocab,
+                   tied=True, further=0)
+
+
+METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
+    "ngram": lambda target: Drafter("ngram", acceptance_of(1.75, 10), "prompt look-up: 1.75 tokens on Spec-Bench"),
+    "suffix": lambda target: Drafter("suffix", acceptance_of(1.82, 10), "as look-ups in a datastore: 1.82 tokens on "
+                                     "Spec-Bench; far more where texts repeat"),
+    "rest": lambda target: Drafter("rest", acceptance_of(1.82, 10), "1.82 tokens on Spec-Bench"),
+    "lookahead": lambda target: Drafter("lookahead", acceptance_of(1.64, 5), "1.64 tokens on Spec-Bench"),
+    "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it"),
+    "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench",
+                                     _networks(target, 4), True, most=4),
+    "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench",
+                                    _networks(target, 4), True, cache=_PLANES, most=4),
+    "eagle1": lambda target: Drafter("eagle1", acceptance_of(3.58, 7), "3.58 tokens on Spec-Bench, with trees",
+                                     _head(target, 1, 2, target.vocab), cache=_PLANES),
+    "eagle3": lambda target: Drafter("eagle3", acceptance_of(3.53, 7), "3.53 tokens at K 7, chains, MT-bench",
+                                     _head(target, 1, 3, DRAFT_VOCABULARY), cache=_PLANES),
+    "mtp": lambda target: Drafter("mtp", 0.85, "85 to 90 % of the second token (DeepSeek-V3)",
+                                  _head(target, 1, 2, target.vocab), cache=_PLANES),
+    "dflash": lambda target: Drafter("dflash", acceptance_of(3.07, 7), "3.07 tokens at block 7, MT-Bench",
+                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
+    "dspark": lambda target: Drafter("dspark", acceptance_of(3.64, 7), "3.64 tokens at block 7, MT-Bench",
+                                     _head(target, 5, 5, DRAFT_VOCABULARY), True, cache=_PLANES, most=7),
+    "skip": lambda target: Drafter("skip", 0.85, "about 45 % of the layers left out (SWIFT)",
+                                   _some_layers(target, 0.55), cache=_TARGET_CACHE, own_weights=False),
+    "exit": lambda target: Drafter("exit", 0.65, "a third of the layers (LayerSkip)", _some_layers(target, 1 / 3),
+                                   cache=_TARGET_CACHE, own_weights=False),
+    "precision": lambda target: Drafter("precision", 0.9, "the same weights in 4 bits", target, dtype="int4",
+                                        cache=_TARGET_CACHE),
+}
+"""Methods of Paceline that cost something of their own; the others are made of these."""
+
+
+def find_drafter(text: str, target: ModelShape) -> Drafter:
+    """A method's name, or a model that drafts: its name, folder or hub id, also written draft:MODEL."""
+    if text in METHODS:
+        return METHODS[text](target)
+    method, colon, model = text.partition(":")
+    if not colon and (near := difflib.get_close_matches(text, METHODS, 1, 0.75)):
+        raise ConfigError(f"There is no drafter {text!r}: did you mean {near[0]!r}? Known are {', '.join(METHODS)}, "
+                          "and draft:MODEL.")
+    name = model if colon and method == "draft" else text
+    try:
+        shape = find_shape(name)
+    except ConfigError as error:
+        raise ConfigError(f"There is no drafter {text!r}: known are {', '.join(METHODS)}, and draft:MODEL. {error}"
+                          ) from None
+    share = shape.parameters / target.parameters
+    # Draft models of 1 to 10 % of the target are reported to have .6 to .8 accepted; larger ones agree more.
+    guess = min(0.9, max(0.5, 0.75 + 0.1 * math.log10(max(share, 1e-4) / 0.05)))
+    return Drafter(f"draft:{shape.name}", guess, "a guess by its size: .6 to .8 is usual", shape, dtype=shape.dtype,
+                   cache=_DRAFT_CACHE, vocab=shape.vocab)

@@ -1,0 +1,90 @@
+"""Acceptance on a user's own prompts: the drafters at hand answer them, and the engine's statistics say what stood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ConfigError
+from paceline.plan.speculation import acceptance_of
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+K = 7
+MAX_TOKENS = 128
+LOOKUPS = ("ngram", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    drafter: str
+    acceptance: float
+    """By which every step with a draft of K would give as many tokens as there were: steps in which nothing was drafted
+    count, so that look-ups are not praised for the few times they find something."""
+    conditional: float
+    """Share of drafted tokens that stood where all before them did."""
+    tokens_per_step: float
+    prompts: int
+    tokens: int
+
+    @property
+    def source(self) -> str:
+        return (f"measured: {self.tokens_per_step:.2f} tokens a step over {self.tokens} tokens of {self.prompts} "
+                "prompts")
+
+
+def at_hand(llm: LLM) -> list[str]:
+    """Look-ups, and the kinds of trained heads that the engine has."""
+    return [*LOOKUPS, *dict.fromkeys(head.config.kind for head in llm.engine.heads.heads.values())]
+
+
+def wish(llm: LLM, drafter: str, k: int = K) -> dict[str, Any]:
+    """What the engine is asked for to have this drafter, always K deep."""
+    method, _, model = drafter.partition(":")
+    heads = {head.config.kind: name for name, head in llm.engine.heads.heads.items()}
+    found: dict[str, Any] = {"method": method, "k": k, "adaptive": False}
+    if model:
+        return found | {"method": "draft", "model": model}
+    from paceline.speculation.spec import HEADS
+
+    if method in HEADS:
+        if method not in heads:
+            raise ConfigError(f"--prompts: no {method} head of this model is here: name one with --head, or leave "
+                              f"--drafter {method} out; at hand are {', '.join(at_hand(llm))}.")
+        found["head"] = heads[method]
+    return found
+
+
+def read(path: Path) -> list[Any]:
+    """A file of prompts: .jsonl with "prompt" or "messages" in each line, or paragraphs of text."""
+    from paceline.training.prompts import read_prompts
+
+    return read_prompts([path])
+
+
+def acceptance(llm: LLM, drafters: Sequence[str], prompts: Sequence[Any], max_tokens: int = MAX_TOKENS, k: int = K
+               ) -> list[Accepted]:
+    """Greedy answers. A drafter that remembers texts does not find those of another one."""
+    from paceline.bench.spec import prompt_of
+    from paceline.request import SamplingParams
+    from paceline.speculation.stats import SpeculationStats
+    from paceline.training.prompts import messages_of
+
+    wishes = {drafter: wish(llm, drafter, k) for drafter in drafters}
+    asked = [prompt_of(llm, [dict(turn) for turn in messages_of(prompt)]) for prompt in prompts]
+    out = []
+    for drafter, own in wishes.items():
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, cache_salt=drafter)
+        total = SpeculationStats(drafter)
+        for answer in llm.generate(asked, params, speculation=own):
+            if answer.error is not None:
+                raise answer.error
+            if answer.speculation is not None:
+                total.add(answer.speculation)
+        reached = sum(total.reached_by_depth)
+        out.append(Accepted(drafter, acceptance_of(total.tokens_per_step, k), sum(total.by_depth) / max(1, reached),
+                            total.tokens_per_step, len(asked), total.emitted + total.plain))
+    return out

@@ -1,0 +1,226 @@
+"""Whole plans: what fits, what pays, cards, cost and advice, and mistakes that are explained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.plan.advice import advise
+from paceline.plan.capacity import best_serving, blocks, copies_for, cost_per_million, memory_of
+from paceline.plan.drafters import METHODS, find_drafter
+from paceline.plan.hardware import find_hardware, from_dict
+from paceline.plan.known import find_shape
+from paceline.plan.planner import Workload, best_draft, cycle_cost, plan
+from paceline.plan.report import as_dict, text
+from paceline.plan.roofline import Roofline
+from paceline.plan.speculation import expected_tokens
+from paceline.speculation.spec import BUILDERS, HEADS
+
+
+def options(found: Any) -> dict[str, str]:
+    return {one.option: one.why for one in advise(found)}
+
+
+def test_what_fits() -> None:
+    """An H100 has 80 GB; 13B in float16 take 26, and a text of 4096 tokens 3.36 with 40 heads of keys."""
+    found = plan("llama-2-13b", "h100", workload=Workload(batches=(1, 64)), drafters=())
+    assert found.memory.sequences == int((0.9 * 80e9 - (1 << 30) - 2 * 13_015_864_320) // (819_200 * 4096)) == 13
+    assert [row.fits for row in found.rows] == [True, False]
+    assert plan("llama-3.1-70b", "h100", drafters=()).memory.sequences == 0
+    assert plan("llama-3.1-70b", "h100x8", drafters=()).memory.sequences > 100
+
+
+def test_blocks_waste_less_than_one() -> None:
+    assert [blocks(tokens) - tokens for tokens in (1, 15, 16, 17)] == [15, 1, 0, 15]
+
+
+def test_a_latent_is_on_every_card() -> None:
+    """Heads can be split between cards, one latent cannot."""
+    work = 4096
+    latent, grouped = find_shape("deepseek-v2"), find_shape("llama-3.1-70b")
+    one, eight = (memory_of(Roofline(latent, find_hardware(name), "bfloat16", "bfloat16"), work).sequence
+                  for name in ("h200", "h200x8"))
+    assert eight == 8 * one
+    one, eight = (memory_of(Roofline(grouped, find_hardware(name), "bfloat16", "bfloat16"), work).sequence
+                  for name in ("h200", "h200x8"))
+    assert eight == one
+
+
+def test_a_deeper_batch_gives_more_tokens_and_takes_longer() -> None:
+    rows = plan("llama-3.1-8b", "h100", workload=Workload(batches=(1, 8, 64, 256)), drafters=()).rows
+    assert [row.tpot_s for row in rows] == sorted(row.tpot_s for row in rows)
+    assert [row.tokens_per_s for row in rows] == sorted(row.tokens_per_s for row in rows)
+    assert all(row.floor_s < row.tpot_s for row in rows)
+
+
+def test_the_best_depth_is_the_best() -> None:
+    real = Roofline(find_shape("llama-3.1-8b"), find_hardware("h100").sustained(), "bfloat16", "bfloat16")
+    drafter = find_drafter("eagle3", real.shape)
+    row = best_draft(real, drafter, 8, 1024, 0.8)
+    for k in (1, 2, 3, 4, 5, 7, 10, 16):
+        assert expected_tokens(0.8, k) / cycle_cost(real, drafter, 8, 1024, k) <= row.speed_up + 1e-12
+
+
+def test_break_even_is_where_nothing_is_won() -> None:
+    found = plan("llama-3.1-8b", "h100", drafters=("eagle3",), workload=Workload(batches=(8,)), k=4)
+    level = found.drafts[0].break_even
+    assert level is not None
+    even = plan("llama-3.1-8b", "h100", drafters=("eagle3",), workload=Workload(batches=(8,)), k=4, acceptance=(level,))
+    assert even.drafts[0].speed_up == pytest.approx(1.0)
+
+
+def test_load_above_which_it_hurts() -> None:
+    """On two cores arithmetic takes over at a few rows: drafts pay alone and hurt in a crowd."""
+    found = plan("smollm2-135m", "neoverse-n1-2cores", dtype="int8", workload=Workload(context=256, batches=(1, 64)),
+                 drafters=("ngram",))
+    limit = found.limits[0].batch
+    assert limit is not None and 1 <= limit < 16
+    inside, beyond = (best_draft(found.roofline, found.drafters[0], batch, 256, found.limits[0].acceptance)
+                      for batch in (limit, 4 * limit))
+    assert inside.speed_up >= 1.02 > beyond.speed_up
+    assert "speculation=None" in options(found) and "adaptive=True" in options(found)
+    assert "speculation=None" not in options(plan("llama-3.1-8b", "h200", drafters=("eagle3",)))
+
+
+def test_a_hopeless_drafter_is_not_advised() -> None:
+    found = plan("llama-3.1-8b", "h100", drafters=("draft:llama-2-7b",))
+    assert any("vocabulary of 32000" in sentence for sentence in found.problems)
+    assert not any(option.startswith("speculation=") for option in options(found))
+
+
+def test_experts_make_verifying_dear() -> None:
+    """A draft of a mixture reads experts that a plain step would not."""
+    shape, hardware = find_shape("qwen3-30b-a3b"), find_hardware("h200").sustained()
+    dense = find_shape("qwen3-4b")
+    costs = [cycle_cost(Roofline(one, hardware, "bfloat16", "bfloat16"), find_drafter("ngram", one), 1, 512, 4)
+             for one in (shape, dense)]
+    assert costs[0] > 1.5 > 1.2 > costs[1]
+    assert "larger batches" in options(plan("qwen3-30b-a3b", "h200", drafters=()))
+
+
+def test_cards_and_cost() -> None:
+    work = Workload(rate=50, prompt=1000, output=200)
+    found = plan("llama-3.1-8b", "h100", workload=work, drafters=())
+    assert found.serving is not None and found.copies is not None
+    assert found.copies == copies_for(50, found.serving)
+    assert (found.copies - 1) * 0.8 * found.serving.requests_per_s < 50 <= (
+        found.copies * 0.8 * found.serving.requests_per_s)
+    assert found.cards == found.copies
+    # 3 dollars an hour and 1000 tokens a second: 0.83 dollars for a million.
+    assert cost_per_million(3.0, 1, 1000.0) == pytest.approx(0.8333, abs=1e-4)
+    dear = plan("llama-3.1-8b", "h100", workload=work, drafters=(), price=6.0)
+    assert dear.dollars_per_million == pytest.approx(2 * (found.dollars_per_million or 0))
+    assert "50 requests/s need" in text(found)
+
+
+def test_a_target_for_tokens_bounds_the_batch() -> None:
+    roofline = Roofline(find_shape("llama-3.1-8b"), find_hardware("h100").sustained(), "bfloat16", "bfloat16")
+    free, bound = (best_serving(roofline, 1000, 200, 128, limit) for limit in (None, 0.02))
+    assert free is not None and bound is not None
+    assert bound.tpot_s <= 0.02 < free.tpot_s and bound.batch < free.batch
+    assert best_serving(roofline, 1000, 200, 128, 1e-4) is None
+    found = plan("llama-3.1-8b", "h100", workload=Workload(tpot_s=1e-4, ttft_s=1e-4), drafters=())
+    assert len([one for one in found.problems if " ms " in one]) == 2
+
+
+def test_advice_on_caches_and_weights() -> None:
+    crowded = options(plan("llama-2-13b", "h100", workload=Workload(batches=(64,)), drafters=()))
+    assert 'kv_dtype="fp8"' in crowded and "max_num_seqs=13" in crowded
+    assert 'kv_dtype="fp8"' not in options(plan("llama-2-13b", "a100", workload=Workload(batches=(64,)), drafters=()))
+    assert "paceline quantize --to int4" in options(plan("llama-3.1-8b", "epyc-9654", drafters=()))
+    assert "an AWQ or GPTQ checkpoint" in options(plan("llama-3.1-70b", "h100", drafters=()))
+    assert "another device" in options(plan("llama-3.1-8b", "mi300x", drafters=()))
+    assert "one engine a card" in options(plan("llama-3.1-8b", "h100x2", drafters=()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_list_is_paceline_s_and_has_a_plan(method: str) -> None:
+    assert method in BUILDERS
+    found = plan("llama-3.1-8b", "h100", drafters=(method,))
+    assert found.drafts[0].speed_up > 0 and 0.2 < found.drafters[0].acceptance < 1.0
+
+
+def test_trained_heads_are_all_in_the_list() -> None:
+    assert set(HEADS) <= set(METHODS)
+
+
+def test_what_must_agree_between_caches() -> None:
+    found = {one.drafter: one for one in plan("llama-3.1-8b", "h100", drafters=(
+        "ngram", "eagle3", "skip", "draft:llama-3.2-1b")).beside}
+    assert found["ngram"].weights == found["skip"].weights == 0
+    assert "the target's" in found["skip"].cache and "planes" in found["eagle3"].cache
+    assert found["draft:llama-3.2-1b"].sequence == find_shape("llama-3.2-1b").cache_bytes(4096)
+    assert found["draft:llama-3.2-1b"].sequences < found["ngram"].sequences
+
+
+def test_a_report_has_every_part() -> None:
+    found = plan("qwen3-30b-a3b", "h100", workload=Workload(rate=1.0), drafters=("ngram", "eagle3"))
+    written = text(found)
+    for part in ("30.532 billion", "FLOP/byte", "TPOT ms", "experts", "break-even", "Drafters in memory", "Trees",
+                 "for a million output tokens", "What to switch on"):
+        assert part in written, part
+    raw = json.loads(json.dumps(as_dict(found)))
+    assert raw["model"]["parameters"] == 30_532_122_624
+    assert [row["batch"] for row in raw["decode"]] == [1, 8, 64]
+    assert raw["hardware"]["ridge"] == pytest.approx(295.2, abs=0.1)
+    assert raw["advice"] and raw["speculation"] and raw["limits"] and raw["cards"] >= 1
+
+
+def test_own_hardware(tmp_path: Path) -> None:
+    file = tmp_path / "box.json"
+    file.write_text(json.dumps({"memory_gb": 96, "bandwidth_gb_s": 1000, "tflops": {"bfloat16": 100}, "price": 1}))
+    box = find_hardware(str(file))
+    assert (box.name, box.bandwidth, box.ridge("bfloat16")) == ("box", 1e12, 100.0)
+    assert box.arithmetic("int4") == box.arithmetic("fp8") == 1e14
+    assert find_hardware("H100x8").count == 8 and find_hardware("mi300x").count == 1
+
+
+@pytest.mark.parametrize(("raw", "said"), [
+    ({}, "tflops must map"), ({"tflops": {"bfloat16": 1}}, "memory_gb must be"),
+    ({"tflops": {"bfloat16": 0}, "memory_gb": 1, "bandwidth_gb_s": 1}, "tflops of bfloat16"),
+    ({"tflops": {"bfloat16": 1}, "memory_gb": 1, "bandwidth_gb_s": 1, "cores": 2}, "unknown key 'cores'"),
+    ({"tflops": {"bfloat16": 1}, "memory_gb": 1, "bandwidth_gb_s": 1, "kind": "abacus"}, "kind must be"),
+    ({"tflops": {"bfloat16": 1}, "memory_gb": 1, "bandwidth_gb_s": 1, "count": 0}, "share a model, not 0")])
+def test_hardware_that_makes_no_sense(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        from_dict(raw)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"hardware": "h1000"}, "did you mean h100"), ({"hardware": "h100x0"}, "share a model, not 0"),
+    ({"hardware": "no.json"}, "not readable as JSON"), ({"model": "lama-3-8b"}, "did you mean llama-3-8b"),
+    ({"drafters": ("eagle33",)}, "did you mean 'eagle3'"), ({"drafters": ("draft:nothing",)}, "There is no drafter"),
+    ({"dtype": "int3"}, "dtype must be one of"), ({"kv_dtype": "q8"}, "kv_dtype must be one of"),
+    ({"acceptance": (1.5,)}, "from 0 to 1"), ({"k": 0}, "k must be"), ({"price": -1.0}, "price is dollars")])
+def test_mistakes_are_explained(change: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"model": "llama-3-8b", "hardware": "h100"} | change
+    with pytest.raises(ConfigError, match=said):
+        plan(arguments.pop("model"), **arguments)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"context": 0}, "context must be"), ({"batches": ()}, "batch names no"), ({"batches": (0,)}, "batch must be"),
+    ({"rate": 0.0}, "rate must be"), ({"tpot_s": float("nan")}, "tpot must be"), ({"prompt": 1 << 40}, "prompt must")])
+def test_workloads_that_make_no_sense(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Workload(**change)
+
+
+def test_hardware_without_a_format_says_so() -> None:
+    mine = replace(find_hardware("h100"), flops={"int8": 1.0})
+    with pytest.raises(ConfigError, match="has no figure for bfloat16"):
+        mine.arithmetic("bfloat16")
+
+
+def test_planning_needs_no_torch() -> None:
+    code = ("import sys; from paceline.plan.planner import plan; from paceline.plan.report import text; "
+            "text(plan('llama-2-13b', 'h100')); assert 'torch' not in sys.modules, 'torch'")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
