@@ -8,9 +8,11 @@ import random
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.plan.drafters import find_drafter
 from paceline.plan.hardware import KNOWN, find_hardware
 from paceline.plan.known import KNOWN as MODELS
-from paceline.plan.known import known_shape
+from paceline.plan.known import find_shape, known_shape
+from paceline.plan.planner import cycle_cost
 from paceline.plan.read import read_shape
 from paceline.plan.roofline import (
     Roofline,
@@ -167,6 +169,16 @@ def test_what_an_h200_was_measured_to_take() -> None:
     plain = roofline.decode(1, 512)
     for rows, measured in {16: 1.12, 64: 1.27}.items():
         assert roofline.step(1, rows, 512).total / plain == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("a", "speed_ups"), [(0.6, (2.23, 1.71)), (0.8, (3.04, 2.55))])
+def test_what_drafts_were_measured_to_win_on_an_h200(a: float, speed_ups: tuple[float, float]) -> None:
+    """The 8B shape at 1 and 8 requests, drafts of 4 that are right so often."""
+    shape = find_shape("llama-3.1-8b")
+    roofline = Roofline(shape, find_hardware("h200").sustained(), "bfloat16", "bfloat16")
+    for batch, measured in zip((1, 8), speed_ups):
+        cost = cycle_cost(roofline, find_drafter("ngram", shape), batch, 512, 4)
+        assert expected_tokens(a, 4) / cost == pytest.approx(measured, rel=0.15)
 
 
 def test_floors_of_low_bits_on_an_h200() -> None:

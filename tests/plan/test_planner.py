@@ -134,6 +134,7 @@ def test_advice_on_caches_and_weights() -> None:
     crowded = options(plan("llama-2-13b", "h100", workload=Workload(batches=(64,)), drafters=()))
     assert 'kv_dtype="fp8"' in crowded and "max_num_seqs=13" in crowded
     assert 'kv_dtype="fp8"' not in options(plan("llama-2-13b", "a100", workload=Workload(batches=(64,)), drafters=()))
+    assert 'kv_dtype="fp8"' not in options(plan("mamba2-2.7b", "rtx-4090", drafters=()))  # a state has no such format
     assert "paceline quantize --to int4" in options(plan("llama-3.1-8b", "epyc-9654", drafters=()))
     assert "an AWQ or GPTQ checkpoint" in options(plan("llama-3.1-70b", "h100", drafters=()))
     assert "another device" in options(plan("llama-3.1-8b", "mi300x", drafters=()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.plan.capacity import memory_of
 from paceline.plan.planner import DraftRow, Plan, pays
 from paceline.plan.roofline import Roofline
+from paceline.plan.shape import CACHE_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,15 @@ def _cache(plan: Plan) -> Iterator[Advice]:
     work, most = plan.workload, plan.memory.sequences
     wanted = max(work.batches)
     shared = plan.memory.sequence * wanted
-    if most < wanted or shared > plan.memory.weights:
-        smaller = "int8" if plan.hardware.kind == "cpu" else "fp8"
-        able = plan.hardware.kind == "cpu" or (plan.hardware.capability or (0, 0)) >= (8, 9)
-        latent = "mla" in plan.shape.kinds
-        if able and not latent and plan.kv_dtype not in (smaller, "int4", "int2"):
-            other = memory_of(replace(plan.roofline, kv_dtype=smaller), work.context).sequences
+    smaller = "int8" if plan.hardware.kind == "cpu" else "fp8"
+    able = plan.hardware.kind == "cpu" or (plan.hardware.capability or (0, 0)) >= (8, 9)
+    crowded = most < wanted or shared > plan.memory.weights
+    if crowded and able and "mla" not in plan.shape.kinds and CACHE_BITS[plan.kv_dtype] > CACHE_BITS[smaller]:
+        other = memory_of(replace(plan.roofline, kv_dtype=smaller), work.context).sequences
+        if other > most:
             yield Advice(f'kv_dtype="{smaller}"', f"Caches of {wanted} texts take {shared / 1e9:.1f} GB beside "
-                         f"{plan.memory.weights / 1e9:.1f} of weights; in half the bits {other} texts fit instead of "
-                         f"{most}, and attention reads half.")
+                         f"{plan.memory.weights / 1e9:.1f} of weights; in {smaller} {other} texts fit instead of "
+                         f"{most}, and attention reads less.")
     if most < wanted:
         yield Advice(f"max_num_seqs={max(1, most)}", f"Of {wanted} texts of {work.context} tokens {most} fit at once: "
                      "more would be preempted, so let them wait.")

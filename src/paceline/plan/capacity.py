@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from paceline.plan.roofline import Roofline
-from paceline.plan.shape import ModelShape
 
 GIB = 1 << 30
 BLOCK = 16
@@ -54,15 +53,9 @@ def memory_of(roofline: Roofline, tokens: int, drafter_weights: float = 0.0, dra
     """`tokens`: of a whole text. What heads cannot be split by is on every card."""
     hardware, shape = roofline.hardware, roofline.shape
     usable = hardware.count * max(0.0, USABLE * hardware.memory - SPARE)
-    copies = hardware.count / cache_cards(shape, hardware.count)
+    copies = hardware.count / shape.cache_cards(hardware.count)
     sequence = shape.cache_bytes(blocks(tokens), roofline.kv_dtype) * copies + drafter_sequence
     return Memory(usable, shape.weight_bytes(roofline.dtype), drafter_weights, sequence)
-
-
-def cache_cards(shape: ModelShape, cards: int) -> int:
-    """Among how many cards a cache is split: a latent is on each."""
-    most = max((mixer.kv_heads for mixer in shape.mixers if mixer.cached), default=cards)
-    return max(1, min(cards, most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,25 +116,29 @@ def draw(found: Sequence[Chart], target: str | Path, title: str = "", words: str
 def page(found: Sequence[Chart], title: str, words: str) -> str:
     pictures = "\n".join(svg(one) for one in found)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-            "<style>:root{color-scheme:light dark}body{font-family:sans-serif;margin:2em;max-width:1500px}pre{padding:1em;"
-            f"border:1px solid gray;overflow:auto}}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{pictures}\n"
-            f"<pre>{html.escape(words)}</pre></body></html>\n")
+            "<style>:root{color-scheme:light dark}body{font-family:sans-serif;margin:2em;max-width:1500px}"
+            f"pre{{padding:1em;border:1px solid gray;overflow:auto}}</style></head>\n"
+            f"<body><h1>{html.escape(title)}</h1>\n{pictures}\n<pre>{html.escape(words)}</pre></body></html>\n")
 
 
 def stacked(found: Sequence[Chart]) -> str:
     """All of them in one picture, one below the other."""
     inner = "\n".join(f'<g transform="translate(0 {place * _HEIGHT})">{_drawn(one)}</g>'
                       for place, one in enumerate(found))
-    return _framed(inner, _HEIGHT * len(found))
+    return _framed(inner, _HEIGHT * len(found), found)
 
 
 def svg(chart: Chart) -> str:
-    return _framed(_drawn(chart), _HEIGHT)
+    return _framed(_drawn(chart), _HEIGHT, [chart])
 
 
-def _framed(inner: str, height: int) -> str:
+def _framed(inner: str, height: int, found: Sequence[Chart]) -> str:
+    """With words for those who cannot see it."""
+    title = "; ".join(one.title for one in found)
+    words = "; ".join(f"{one.y} over {one.x}: {', '.join(line.name for line in one.lines)}" for one in found)
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} '
-            f'{height}" font-family="sans-serif" font-size="11">{_STYLE}<rect class="back" width="100%" '
+            f'{height}" font-family="sans-serif" font-size="11"><title>{html.escape(title)}'
+            f'</title><desc>{html.escape(words)}</desc>{_STYLE}<rect class="back" width="100%" '
             f'height="100%"/>{inner}</svg>')
 
 

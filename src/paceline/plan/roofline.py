@@ -68,7 +68,7 @@ class Roofline:
         tokens = sequences * rows
         reading = shape.read_bytes(tokens, self.dtype) / hardware.count / hardware.bandwidth
         computing = self._matrix_flops(tokens, sequences) / hardware.count / hardware.arithmetic(self.dtype)
-        cards = self._cache_cards
+        cards = shape.cache_cards(hardware.count)
         cached = sequences * shape.attention_bytes(context + rows, self.kv_dtype) / cards / hardware.bandwidth
         paired = sequences * shape.attention_flops(rows, context) / hardware.count / hardware.arithmetic(
             "bfloat16" if self.dtype != "float32" else "float32")
@@ -97,12 +97,6 @@ class Roofline:
         heads = sampled if tokens > 64 * sampled else tokens
         return forward_flops(self.shape.active - self.shape.embedding, tokens) + forward_flops(
             self.shape.embedding, heads)
-
-    @property
-    def _cache_cards(self) -> int:
-        """Cards among which a cache is split: by its heads, of which a latent has one."""
-        most = max((mixer.kv_heads for mixer in self.shape.mixers if mixer.cached), default=1)
-        return min(self.hardware.count, most) if most > 1 else 1
 
     def _together(self, reading: float, computing: float) -> float:
         return max(reading, computing) if self.hardware.overlaps else reading + computing

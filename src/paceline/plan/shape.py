@@ -178,6 +178,10 @@ class ModelShape:
         """That a token adds as long as no window is full."""
         return sum(mixer.token_bytes(kv_dtype, mixer.cached) for mixer in self.mixers)
 
+    def cache_cards(self, cards: int) -> int:
+        """Among how many cards a cache is split: by its heads. A latent is on each."""
+        return max(1, min(cards, max((mixer.kv_heads for mixer in self.mixers if mixer.cached), default=cards)))
+
     @property
     def state_bytes(self) -> int:
         """Recurrent states of a sequence."""
