@@ -81,7 +81,7 @@ class AsyncLLM:
                  "max_prompt_len": self.engine.config.max_model_len, **template}
         texts = [message.get("content") for message in messages if isinstance(message, Mapping)]
         size = sum(len(text) for text in texts if isinstance(text, str))
-        prompt = await self._beside(size, lambda: self.engine.render(messages, **given))
+        prompt = await self._beside(size, tenant, lambda: self.engine.render(messages, **given))
         async for output in self.generate(prompt, params, speculation=speculation, adapter=adapter, tenant=tenant):
             yield output
 
@@ -115,21 +115,22 @@ class AsyncLLM:
             self._listeners[name] = listener
 
         try:
-            ready = prompt if isinstance(prompt, Prepared) else await self._prepared(prompt, params)
+            ready = prompt if isinstance(prompt, Prepared) else await self._prepared(prompt, params, tenant)
             await self.ask(admit)
         except BaseException:
             listener.close()
             raise
         return listener
 
-    async def _prepared(self, prompt: str | list[int], params: SamplingParams | None) -> Prepared:
+    async def _prepared(self, prompt: str | list[int], params: SamplingParams | None,
+                        tenant: Tenant | None) -> Prepared:
         size = len(prompt) if isinstance(prompt, str | list) else 0
-        return await self._beside(size, lambda: self.engine.prepare(prompt, params or SamplingParams()))
+        return await self._beside(size, tenant, lambda: self.engine.prepare(prompt, params or SamplingParams()))
 
-    async def _beside(self, characters: int, work: Callable[[], Answer]) -> Answer:
+    async def _beside(self, characters: int, tenant: Tenant | None, work: Callable[[], Answer]) -> Answer:
         """In a thread for texts, where there are any: a fork leaves them behind, and close() ends them."""
         self._check_open()
-        return await self.texts.run(characters, work)
+        return await self.texts.run(characters, work, tenant.name if tenant else "")
 
     # ---------------------------------------------------------------- the engine from outside
 

@@ -11,10 +11,10 @@ import pytest
 from grammar.structured import PROMPT, compiled, structured_llm
 from paceline import SamplingParams
 from paceline.errors import GrammarError
+from paceline.fair_workers import FairWorkers
 from paceline.grammar import states
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
-from paceline.grammar.workers import FairWorkers
 
 SLOW = SamplingParams(regex="(ab|ba|a){3,9}[0-9]{1,5}x", max_tokens=12, seed=5, temperature=1.5)
 PLAIN = SamplingParams(max_tokens=6, seed=1)
@@ -168,7 +168,7 @@ def test_the_end_of_a_text_is_seen_without_its_mask(monkeypatch: pytest.MonkeyPa
 
 
 def test_owners_take_turns_at_the_workers() -> None:
-    workers, order, gate, begun = FairWorkers(threads=1), list[str](), threading.Event(), threading.Event()
+    workers, order, gate, begun = FairWorkers("test", threads=1), list[str](), threading.Event(), threading.Event()
     first = workers.submit("first", lambda: begun.set() or gate.wait(60))
     assert begun.wait(60)
     jobs = [workers.submit(owner, lambda owner=owner: order.append(owner)) for owner in "aaabbc"]
@@ -180,13 +180,13 @@ def test_owners_take_turns_at_the_workers() -> None:
 
 
 def test_work_that_fails_fails_alone() -> None:
-    workers = FairWorkers(threads=1)
+    workers = FairWorkers("test", threads=1)
     bad, good = workers.submit("a", lambda: 1 // 0), workers.submit("a", lambda: 5)
     assert isinstance(bad.exception(60), ZeroDivisionError) and good.result(60) == 5
 
 
 def test_a_worker_that_was_just_woken_keeps_nobody_waiting() -> None:
-    workers, gate = FairWorkers(threads=2), threading.Event()
+    workers, gate = FairWorkers("test", threads=2), threading.Event()
     workers.submit("a", lambda: None).result(60)
     while not workers._idle:
         pass

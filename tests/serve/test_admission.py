@@ -17,6 +17,7 @@ from paceline import AsyncLLM, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
 from paceline.engine.core import Engine
 from paceline.errors import RequestError
+from paceline.fair_workers import THREADS
 from paceline.models.chat import ChatTemplate
 from paceline.sampling import stop
 from paceline.sampling.state import SampleState
@@ -24,7 +25,7 @@ from paceline.serve import completions
 from paceline.serve.containers import MOST_CONTAINERS, check_containers
 from paceline.serve.options import ServeOptions
 from paceline.serve.responses import JSONResponse
-from paceline.text_threads import SHORT, THREADS, TextThreads
+from paceline.text_threads import SHORT, TextThreads
 
 CONTEXT = BASE["max_position_embeddings"]
 TOO_LONG = "x" * (CONTEXT * 40)
@@ -131,6 +132,22 @@ def test_short_texts_do_not_wait_for_long_ones() -> None:
             texts.close()
 
     assert asyncio.run(ask()) == "done"
+
+
+def test_tenants_take_turns_at_the_threads() -> None:
+    async def ask() -> list[str]:
+        texts, go = TextThreads(), threading.Event()
+        busy = [asyncio.ensure_future(texts.run(1, go.wait, "many")) for _ in range(THREADS)]
+        order: list[str] = []
+        waiting = [asyncio.ensure_future(texts.run(1, lambda who=who: order.append(who), who))
+                   for who in (*["many"] * 20, "first")]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*busy, *waiting)
+        texts.close()
+        return order
+
+    assert asyncio.run(ask()).index("first") <= THREADS
 
 
 def test_parameters_are_read_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ from paceline.engine.records.record import Record
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import GrammarError, PacelineError
+from paceline.fair_workers import FairWorkers
 from paceline.grammar.compiler import Compilation, GrammarCompiler, wait_for
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.states import CompiledGrammar
 from paceline.grammar.structure import Structure, structure_of
 from paceline.grammar.vocabulary import Vocabulary
-from paceline.grammar.workers import FairWorkers
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import Request, SamplingParams
 
@@ -35,7 +35,7 @@ class Structures:
         self._eos = eos_ids
         self._clock = clock
         self._compiler: GrammarCompiler | None = None
-        self._workers = FairWorkers()
+        self._workers = FairWorkers("paceline-masks")
         """Make masks that take long."""
         self._waiting: dict[str, tuple[Compilation, str]] = {}
         """By request: what it waits for, and on whose account."""

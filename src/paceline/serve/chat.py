@@ -57,7 +57,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
         call.kind = "chat.completion.chunk"
         return EventStream(call, await call.open(), _ChatStream(call, body))
     output = (await unless_gone(request, call))[0]
-    return await answer(service, [output], lambda: call.envelope() | {
+    return await answer(request, [output], lambda: call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
         "usage": call.usage([output]), "paceline": call.explanation([output])})
 

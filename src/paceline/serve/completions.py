@@ -44,7 +44,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
                                "stream out.", "stream")
         return EventStream(call, await call.open(), _CompletionStream(call, body, texts))
     outputs = await unless_gone(request, call)
-    return await answer(service, outputs, lambda: _whole(call, body, texts, outputs))
+    return await answer(request, outputs, lambda: _whole(call, body, texts, outputs))
 
 
 def _encode(service: Service, body: CompletionBody, params: SamplingParams) -> tuple[list[Prepared], list[str]]:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from paceline.request import RequestOutput
 from paceline.serve.calls import Service
 from paceline.serve.containers import check_containers
+from paceline.serve.keys import caller_of
 
 Done = TypeVar("Done")
 
@@ -79,12 +80,13 @@ def service_of(request: Request) -> Service:
 
 async def beside(request: Request, work: Callable[[], Done]) -> Done:
     """work(), which reads what came in the request's body: in a thread for texts."""
-    return await service_of(request).llm.texts.run(len(await request.body()), work)
+    return await service_of(request).llm.texts.run(len(await request.body()), work, caller_of(request).tenant.name)
 
 
-async def answer(service: Service, outputs: Sequence[RequestOutput], make: Callable[[], dict[str, Any]]) -> Response:
+async def answer(request: Request, outputs: Sequence[RequestOutput], make: Callable[[], dict[str, Any]]) -> Response:
     """What `make` tells of finished requests: likewise, by how many tokens and log-probabilities there are."""
     numbers = sum(len(sample.token_ids) * (1 + len(sample.logprobs[0].top) if sample.logprobs else 1)
                   for output in outputs for sample in output.outputs)
     numbers += sum(len(output.prompt_token_ids) for output in outputs if output.prompt_logprobs)
-    return await service.llm.texts.run(_A_TOKEN * numbers, lambda: JSONResponse(make()))
+    return await service_of(request).llm.texts.run(_A_TOKEN * numbers, lambda: JSONResponse(make()),
+                                                   caller_of(request).tenant.name)

@@ -33,13 +33,13 @@ class ByPrompt(Generic[Made]):
     def join(self, sequence: DraftedSequence) -> tuple[Made, bool]:
         """What was made of the sequence's prompt, and whether that was just now."""
         prompt = sequence.tokens[:sequence.prompt_len]
-        key = self._keys[sequence] = sequence.scope, array("q", prompt).tobytes()
-        made = self._made.get(key)
+        key = sequence.scope, array("q", prompt).tobytes()
+        made, new = self._made.get(key), False
+        if made is None:
+            made, new = self._make(prompt), True
+        self._made[key], self._keys[sequence] = made, key
         self._members[key] = self._members.get(key, 0) + 1
-        if made is not None:
-            return made, False
-        new = self._made[key] = self._make(prompt)
-        return new, True
+        return made, new
 
     def leave(self, sequence: DraftedSequence) -> None:
         key = self._keys.pop(sequence, None)

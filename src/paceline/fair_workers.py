@@ -1,4 +1,4 @@
-"""FairWorkers: a few threads for work that would hold up the engine's loop; owners take turns."""
+"""FairWorkers: a few threads for work that would hold up the event loop or the engine's; owners take turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ IDLE = 5.0
 class FairWorkers:
     """Runs one piece of work of each owner after the other. Threads are started when there is work, and end without."""
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, name: str, threads: int = THREADS) -> None:
+        """`name`: of the threads."""
+        self._name = name
         self._most = threads
         self._alive = self._idle = 0
         self._lines: dict[str, deque[Callable[[], None]]] = {}
@@ -50,7 +52,7 @@ class FairWorkers:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._serve, name="paceline-masks", daemon=True).start()
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
         except RuntimeError:  # none can be had just now: others do the work, or who asked for it
             return
         self._alive += 1
