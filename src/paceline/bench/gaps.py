@@ -24,6 +24,10 @@ AFTER_S = 0.5
 """Seconds of the neighbour alone, and after each trouble."""
 WORDS = ("the", "of", "and", "sea", "ship", "captain", "water", "long", "night", "harbour", "wind", "story", "old",
          "which", "they", "had", "never", "seen", "before", "island", "morning", "with", "gold", "letters", "on")
+ALLOWED = ClientLimits()
+"""By a server that was told nothing about it."""
+RAISED = ClientLimits(max_n=128, max_beams=64, max_draft_tokens=1024)
+"""By one whose operator trusts its clients."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,9 @@ def prose(words: int, seed: int) -> str:
     return " ".join(luck.choice(WORDS) for _ in range(words))
 
 
-def troubles() -> list[Trouble]:
-    """Prompts of three lengths, and what single clients have stalled servers with: as much of it as a server allows
-    that was told nothing about it, and some that it refuses."""
-    most = ClientLimits()
+def troubles(most: ClientLimits = ALLOWED) -> list[Trouble]:
+    """Prompts of three lengths, and what single clients have stalled servers with: as much of it as a server allows,
+    and some that it refuses."""
     short = {"prompt": "The capital of France is", "max_tokens": 32}
     return [
         *(Trouble(f"a prompt of about {words} tokens", {"prompt": prose(words, words), "max_tokens": 8})
@@ -106,13 +109,18 @@ async def beside(host: str, port: int, trouble: Trouble | None, patience: float)
     return gaps(times, begin, times[-1]), outcome
 
 
-def run(model: str | None = None, speculation: str = "auto", only: str = "", patience: float = 60.0) -> dict[str, Any]:
-    """`only`: troubles whose names have this in them."""
-    chosen: list[Trouble | None] = [None, *(one for one in troubles() if only.lower() in one.name.lower())]
+def run(model: str | None = None, speculation: str = "auto", only: str = "", patience: float = 60.0,
+        raised: bool = False) -> dict[str, Any]:
+    """`only`: troubles whose names have this in them. `raised`: with a server that allows more."""
+    limits = RAISED if raised else ALLOWED
+    known = troubles(limits)
+    chosen: list[Trouble | None] = [None, *(one for one in known if only.lower() in one.name.lower())]
     if len(chosen) == 1:
-        raise ConfigError(f"No trouble is called {only!r}; there are: {', '.join(one.name for one in troubles())}.")
+        raise ConfigError(f"No trouble is called {only!r}; there are: {', '.join(one.name for one in known)}.")
     rows = []
-    with server(model, speculation) as (host, port, _):
+    words = [str(word) for name in ("max_n", "max_beams", "max_draft_tokens")
+             for word in (f"--{name.replace('_', '-')}", getattr(limits, name))]
+    with server(model, speculation, words) as (host, port, _):
         asyncio.run(beside(host, port, None, patience))  # the first request of a server pays for much
         for trouble in chosen:
             name = "alone" if trouble is None else trouble.name
@@ -131,9 +139,10 @@ def main() -> None:
     parser.add_argument("--speculation", default="auto")
     parser.add_argument("--only", default="", help="troubles whose names have this in them")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for each trouble")
+    parser.add_argument("--raised", action="store_true", help="with a server that allows more")
     json_argument(parser)
     given = parser.parse_args()
-    emit(run(given.model, given.speculation, given.only, given.patience), given.json)
+    emit(run(given.model, given.speculation, given.only, given.patience, given.raised), given.json)
 
 
 if __name__ == "__main__":

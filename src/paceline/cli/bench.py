@@ -176,12 +176,14 @@ def gaps(
     speculation: Annotated[str, typer.Option(help="A method's name, or none.")] = "auto",
     only: Annotated[str, typer.Option(help="Of the dear things, those whose names have this in them.")] = "",
     patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for each of them.")] = 60.0,
+    raised: Annotated[bool, typer.Option("--raised", help="With a server that allows 128 samples, 64 beams and drafts "
+                                         "of 1,024 tokens.")] = False,
 ) -> None:
     """The server: how long one stream waits for its next token while others ask for dear things."""
     _fetch(model)
     from paceline.bench.gaps import run
 
-    _emit(run(model, speculation, only, patience), json_file)
+    _emit(run(model, speculation, only, patience, raised), json_file)
 
 
 @app.command("soak")
