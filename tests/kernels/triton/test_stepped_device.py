@@ -143,7 +143,7 @@ def test_a_device_finds_the_drafts_of_the_host(device: torch.device, text: list[
                                                depth: int, always: bool) -> None:
     min_n = min(min_n, max_n)
     drafter = NgramDrafter(min_n=min_n, max_n=max_n)
-    sequence: Any = type("Text", (), {"tokens": text})()
+    sequence: Any = type("Text", (), {"tokens": text, "prompt_len": len(text), "scope": ""})()
     drafter.begin(sequence)
     (expected,) = drafter.propose([sequence], [Budget(depth, 64)])
     for kernels in (load(True, device).device, SteppedKernels().device):
