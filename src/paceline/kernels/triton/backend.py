@@ -12,7 +12,7 @@ from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
 from paceline.kernels.packed import Weight, plain
 from paceline.kernels.triton import attention, elementwise, latent, linear, low_rank, vendor
 from paceline.kernels.triton.attention import Tuning, tuning
-from paceline.kernels.triton.choices import LOW_TILES, NORM_INSIDE, SKINNY_ROWS, Product, Way, choose
+from paceline.kernels.triton.choices import LOW_TILES, NORM_INSIDE, SKINNY_ROWS, Product, Way, choose, vendor_above
 from paceline.kernels.triton.device import TritonDevice
 from paceline.kernels.triton.vendor import ComparedShapes
 
@@ -47,10 +47,12 @@ class TritonKernels(Composed):
         size = weight.shape[0] // 2 if gated else weight.shape[0]
         return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated, self._low)
 
-    def _by_vendor(self, x: torch.Tensor, weight: torch.Tensor, how: Product, dtype: torch.dtype | None = None) -> bool:
+    def _by_vendor(self, x: torch.Tensor, weight: torch.Tensor, how: Product, dtype: torch.dtype | None = None,
+                   gated: bool = False) -> bool:
         if how.way is Way.VENDOR:
             return True
-        many = self.deterministic and x.shape[0] > SKINNY_ROWS
+        size = weight.shape[0] // 2 if gated else weight.shape[0]
+        many = self.deterministic and x.shape[0] > vendor_above(size, x.shape[1], gated)
         return many and self._compared.same(x, weight, how, dtype or x.dtype)
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: Product, *,
@@ -104,7 +106,7 @@ class TritonKernels(Composed):
         if activation != "silu":  # the one that products have inside
             return super().gated(x, norm, matrix, bias, activation)
         how = self._how(x, matrix, gated=True)
-        if self._by_vendor(x, matrix, how):
+        if self._by_vendor(x, matrix, how, gated=True):
             return super().gated(x, norm, matrix, bias, activation)
         return self._normed(x, norm, matrix, bias, how, gated=True)
 

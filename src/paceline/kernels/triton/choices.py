@@ -42,6 +42,11 @@ FEW_ROWS = 16
 """Up to here tiles are as low as tensor cores allow."""
 SKINNY_ROWS = 64
 """Up to here tiles are tried against the vendor's product, which is made for more rows."""
+SMALL_ROWS = 256
+"""Up to here a small matrix (is_small) is not left to the vendor's product, even where that adds in the same order."""
+ONE_EACH = 132
+"""Processors of an H200. Small products take no longer than it takes to begin and to wait for memory, as long as there
+is at most one program for each of them."""
 NORM_INSIDE = 2048
 """Up to so many columns a norm is computed by every program of a single row's product, which saves a launch; longer
 rows take each of them longer than a launch takes."""
@@ -133,6 +138,30 @@ def _few(rows: int, size: int, inputs: int, gated: bool) -> Product:
     return Product(Way.TILES, 16, width, 512 if inputs >= 8192 else 256, 1, 3 if inputs >= 8192 else 4, piece)
 
 
+def is_small(size: int, inputs: int, gated: bool) -> bool:
+    """Whether a product with few rows is over before it has used the card: short rows, or ones that are cut, and no
+    vocabulary."""
+    return size < 16384 and (inputs <= PIECE or (inputs < 2048 and piece_of(size, inputs, gated) > 0))
+
+
+def vendor_above(size: int, inputs: int, gated: bool) -> int:
+    """Rows up to which deterministic products are ours whatever the vendor's do."""
+    return SMALL_ROWS if is_small(size, inputs, gated) else SKINNY_ROWS
+
+
+def _small(rows: int, size: int, inputs: int, gated: bool) -> Product:
+    """17 to SMALL_ROWS rows. Trials on an H200 with 576 and 1,536 columns: tiles of few rows side by side, which read
+    the weights again from the card's cache, beat one that is as wide as there are rows, up to three times."""
+    piece = piece_of(size, inputs, gated)
+    if piece and rows <= 128:
+        width, columns = (32, 128) if 48 < rows <= 64 else (16, 64 if rows > 64 else 128)
+        return Product(Way.ABREAST, 16, width, columns, 4, 3, piece)
+    width = 16
+    while width < 128 and -(-size // 64) * -(-rows // width) > ONE_EACH:
+        width *= 2
+    return Product(Way.TILES, 64, width, 64, 4, 6, piece)
+
+
 def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: bool, low: bool) -> Product:
     """The pieces of K are the same for every number of rows, and tensor cores add a piece's products in one order, in
     tiles of any size, or of any that one instruction computes."""
@@ -141,6 +170,8 @@ def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: b
         return Product(Way.TILES, 32, 16, 32, 4, 2, piece)
     if rows <= FEW_ROWS and low:
         return _few(rows, size, inputs, gated)
+    if rows <= SMALL_ROWS and low and is_small(size, inputs, gated):
+        return _small(rows, size, inputs, gated)
     width = min(128, max(16, 1 << (rows - 1).bit_length()))
     apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 264
     if rows > SKINNY_ROWS:
@@ -153,6 +184,8 @@ def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: b
         if gated or (size >= 65536 and rows > 32):
             return Product(Way.TILES, 128, width, 64, 4, 4)
         return Product(Way.TILES, 64, width, 128, 4, 5 if width <= 32 else 4, piece)
+    if size >= 16384 and width > 32:
+        return Product(Way.TILES, 128, width, 64, 8, 3)
     if size >= 16384 or (not gated and inputs < 1024) or not low:
         return Product(Way.TILES, 64, width, 64, 4, 6, piece)
     return Product(Way.TILES, 16, width, 128 if piece else 256, 4, 3, piece)

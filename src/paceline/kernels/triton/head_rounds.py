@@ -18,6 +18,7 @@ from paceline.kernels.triton.head_rounds_device import (
     lay_out_kernel,
     open_kernel,
 )
+from paceline.kernels.triton.launch import overlapped
 from paceline.kernels.triton.sampling.rows import LOWEST
 
 _TILE = 16
@@ -82,7 +83,7 @@ class TritonHeadRounds:
             self._arrived, opened.tokens, opened.chances, levels, level, groups, width, size, RANK=rank,
             SLICE=min(_SLICE, max(16, _power(rank))), IDS=ids is not None, CHANCE=kind.value,
             SEES_TOKEN=size < len(weight) and kind is SURENESS, TILE=_TILE, BLOCK=_BLOCK, CHUNKS=_power(chunks),
-            STRIPE=_STRIPE, enable_fp_fusion=False)
+            STRIPE=_STRIPE, enable_fp_fusion=False, **overlapped(logits.device, groups, width))
 
     def close(self, opened: HeadRound, inputs: RepeatInputs, tables: SeatTables, drafts: Drafts) -> None:
         groups, levels = opened.tokens.shape

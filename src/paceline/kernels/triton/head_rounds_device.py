@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.device import columns, head_rounds, lookup
+from paceline.kernels.triton.overlap_device import start
 from paceline.kernels.triton.sampling.noise import gumbel, quad_words
 from paceline.kernels.triton.sampling.rows import (
     COLUMNS,
@@ -89,17 +90,44 @@ def lay_out_kernel(owners, places, ends, blocks, blocks_stride, blocks_width, fi
 
 
 @triton.jit
+def sureness(hidden, hidden_stride, weight, bias, first, last, g, on, size, RANK: tl.constexpr, SLICE: tl.constexpr,
+             SEES_TOKEN: tl.constexpr, TILE: tl.constexpr, STRIPE: tl.constexpr):
+    """What the confidence head says of groups g [TILE], before the sigmoid."""
+    sure = tl.zeros((TILE,), tl.float32) + tl.load(bias).to(tl.float32)
+    for begin in range(0, size, STRIPE):
+        column = begin + tl.arange(0, STRIPE)
+        seen = tl.load(hidden + g.to(tl.int64)[:, None] * hidden_stride + column[None, :],
+                       mask=on[:, None] & (column < size)[None, :], other=0.0).to(tl.float32)
+        sure += tl.sum(seen * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)[None, :], 1)
+    if SEES_TOKEN:
+        for begin in tl.static_range(0, RANK, SLICE):
+            r = begin + tl.arange(0, SLICE)
+            of_token = tl.load(weight + size + r, mask=r < RANK, other=0.0).to(tl.float32)
+            seen = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :],
+                           other=0.0).to(tl.float32)
+            sure += tl.sum(seen * of_token[None, :], 1)
+    return sure
+
+
+@triton.jit
+def told(drafted, CHANCE: tl.constexpr):
+    """Whose chance is written when all have come: of a head that says how sure it is, who has drafted nothing."""
+    return (drafted == 0) if CHANCE == SURENESS else (drafted == drafted)
+
+
+@triton.jit
 def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_weight, sure_bias, known, owners,
                 places, previous, table, best, tops, sums, arrived, tokens_out, chances_out, levels, level, groups,
                 width, size, RANK: tl.constexpr, SLICE: tl.constexpr, IDS: tl.constexpr, CHANCE: tl.constexpr,
                 SEES_TOKEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
-                STRIPE: tl.constexpr):
+                STRIPE: tl.constexpr, OVERLAP: tl.constexpr):
     """A token for each group; grid (chunks of the draft vocabulary, tiles of groups). What a token before adds is a
     product of TILE rows, which tensor cores make of one row in no more time.
 
     best [groups] int64 starts as LOWEST and arrived [tiles] int32 as 0; whoever comes last leaves them so, and writes
     the token, its chance, and what the next level goes on from. Keys are of draft ids, which ascend as the target's.
     """
+    start(OVERLAP)
     tile = tl.program_id(1)
     g = tile * TILE + tl.arange(0, TILE)
     seat = tl.load(owners + g, mask=g < groups, other=-1)
@@ -111,6 +139,12 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
     x = tl.load(logits + g.to(tl.int64)[:, None] * stride + token[None, :], mask=inside,
                 other=float("-inf")).to(tl.float32)
     last = tl.load(previous + g, mask=on, other=0)
+    at = g * levels + level
+    if CHANCE == SURENESS:  # noqa: SIM102 decided when it is compiled
+        if tl.program_id(0) == 0:  # not by whoever comes last: everybody would wait for it
+            sure = sureness(hidden, hidden_stride, sure_weight, sure_bias, first, last, g, on, size, RANK, SLICE,
+                            SEES_TOKEN, TILE, STRIPE)
+            tl.store(chances_out + at, 1.0 / (1.0 + tl.exp(-sure)), mask=on)
     for begin in tl.static_range(0, RANK, SLICE):
         r = begin + tl.arange(0, SLICE)
         of_last = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :], other=0.0)
@@ -150,25 +184,10 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
         name = winner.to(tl.int64)
         if IDS:
             name = tl.load(ids + winner, mask=drafted, other=0)
-        if CHANCE == SURENESS:
-            sure = tl.zeros((TILE,), tl.float32) + tl.load(sure_bias).to(tl.float32)
-            for begin in range(0, size, STRIPE):
-                column = begin + tl.arange(0, STRIPE)
-                seen = tl.load(hidden + g.to(tl.int64)[:, None] * hidden_stride + column[None, :],
-                               mask=on[:, None] & (column < size)[None, :], other=0.0).to(tl.float32)
-                sure += tl.sum(seen * tl.load(sure_weight + column, mask=column < size,
-                                              other=0.0).to(tl.float32)[None, :], 1)
-            if SEES_TOKEN:
-                for begin in tl.static_range(0, RANK, SLICE):
-                    r = begin + tl.arange(0, SLICE)
-                    of_token = tl.load(sure_weight + size + r, mask=r < RANK, other=0.0).to(tl.float32)
-                    seen = tl.load(first + last[:, None] * RANK + r[None, :], mask=on[:, None] & (r < RANK)[None, :],
-                                   other=0.0).to(tl.float32)
-                    sure += tl.sum(seen * of_token[None, :], 1)
-            chance = 1.0 / (1.0 + tl.exp(-sure))
-        elif CHANCE == KNOWN:
+        chance = tl.zeros((TILE,), tl.float32)
+        if CHANCE == KNOWN:
             chance = tl.load(known + g, mask=on, other=0.0)
-        else:
+        elif CHANCE == PROBABILITY:
             own = tl.load(logits + g.to(tl.int64) * stride + winner, mask=drafted, other=0.0).to(tl.float32)
             for begin in tl.static_range(0, RANK, SLICE):
                 r = begin + tl.arange(0, SLICE)
@@ -185,9 +204,9 @@ def draw_kernel(logits, stride, first, second, ids, hidden, hidden_stride, sure_
             top = tl.where(top == float("-inf"), 0.0, top)
             total = tl.sum(sum_of * tl.exp(top_of - top[:, None]), 1)
             chance = tl.exp(own - top) / tl.where(total > 0.0, total, 1.0)
-        at = g * levels + level
         tl.store(tokens_out + at, tl.where(drafted, name, -1).to(tl.int32), mask=g < groups)
-        tl.store(chances_out + at, tl.where(drafted, chance, 0.0), mask=g < groups)
+        # How sure the head is was told before.
+        tl.store(chances_out + at, tl.where(drafted, chance, 0.0), mask=(g < groups) & told(drafted, CHANCE))
         tl.store(previous + g, name, mask=drafted)
 
 
