@@ -9,9 +9,9 @@ import torch
 
 LINE = 64
 """16-bit values of a cache line."""
-WIDE, ROWS, WIDE_ROWS = 2048, 16, 32
+WIDE, ROWS, WIDE_ROWS = 2048, 128, 32
 """Up to so many rows kernels overlap, narrow and wide ones. With more of them what starts early takes more from what
-still runs than it gains (trials on an H200)."""
+still runs than it gains (trials on an H200; narrow ones in the small tiles of choices.py)."""
 
 
 def overlapped(device: torch.device, rows: int, width: int) -> dict[str, Any]:
