@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +37,9 @@ def test_a_small_soak_finds_nothing_amiss(folder: Path, monkeypatch: pytest.Monk
     assert not failed(result), [row for row in result["rows"] if row.get("note")]
     rows = {row["case"]: row["paceline"] for row in result["rows"]}
     assert rows["requests"] > 10 and rows["compared"] > 3 and rows["threads at rest"] > 0
-    assert 0 < rows["memory at rest: cache"] < rows["memory at rest"] and rows["Python objects at rest"] > 10_000
+    if sys.platform == "linux":
+        assert 0 < rows["memory at rest: cache"] < rows["memory at rest"] and rows["Python objects at rest"] > 10_000
+    json.dumps(result, allow_nan=False)
 
 
 def test_requests_are_those_of_the_seed_and_of_every_kind() -> None:

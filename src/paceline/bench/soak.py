@@ -272,8 +272,11 @@ def _rows(seen: Seen, wrong: list[str], grown: list[str], seconds: float) -> lis
 def _memory_rows(looks: list[Look]) -> list[Row]:
     """What there is at rest, and how each grew over the last half of the run."""
     last, grown = looks[-1] if looks else Look(0.0), growth(looks)
-    rows = [Row("memory at rest", "MiB", last.rss / 2**20, higher_is_better=False,
-                note=f"the cache apart {grown.told()} over the last half")]
+    known = math.isfinite(grown.margin)
+    rows = [Row("memory growth", "MiB a minute", grown.slope / 2**20, higher_is_better=False,
+                note=f"the cache apart {grown.told()} over the last half",
+                interval=(grown.least / 2**20, (grown.slope + grown.margin) / 2**20) if known else None),
+            Row("memory at rest", "MiB", last.rss / 2**20, higher_is_better=False)]
     for part, own in part_growth(looks).items():
         rows.append(Row(f"memory at rest: {part}", "MiB", last.parts[part] / 2**20, higher_is_better=False,
                         note=own.told()))
