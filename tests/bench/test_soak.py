@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,12 @@ from serving import write_model
 
 from paceline import LLM
 from paceline.bench import soak
-from paceline.bench.soak import Look, Seen, differences, failed, leaks, offline
+from paceline.bench.soak import Seen, differences, failed, offline
 from paceline.bench.soak_client import Answer, _read
+from paceline.bench.soak_process import Look, growth, leaks
 from paceline.bench.soak_traffic import PLAIN, asks
+
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +37,9 @@ def test_a_small_soak_finds_nothing_amiss(folder: Path, monkeypatch: pytest.Monk
     assert not failed(result), [row for row in result["rows"] if row.get("note")]
     rows = {row["case"]: row["paceline"] for row in result["rows"]}
     assert rows["requests"] > 10 and rows["compared"] > 3 and rows["threads at rest"] > 0
+    if sys.platform == "linux":
+        assert 0 < rows["memory at rest: cache"] < rows["memory at rest"] and rows["Python objects at rest"] > 10_000
+    json.dumps(result, allow_nan=False)
 
 
 def test_requests_are_those_of_the_seed_and_of_every_kind() -> None:
@@ -52,16 +62,44 @@ def test_an_answer_that_differs_is_found(folder: Path) -> None:
     assert len(differences(seen, llm)) == 3
 
 
+def looks(memory: Callable[[float], float], cache: Callable[[float], float] = lambda at: 0.0,
+          seconds: int = 1200) -> list[Look]:
+    """MiB by minutes; memory is what there is without the cache."""
+    return [Look(float(at), int((memory(at / 60) + cache(at / 60)) * MIB), 9, 30 + at % 5,
+                 {"cache": cache(at / 60) * MIB, "heap": memory(at / 60) * MIB}) for at in range(0, seconds + 1, 5)]
+
+
 def test_what_grows_is_found() -> None:
-    flat = [Look(float(at), 500 << 20, 9, 30 + at % 5) for at in range(400)]
-    flat.append(Look(400.0, 500 << 20, 9, 30))
-    assert leaks(flat)[0] == [] and leaks(flat)[1] == pytest.approx(0.0)
-    files = [*flat, Look(401.0, 500 << 20, 9, 60)]
-    threads = [*flat, Look(401.0, 500 << 20, 19, 30)]
-    memory = [Look(float(at), (500 << 20) + at * (1 << 20), 9, 30) for at in range(400)]
-    assert [leaks(looks)[0][0].split(":")[0] for looks in (files, threads, memory)] == ["files", "threads", "memory"]
-    assert leaks(memory)[1] == pytest.approx(60 << 20, rel=0.01)
-    assert leaks([Look(0.0)])[0] == []
+    flat = looks(lambda at: 500.0)
+    assert leaks(flat) == [] and growth(flat).slope == pytest.approx(0.0)
+    files, threads = replace(flat[-1], files=60), replace(flat[-1], threads=19)
+    memory = looks(lambda at: 500.0 + at)
+    assert [leaks(some)[0].split(":")[0] for some in ([*flat, files], [*flat, threads], memory)] == [
+        "files", "threads", "memory"]
+    assert "heap +1.00" in leaks(memory)[0] and growth(memory).slope == pytest.approx(MIB)
+    assert leaks(looks(lambda at: 500.0 + 9 * at, seconds=200)) == [], "too short a run to be judged"
+    assert leaks([Look(0.0)]) == [] and math.isinf(growth(flat[:4]).margin)
+
+
+def test_pages_of_the_cache_and_what_is_filled_once_are_no_leak() -> None:
+    def filling(at: float) -> float:
+        return 4096 * (1 - math.exp(-at / 60))
+
+    assert leaks(looks(lambda at: 640.0, filling)) == []
+    assert leaks(looks(lambda at: 500.0 + 140 * min(1.0, at / 8))) == []
+    assert [one.split(":")[0] for one in leaks(looks(lambda at: 640.0 + at, filling))] == ["memory"]
+
+
+def test_noise_is_told_from_growth_by_its_margin() -> None:
+    luck = random.Random(1)
+
+    def noisy(slope: float) -> list[Look]:
+        return looks(lambda at: 640.0 + slope * at + luck.gauss(0.0, 5.0))
+
+    flat, leak = noisy(0.0), noisy(4.0)
+    assert leaks(flat) == [] and 0.0 < growth(flat).margin < 2 * MIB
+    assert abs(growth(flat).slope) < 2 * growth(flat).margin
+    assert len(leaks(leak)) == 1 and abs(growth(leak).slope - 4 * MIB) < 2 * growth(leak).margin
 
 
 def test_answers_are_read_whole_streamed_and_cut_off() -> None:

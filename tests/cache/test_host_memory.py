@@ -37,6 +37,14 @@ def run(cache: CacheManager, tokens: list[int]) -> None:
 
 # ------------------------------------------------------------------ contents
 
+def test_what_of_a_cache_lies_in_the_processs_memory_is_told_once() -> None:
+    storage = KVStorage(GROUPS, [6] * len(GROUPS), 4, torch.float32, CPU)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in storage.on_host) == storage.bytes
+    host = HostStorage(storage.planes, 4, 4, CPU)
+    storage.hosts = {Route.SWAP_OUT: host, Route.SWAP_IN: host}
+    assert sum(tensor.numel() * tensor.element_size() for tensor in storage.on_host) == storage.bytes + host.bytes
+
+
 @pytest.mark.parametrize("staging", [None, 1, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn])
 def test_all_planes_of_a_block_come_back_as_they_went(dtype: torch.dtype, staging: int | None,

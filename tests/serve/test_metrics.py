@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +13,7 @@ from serving import WAIT, parse_metrics, served
 
 from engine.tiny import tiny_engine
 from paceline import SamplingParams
+from paceline.engine.drafting.models import LoadedModel
 from paceline.serve.logs import JsonLines, TextLines
 from paceline.serve.metrics import ServerMetrics, engine_state
 
@@ -68,6 +70,9 @@ def test_the_numbers_add_up() -> None:
     assert found["paceline_event_loop_lag_seconds_count"] > 0
     stages = [found[f'paceline_step_seconds_total{{stage="{stage}"}}'] for stage in ("schedule", "forward", "sample")]
     assert all(seconds > 0 for seconds in stages)
+    if sys.platform == "linux":
+        parts = {part: found[f'paceline_memory_bytes{{part="{part}"}}'] for part in ("cache", "files", "heap", "other")}
+        assert 0 < parts["cache"] < sum(parts.values()) and found["paceline_python_blocks"] > 10_000
     assert list(text_string_to_metric_families(text)), "Prometheus' own parser reads it"
 
 
@@ -115,3 +120,13 @@ def test_what_went_to_the_host_is_counted_and_what_is_there_is_shown() -> None:
     assert after['paceline_host_blocks_out_total{kind="swapped"}'] == blocks
     assert after['paceline_host_blocks_in_total{kind="swapped"}'] == blocks
     assert after['paceline_host_blocks_out_total{kind="prefix"}'] == 0
+
+
+def test_a_cache_that_a_draft_model_has_of_its_own_is_one_of_the_engines() -> None:
+    engine = tiny_engine()
+    engine.draft_models.add("own", LoadedModel(engine.model, None, engine.kernels))
+    assert engine.storages == [engine.storage]
+    engine.add([5, 6, 7, 8], SamplingParams(max_tokens=4), speculation={"method": "draft", "model": "own"})
+    while engine.has_work:
+        engine.step()
+    assert len(engine.storages) == 2 and all(storage.on_host for storage in engine.storages)

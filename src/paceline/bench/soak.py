@@ -10,10 +10,8 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import random
 import secrets
-import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from typing import Any
 from paceline.bench.report import Row, document, emit, json_argument, percentile, say
 from paceline.bench.serving.own_server import scrape, server
 from paceline.bench.soak_client import Answer, Manner, send
+from paceline.bench.soak_process import Look, growth, leaks, look_at, part_growth, trend
 from paceline.bench.soak_traffic import CHAT, COMPLETIONS, MALFORMED, SPECULATION, TOKENIZE, TOOL, Ask, asks
 from paceline.errors import PacelineError
 from paceline.llm import LLM
@@ -36,36 +35,8 @@ ALLOWED = ("--max-priority", "1", *(word for method in ("default", "exit", "skip
 """What the traffic asks for beyond what a server allows by itself."""
 EVERY = 1.0
 """Seconds between two looks at the server's process and its metrics."""
-GROWTH, LEAST_GROWTH = 0.03, 24 << 20
-"""What memory may grow from the third quarter of a run to the last, as a share and in bytes: more is called a leak."""
-JUDGED = 240.0
-"""Seconds from which on a run is judged by what grew: before that caches fill, pools get their threads, and it says
-nothing."""
 SETTLES = 60.0
 """Seconds within which a server that nobody asks any more comes to rest."""
-
-
-@dataclass
-class Look:
-    """What a process had at some moment."""
-
-    at: float
-    rss: int = 0
-    threads: int = 0
-    files: int = 0
-
-
-def look_at(process: int, at: float) -> Look:
-    """Zeros where the system does not tell."""
-    found = Look(at)
-    try:
-        with open(f"/proc/{process}/status") as lines:
-            about = dict(line.split(":", 1) for line in lines if ":" in line)
-        found.rss, found.threads = int(about["VmRSS"].split()[0]) * 1024, int(about["Threads"])
-        found.files = len(os.listdir(f"/proc/{process}/fd"))
-    except (OSError, KeyError):
-        pass
-    return found
 
 
 @dataclass
@@ -198,8 +169,8 @@ class Traffic:
             await asyncio.sleep(EVERY)
 
     async def _look(self) -> dict[str, float]:
-        self.seen.looks.append(look_at(self._process, time.perf_counter()))
         found = await asyncio.to_thread(scrape, f"http://{self._host}:{self._port}", self._operator)
+        self.seen.looks.append(look_at(self._process, time.perf_counter(), found))
         for name, value in found.items():
             if not math.isfinite(value):
                 self.seen.problems.append(f"/metrics: {name} is {value}")
@@ -250,28 +221,6 @@ def offline(ask: Ask, llm: LLM) -> list[str] | None:
     return [ask.prompts[0] + text for text in texts] if ask.body.get("echo") else texts
 
 
-def leaks(looks: list[Look]) -> tuple[list[str], float]:
-    """What has grown in a run of some minutes and should not have; and the bytes by which memory did, a minute, after
-    the first third."""
-    if len(looks) < 4 or not looks[-1].rss:
-        return [], 0.0
-    found: list[str] = []
-    late = looks[len(looks) // 3:]
-    slope = statistics.linear_regression([one.at for one in late], [one.rss for one in late]).slope * 60.0
-    if looks[-1].at - looks[0].at < JUDGED:
-        return found, slope
-    for name in ("threads", "files"):
-        most = max(getattr(one, name) for one in looks[:max(2, len(looks) // 2)])
-        if getattr(looks[-1], name) > most:
-            found.append(f"{name}: {getattr(looks[-1], name)} at rest, at most {most} before")
-    quarter = len(looks) // 4
-    before, after = (statistics.median(one.rss for one in part) for part in (
-        looks[2 * quarter:3 * quarter], looks[3 * quarter:]))
-    if after - before > max(GROWTH * before, LEAST_GROWTH):
-        found.append(f"memory: {before / 2**20:.0f} MiB in the third quarter, {after / 2**20:.0f} in the last")
-    return found, slope
-
-
 def run(model: str | None = None, minutes: float = 20.0, clients: int = 12, seed: int = 0,
         speculation: str = "auto", adapters: dict[str, str] | None = None) -> dict[str, Any]:
     keys, operator = [secrets.token_hex(8) for _ in range(KEYS)], secrets.token_hex(8)
@@ -287,17 +236,17 @@ def run(model: str | None = None, minutes: float = 20.0, clients: int = 12, seed
             raise PacelineError(f"The server ended by itself, with status {process.returncode}.")
     seen = traffic.seen
     wrong = differences(seen, LLM(model, deterministic=True, adapters=adapters))
-    grown, slope = leaks(seen.looks)
+    grown = leaks(seen.looks)
     for name, problems in (("differs", wrong), ("error", seen.problems), ("leak", grown)):
         for problem in problems[:20]:
             say(f"soak: {name}: {problem}")
-    rows = _rows(seen, wrong, grown, slope, time.perf_counter() - started)
+    rows = _rows(seen, wrong, grown, time.perf_counter() - started)
     return document(rows, model=model or "default", minutes=minutes, clients=clients, seed=seed,
                     speculation=speculation) | {
         "differences": len(wrong), "errors": len(seen.problems), "leaks": len(grown)}
 
 
-def _rows(seen: Seen, wrong: list[str], grown: list[str], slope: float, seconds: float) -> list[Row]:
+def _rows(seen: Seen, wrong: list[str], grown: list[str], seconds: float) -> list[Row]:
     def lower(case: str, unit: str, value: float, note: str = "") -> Row:
         return Row(case, unit, value, higher_is_better=False, note=note)
 
@@ -314,10 +263,26 @@ def _rows(seen: Seen, wrong: list[str], grown: list[str], slope: float, seconds:
         lower("differences", "requests", len(wrong), first(wrong)),
         lower("unexpected errors", "errors", len(seen.problems), first(seen.problems)),
         lower("leaks", "leaks", len(grown), first(grown)),
-        lower("memory at rest", "MiB", last.rss / 2**20, f"{slope / 2**20:+.2f} MiB a minute after the first third"),
+        *_memory_rows(seen.looks),
         lower("threads at rest", "threads", last.threads), lower("files at rest", "files", last.files),
         *(lower(f"first token p{share}", "ms", 1e3 * percentile(seen.firsts, share / 100)) for share in (50, 99)),
         *(lower(f"whole answer p{share}", "ms", 1e3 * percentile(seen.wholes, share / 100)) for share in (50, 99))]
+
+
+def _memory_rows(looks: list[Look]) -> list[Row]:
+    """What there is at rest, and how each grew over the last half of the run."""
+    last, grown = looks[-1] if looks else Look(0.0), growth(looks)
+    known = math.isfinite(grown.margin)
+    rows = [Row("memory growth", "MiB a minute", grown.slope / 2**20, higher_is_better=False,
+                note=f"the cache apart {grown.told()} over the last half",
+                interval=(grown.least / 2**20, (grown.slope + grown.margin) / 2**20) if known else None),
+            Row("memory at rest", "MiB", last.rss / 2**20, higher_is_better=False)]
+    for part, own in part_growth(looks).items():
+        rows.append(Row(f"memory at rest: {part}", "MiB", last.parts[part] / 2**20, higher_is_better=False,
+                        note=own.told()))
+    objects = trend(looks, lambda look: look.objects)
+    return [*rows, Row("Python objects at rest", "objects", last.objects, higher_is_better=False,
+                       note=objects.told(1, ""))]
 
 
 def failed(result: dict[str, Any]) -> bool:

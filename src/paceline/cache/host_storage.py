@@ -52,6 +52,11 @@ class HostStorage:
         self.pinned = device.type == "cuda" and all(_pin(memory, device) for memory in self._memory)
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """That memory, of each group."""
+        return list(self._memory)
+
+    @property
     def bytes(self) -> int:
         return sum(memory.numel() for memory in self._memory)
 

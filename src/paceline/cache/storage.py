@@ -93,6 +93,12 @@ class KVStorage:
         return sum(plane.numel() * plane.element_size() for planes in self.planes for plane in planes)
 
     @property
+    def on_host(self) -> list[torch.Tensor]:
+        """All that lies in the process's memory: its own where the device is the processor, and what is sent there."""
+        own = [plane for planes in self.planes for plane in planes if plane.device.type == "cpu"]
+        return own + [tensor for host in set(self.hosts.values()) for tensor in host.tensors]
+
+    @property
     def block_bytes(self) -> list[int]:
         """What a block of each group takes."""
         return [sum(plane[:self.block_size].numel() * plane.element_size() for plane in planes)

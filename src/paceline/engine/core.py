@@ -278,6 +278,11 @@ class Engine:
             "cache_hit_rate": usage.hits / usage.queries if usage.queries else None} | host_report(self.cache)
 
     @property
+    def storages(self) -> list[KVStorage]:
+        """What is kept of tokens: the target's cache, and those of models that draft with one of their own."""
+        return [self.storage, *self.draft_models.storages]
+
+    @property
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from paceline.engine.core import Engine
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.engine.records.record import Record
+from paceline.measure.process_memory import ProcessMemory
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 GAPS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -127,27 +128,40 @@ class ServerMetrics:
             self._decode.observe(last - metrics.first_token)
             self._inference.observe(last - metrics.first_scheduled)
 
-    def exposition(self, report: dict[str, Any]) -> bytes:
-        """The text Prometheus reads. `report`: engine_state()."""
+    def exposition(self, report: dict[str, Any], memory: ProcessMemory | None = None) -> bytes:
+        """The text Prometheus reads. `report`: engine_state(). `memory`: of this process, where that is known."""
         self._count_ended()
-        return generate_latest(_Together(self.registry, self._engine(report)))
+        return generate_latest(_Together(self.registry, [*self._engine(report), *self._memory(memory)]))
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        made = GaugeMetricFamily(name, text, labels=(LABEL,))
+        made.add_metric((self._model,), value)
+        return made
+
+    def _several(self, kind: type[Metric], name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+        made: Any = kind(name, text, labels=(LABEL, label))  # type: ignore[call-arg]
+        for key, value in values.items():
+            made.add_metric((self._model, key), value)
+        return made  # type: ignore[no-any-return]
+
+    def _memory(self, memory: ProcessMemory | None) -> Iterator[Metric]:
+        if memory is None:
+            return
+        yield self._several(GaugeMetricFamily, "paceline_memory_bytes",
+                            "Resident memory by what it holds; the parts add up to all.", "part",
+                            {part: getattr(memory, part) for part in ("cache", "files", "heap", "other")})
+        yield self._several(GaugeMetricFamily, "paceline_malloc_bytes",
+                            "What the C library has given out, and what it keeps to give out again.", "state",
+                            {"used": memory.malloc_used, "free": memory.malloc_free})
+        yield self._gauge("paceline_python_blocks", "Python's small objects.", memory.python_blocks)
 
     def _engine(self, report: dict[str, Any]) -> Iterator[Metric]:
-        def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-            made = GaugeMetricFamily(name, text, labels=(LABEL,))
-            made.add_metric((self._model,), value)
-            return made
+        gauge, several = self._gauge, self._several
 
         def counter(name: str, text: str, value: float) -> CounterMetricFamily:
             made = CounterMetricFamily(name, text, labels=(LABEL,))
             made.add_metric((self._model,), value)
             return made
-
-        def several(kind: type[Metric], name: str, text: str, label: str, values: dict[str, float]) -> Metric:
-            made: Any = kind(name, text, labels=(LABEL, label))  # type: ignore[call-arg]
-            for key, value in values.items():
-                made.add_metric((self._model, key), value)
-            return made  # type: ignore[no-any-return]
 
         yield gauge("vllm:num_requests_running", "Sequences that hold cache.", report["running"])
         yield gauge("vllm:num_requests_waiting", "Sequences in the queue.", report["waiting"])

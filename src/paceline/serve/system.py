@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import RequestError
+from paceline.measure.process_memory import process_memory
 from paceline.models.tokenizer import Tokenizer
 from paceline.serve.calls import Service, fingerprint
 from paceline.serve.conversation import prepare
@@ -123,5 +124,7 @@ async def metrics(request: Request) -> Response:
     check_operator(request)
     service = service_of(request)
     report = await service.llm.ask(engine_state)
-    return Response(service.metrics.exposition(report), media_type="text/plain; version=0.0.4; charset=utf-8")
+    cache = [tensor for storage in service.llm.engine.storages for tensor in storage.on_host]
+    memory = await beside(request, lambda: process_memory(cache))
+    return Response(service.metrics.exposition(report, memory), media_type="text/plain; version=0.0.4; charset=utf-8")
 

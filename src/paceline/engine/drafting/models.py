@@ -85,6 +85,8 @@ class EngineDraftModels:
         self.source = source
         self._loaded: dict[str, tuple[DraftModel, int | None]] = {}
         """By name, with the cache size that was asked for."""
+        self.storages: list[KVStorage] = []
+        """Caches that models have of their own."""
         self._rounded: dict[int, DraftModel] = {}
         """By bits."""
         self._shorter: WeakValueDictionary[object, TargetCacheModel] = WeakValueDictionary()
@@ -216,6 +218,7 @@ class EngineDraftModels:
                              enable_prefix_caching=config.enable_prefix_caching)
         storage = KVStorage(model.cache_groups, [blocks] * len(model.cache_groups), config.block_size,
                             loaded.kv_dtype, self._device)
+        self.storages.append(storage)
         runner = self._runner(model, loaded.kernels, storage, cache)
         return OwnCacheModel(runner, cache, self._vocab, longest, config.max_batch_tokens, self._sampler)
 
