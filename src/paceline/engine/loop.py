@@ -94,8 +94,9 @@ class Loop:
         times = StepTimes(max(0.0, schedule_s - draft), settled.forward_s, settled.sample_s, self._clock() - decided,
                           draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
-        if settled.by_itself and not step.repeated:
-            self._scheduler.pace.observe(step, sum(times))
+        took = sum(times) if settled.by_itself else settled.device_s
+        if took is not None and not step.repeated:
+            self._scheduler.pace.observe(step, took)
         self._drafting.account(step, decisions, times, settled.by_itself, settled.repeats)
         self._bookkeeping.stepped(step, decisions, tokens, started, times)
 

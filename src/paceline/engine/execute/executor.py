@@ -31,7 +31,9 @@ class Settled:
     sample_s: float = 0.0
     """Seconds in which the host decided."""
     by_itself: bool = True
-    """Nothing else was in flight meanwhile: the times are what such a step takes."""
+    """Nothing else was in flight meanwhile, nor was anything captured: the times are what such a step takes."""
+    device_s: float | None = None
+    """Seconds in which a device ran it, whatever was in flight; None: nobody knows, or something was captured."""
     repeats: RepeatTimes | None = None
     """Of a repeated step."""
     stale: bool = False

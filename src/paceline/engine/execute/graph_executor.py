@@ -63,13 +63,15 @@ class InFlight(Protocol):
 class Flight:
     """A step on its way: laid out -> its forward launched -> sampled on the device, or its logits left to the host."""
 
-    __slots__ = ("ahead", "alone", "batch", "began", "buffer", "decided", "drafted", "free", "known", "launch_s",
-                 "left", "logits", "reading", "started", "step")
+    __slots__ = ("ahead", "alone", "batch", "began", "buffer", "captures", "decided", "drafted", "free", "known",
+                 "launch_s", "left", "logits", "reading", "started", "step")
 
-    def __init__(self, step: Step, batch: Batch | None = None) -> None:
-        """Without a batch it is a repeated step, in which everybody is free. Made when it is submitted."""
+    def __init__(self, step: Step, captures: int, batch: Batch | None = None) -> None:
+        """Without a batch it is a repeated step, in which everybody is free. Made when it is submitted, after so many
+        captures."""
         groups = step.groups
         self.step = step
+        self.captures = captures
         self.batch = batch
         placement = Placement.FREE if batch is None else min(group.seq.placement for group in groups)
         self.drafted = batch is not None and any(group.draft is not None for group in groups)
@@ -255,7 +257,7 @@ class GraphExecutor:
         if step.repeated:
             flight = self._repeat(step)
         else:
-            flight = Flight(step, self._builder.of_step(step))
+            flight = Flight(step, self.graphs.captures, self._builder.of_step(step))
             with dropped_without_memory(step):
                 self._go_on(flight, first=not self._flight or flight.known)
             self._attended.submitted(step, self._clock())
@@ -264,7 +266,7 @@ class GraphExecutor:
         self._flight.append(flight)
 
     def _repeat(self, step: Step) -> Flight:
-        flight, launch = Flight(step), self.graphs.decode.launch
+        flight, launch = Flight(step, self.graphs.captures), self.graphs.decode.launch
         use, levels = Use.DECODE, None
         if step.drafted_rows:
             among = self._chances.among(group.seq.scope for group in step.groups)
@@ -320,12 +322,16 @@ class GraphExecutor:
             decisions = self._decider.decide(step, flight.logits)
         self._note_gap(flight)
         forward_s, by_itself = flight.launch_s + ran - started, flight.alone
-        device_s = flight.device_seconds
-        if flight.known and device_s is not None and not step.repeated:  # whatever else was in flight
+        device_s = None
+        if flight.captures != self.graphs.captures:
+            by_itself = False  # what captures and compiles on the way says nothing of the next step like it
+        elif not step.repeated:
+            device_s = flight.device_seconds
+        if flight.known and device_s is not None:  # whatever else was in flight
             forward_s, by_itself = flight.launch_s + device_s, True
             if not self._measured and not step.prompt_rows:
                 self._step_seconds = device_s
-        return Settled(step, decisions, forward_s, self._clock() - ran, by_itself, repeats)
+        return Settled(step, decisions, forward_s, self._clock() - ran, by_itself, device_s, repeats)
 
     def _note_gap(self, flight: Flight) -> None:
         """Where somebody in a step has tokens already, it could have begun when the one before it ended."""

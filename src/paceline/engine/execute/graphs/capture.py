@@ -29,11 +29,14 @@ class GraphCapture:
         self._pool: Any = None
         self._alive: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         """Those captured into the pool that somebody can still replay."""
+        self.count = 0
+        """Captures so far, those that broke included: what ran meanwhile took as long as they did."""
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Runs `launch` once, then keeps what it launched. What that reads and writes must lie where it lay, so the
         caller keeps every tensor that `launch` did not make itself. (Not `launch`: it knows who keeps the graph, and
         neither would go before a garbage collection.)"""
+        self.count += 1
         if self.device.type != "cuda":
             launch()
             return launch

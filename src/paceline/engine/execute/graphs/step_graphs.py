@@ -30,7 +30,8 @@ class StepGraphs:
         assert kernels.device is not None
         self.device = device
         self.memory = GraphMemory()
-        capture, vocab_size = GraphCapture(device), model.config.vocab_size
+        self._capture = capture = GraphCapture(device)
+        vocab_size = model.config.vocab_size
         self.seats = DeviceSeats(tables[0].shape[0], tables[0].shape[1] * storage.block_size + 1, vocab_size,
                                  device, kernels.device)
         self.samples = SampleGraphs(capture, self.seats, storage)
@@ -44,6 +45,11 @@ class StepGraphs:
         self.memory.held(Use.DECODE, self.decode.release)
         self.memory.held(Use.PREFILL, prompts.release)
         self.memory.held(Use.VERIFY, drafts.release)
+
+    @property
+    def captures(self) -> int:
+        """How often something was captured so far."""
+        return self._capture.count
 
 
 def step_graphs(model: CausalLM, kernels: Kernels, storage: KVStorage, tables: Seq[np.ndarray],
