@@ -32,6 +32,8 @@ from paceline.models.load.adapters import read_adapter
 from paceline.models.registry import build, read_config
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
+from paceline.sampling.cycles import Cycle, Distribution
+from paceline.sampling.setup import Setup
 from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.datastore import Datastore, write_datastore
 from paceline.training.prompts import read_prompts
@@ -222,8 +224,10 @@ def adapter() -> Files:
 @cache
 def trace() -> Files:
     params = SamplingParams(temperature=0.5, top_p=0.9, stop=("x",), logit_bias={3: 1.5}, seed=7, max_tokens=9)
-    found = Trace("sha256:0", [1, 2, 3], params, 7, {"method": "ngram", "num_tokens": 4}, None, "native",
-                  [TraceToken(4, 3, -0.5, -0.25, 2, ("temperature",), "ngram", "accepted")], "length")
+    chances = Distribution(np.array([4, 9], dtype=np.int32), np.array([0.5, 0.25]))
+    found = Trace(Setup(model="sha256:0", kernels="native"), [1, 2, 3], params, 7, {"method": "ngram", "num_tokens": 4},
+                  "rejection", None, [TraceToken(4, 3, -0.5, -0.25, 2, ("temperature",), "ngram", "accepted")],
+                  [Cycle(4, [4, 5], [-1, 0], "ngram", ["a", "b"], [chances, None])], None, "length")
     return {"trace.json": found.to_json().encode()}
 
 

@@ -113,7 +113,7 @@ class RequestTimeline:
         self.summary = record.metrics.figures()
         self.speculation = None if record.speculation is None else record.speculation.as_dict()
         if self.trace is not None:
-            self.trace_weight = len(self.trace.prompt) // 8 + 3 * len(self.trace.tokens)
+            self.trace_weight = self.trace.numbers // 8 + 2 * len(self.trace.tokens)
 
 
 class Second(NamedTuple):
