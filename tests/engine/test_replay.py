@@ -29,7 +29,7 @@ RULES: dict[str, dict[str, Any]] = {
     "without-replacement": {"branches": [3, 1, 1]}, "typical": {"branches": 2}}
 FAST = "reference" if cpu.load() is None else "native"
 NO_NATIVE = pytest.mark.skipif(cpu.load() is None, reason="the native code is not built")
-MARKS = {"native": [NO_NATIVE]} | dict.fromkeys(("reference", "stepped", "eager"), [pytest.mark.full])
+MARKS = {"native": [NO_NATIVE]} | {name: [pytest.mark.full] for name in ("reference", "stepped", "eager")}
 ALWAYS = {("rejection", "stepped"), ("typical", "eager"), ("without-replacement", "reference")}
 CASES = [pytest.param(rule, kernels, marks=[] if (rule, kernels) in ALWAYS else marks)
          for rule in RULES for kernels, marks in MARKS.items()]

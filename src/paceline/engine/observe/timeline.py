@@ -187,6 +187,10 @@ class Timelines:
         return [one for one in reversed(self.requests.values())
                 if sees(one.tenant) and request_id in (None, one.id)]
 
+    def of(self, request: Request) -> RequestTimeline | None:
+        """A request's own; None: it was given up for want of room."""
+        return self.requests.get(_key(request))
+
     def _note(self, request: Request, event: Event) -> None:
         timeline = self.requests.get(_key(request))
         if timeline is not None:
