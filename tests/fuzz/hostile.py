@@ -20,6 +20,7 @@ from safetensors.torch import save as safetensors
 from small_tokenizers import byte_level, gguf_metadata, sentencepiece_like, sentencepiece_metadata, wordpiece
 
 from engine.tiny import BASE, RandomWeights
+from paceline.engine.decide.recording import RecordedDrafts
 from paceline.models.bounded_templates import Limits
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
@@ -231,6 +232,14 @@ def trace() -> Files:
     return {"trace.json": found.to_json().encode()}
 
 
+def read_recorded(folder: Path) -> None:
+    """As a replay does, drafts included."""
+    found = Trace.from_json((folder / "trace.json").read_text(errors="replace"))
+    drafts = RecordedDrafts.of(found, 97)
+    for cycle in found.cycles:
+        assert drafts is None or drafts.at(cycle.start) is not None
+
+
 @cache
 def datastore() -> Files:
     import tempfile
@@ -319,8 +328,7 @@ SUBJECTS: dict[str, Subject] = {
                                                                 "intermediate_size": 48}),
                           ("dspark", {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 48,
                                       "block_size": 4, "mask_token_id": 3, "markov_rank": 4}))},
-    "trace": Subject(trace, one_of("trace.json"),
-                     lambda folder: Trace.from_json((folder / "trace.json").read_text(errors="replace"))),
+    "trace": Subject(trace, one_of("trace.json"), read_recorded),
     "datastore": Subject(datastore, one_of("store"), read_datastore),
     "texts": Subject(texts, mutated_texts, lambda folder: list(read_manifest(folder, "make them again").read())),
     "prompts": Subject(lambda: {"a.jsonl": PROMPTS.encode(), "b.jsonl.gz": gzip.compress(PROMPTS.encode())},
