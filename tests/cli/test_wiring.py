@@ -74,6 +74,12 @@ def test_replay_says_what_differs(monkeypatch, capsys):
     assert "cannot be rebuilt here" in capsys.readouterr().out
 
 
+def test_replay_says_where_a_difference_may_be_a_tie(monkeypatch, capsys):
+    install_replay(monkeypatch, report(False, [1, 5], [1, 2], 1, deterministic=False))
+    assert main(["replay", "t.json"]) == 1
+    assert "up to numerical ties" in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_replay_says_how_far_it_could_compare(monkeypatch, capsys):
     install_replay(monkeypatch, ReplayReport(True, True, [1], [1], 5))
     assert main(["replay", "t.json"]) == 0

@@ -69,6 +69,14 @@ def test_every_rule_replays_on_every_backend(rule: str, kernels: str, tmp_path: 
         assert kernels == "eager" or (report.equal and report.tokens == out.outputs[0].token_ids)
 
 
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+def test_alone_eager_kernels_replay_too(rule: str, tmp_path: Path) -> None:
+    """A replay has the same steps, with the same rows, as a request that had no company."""
+    out = family(kernels="eager").generate([PROMPTS[0]], SAMPLED, speculation=wish(rule) | {"adaptive": False})[0]
+    report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
+    assert out.trace.cycles and report.equal and not report.deterministic
+
+
 def test_what_was_drafted_decides_the_text_and_comes_from_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its cycles the same request has another text: what is compared above is not compared for nothing."""
     llm = family(kernels=FAST)

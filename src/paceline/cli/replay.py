@@ -52,6 +52,9 @@ def replay(
             f"different from token {at} on: expected {_around(report.expected, at)}, got {_around(report.tokens, at)}",
             style="red", markup=False,
         )
+        if not report.deterministic:
+            console().print("it was recorded with kernels whose bits depend on the company: texts are the same up to "
+                            "numerical ties (deterministic=True has none)")
     if not report.ran:
         raise typer.Exit(NOT_REBUILT)
     if not report.equal:

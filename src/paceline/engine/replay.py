@@ -37,6 +37,8 @@ class ReplayReport:
     """What decides texts and is not here as it was."""
     notes: list[Difference] = field(default_factory=list)
     """What should change no text, and is not as it was either."""
+    deterministic: bool = True
+    """As it was recorded; else texts are the same up to numerical ties."""
 
     @property
     def same_model(self) -> bool:
@@ -107,7 +109,7 @@ def replay_on(engine: Engine, recorded: Trace) -> ReplayReport:
     tokens = out.outputs[0].token_ids
     expected = [entry.token for entry in recorded.tokens]
     report = ReplayReport(True, tokens=tokens, expected=expected, recorded=len(expected), differences=found,
-                          notes=notes)
+                          notes=notes, deterministic=recorded.setup.deterministic)
     if recorded.cut is not None:
         report.expected = expected = expected[:max(0, recorded.cut - len(recorded.prompt))]
     if recorded.cut is not None or recorded.finish_reason in CUT_SHORT:
