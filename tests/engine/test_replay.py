@@ -187,13 +187,23 @@ def test_the_options_come_from_the_trace(tmp_path: Path, monkeypatch: pytest.Mon
     asked: list[Any] = []
     build: Callable[..., Engine] = module.build_engine
     monkeypatch.setattr(module, "build_engine", lambda options, progress: asked.append(options) or build(options))
-    llm = LLM(str(FAMILY / "target"), kernels="eager", kv_dtype="float16", dtype="bfloat16", max_model_len=77)
+    llm = LLM(str(FAMILY / "target"), kernels="eager", kv_dtype="float16", dtype="float16", max_model_len=77)
     out = llm.generate([PROMPTS[0]], replace(SAMPLED, max_tokens=3))[0]
     report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
     assert report.equal and not report.differences
     options = asked[0]
     assert (options.kernels, options.kv_dtype, options.dtype, options.max_model_len) == (
-        "eager", "float16", "bfloat16", 77)
+        "eager", "float16", "float16", 77)
+
+
+def test_a_cache_smaller_than_the_context_comes_back(tmp_path: Path) -> None:
+    """Some models rotate by the positions that they were built for, wherever their cache ends."""
+    llm = LLM(str(FAMILY / "target"), kernels=FAST, block_size=4, kv_blocks=9, heads=[])
+    out = llm.generate([PROMPTS[0]], replace(SAMPLED, max_tokens=None))[0]
+    setup = out.trace.setup
+    assert (setup.max_model_len, setup.built_for) == (36, 1024) and out.outputs[0].finish_reason == "length"
+    report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
+    assert report.equal and not report.differences
 
 
 @NO_NATIVE

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +30,7 @@ def setup_of(engine: Engine) -> Setup:
         dtype=dtype_name(activations(model, device)), kv_dtype=dtype_name(engine.storage.dtype),
         quantization=model.quantization, kernels=engine.kernels.name, native_forward=model.self_contained,
         deterministic=engine.kernels.deterministic, max_model_len=engine.config.max_model_len,
+        built_for=model.built_for,
         chat_template=_template_hash(engine), processor=_processor(device), torch=torch.__version__,
         version=_version())
 
@@ -39,11 +41,14 @@ def options_for(setup: Setup, *, model: str | None, adapters: Mapping[str, str] 
     kernels = setup.kernels.removesuffix("-deterministic")
     if adapters is None and setup.quantization is not None and not setup.native_forward:
         adapters = {}  # there was room for some, which keeps the forward in torch
+    sizes: dict[str, Any] = {"max_model_len": setup.max_model_len}
+    if setup.max_model_len < setup.built_for:  # the cache was smaller than the context, which was left open
+        size = math.gcd(setup.max_model_len, 16) or 1
+        sizes = {"block_size": size, "kv_blocks": setup.max_model_len // size}
     return EngineOptions(
         model=model, device=setup.device, dtype=setup.dtype, kv_dtype=setup.kv_dtype, quantization=setup.quantization,
         kernels=kernels if kernels in KERNELS else "auto", deterministic=setup.deterministic,
-        max_model_len=setup.max_model_len, adapters=adapters, heads=(), max_num_seqs=1,
-        max_batch_tokens=None if rows <= 512 else rows)
+        adapters=adapters, heads=(), max_num_seqs=1, max_batch_tokens=None if rows <= 512 else rows, **sizes)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -65,6 +65,7 @@ class Decoder(ModelTraits, ABC):
         if max_model_len < 1:
             raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
         self.config = config
+        self.built_for = max_model_len
         self.cache_groups = cache_groups(config)
         weights = self.translated(weights)
         size, width = config.vocab_size, config.hidden_size

@@ -33,7 +33,9 @@ class Setup:
     deterministic: bool = True
     """Bits depend on no company. Without it texts are the same up to numerical ties."""
     max_model_len: int = 0
-    """Where texts end, and what positions were made for."""
+    """Where texts end."""
+    built_for: int = 0
+    """Positions that the model was built for: more where the cache holds fewer. Some models rotate by it."""
     chat_template: str | None = None
     """A hash; the prompt's tokens are in the trace already."""
     processor: str = ""
@@ -55,8 +57,9 @@ class Setup:
             right = value is None or isinstance(value, str) if kind is type(None) else type(value) is kind
             if not right:
                 raise ValueError(f"its {name} must be {'text or null' if kind is type(None) else kind.__name__}")
-        if not 0 <= found["max_model_len"] <= LONGEST:
-            raise ValueError(f"its max_model_len must be 0 to {LONGEST}")
+        for name in ("max_model_len", "built_for"):
+            if not 0 <= found[name] <= LONGEST:
+                raise ValueError(f"its {name} must be 0 to {LONGEST}")
         return cls(**found)
 
 
