@@ -11,6 +11,7 @@ import pytest
 import paceline
 from paceline.errors import ModelNotFoundError, PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
+from paceline.sampling.setup import Setup
 from paceline.sampling.trace import Trace
 
 
@@ -62,7 +63,7 @@ class FakeLLM:
         reason = self.ending if text == self.answer else None
         completions = [Completion(i, text, [ord(char) for char in text], reason, seed=7 + i) for i in range(params.n)]
         seed = 7 if params.seed is None else params.seed
-        trace = Trace("some model", [1, 2], params, seed) if params.trace else None
+        trace = Trace(Setup(model="some model"), [1, 2], params, seed) if params.trace else None
         return RequestOutput("r0", prompt, [1, 2], [] if error else completions, True, seed, error=error, trace=trace)
 
 

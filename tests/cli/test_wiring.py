@@ -18,6 +18,8 @@ from rich.progress import Progress, TextColumn
 from paceline.cli import terminal
 from paceline.cli.main import main
 from paceline.cli.plain import plain
+from paceline.engine.replay import ReplayReport
+from paceline.sampling.setup import Difference
 
 RESULT = {
     "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13.0"},
@@ -28,19 +30,14 @@ RESULT = {
 }
 
 
-@dataclass
-class ReplayReport:
-    equal: bool
-    tokens: list[int]
-    expected: list[int]
-    first_difference: int | None
-    same_model: bool = True
+def report(equal, tokens, expected, at, **more):
+    return ReplayReport(True, equal, tokens, expected, len(expected), at, **more)
 
 
 def install_replay(monkeypatch, outcome):
     calls = []
 
-    def replay(trace, *, model=None, adapters=None, progress=None, may_open=None):
+    def replay(trace, *, model=None, adapters=None, anyway=False, progress=None):
         calls.append((trace, model))
         return outcome
 
@@ -52,7 +49,7 @@ def install_replay(monkeypatch, outcome):
 
 
 def test_replay_of_the_same_tokens(monkeypatch, capsys):
-    calls = install_replay(monkeypatch, ReplayReport(True, [1, 2], [1, 2], None))
+    calls = install_replay(monkeypatch, report(True, [1, 2], [1, 2], None))
     assert main(["replay", "t.json", "--model", "m"]) == 0
     assert calls == [(Path("t.json"), "m")]
     assert "the same 2 tokens" in capsys.readouterr().out
@@ -62,19 +59,35 @@ def test_replay_of_the_same_tokens(monkeypatch, capsys):
     ([1, 5], 1, "expected 2, got 5"), ([1], 1, "expected 2, got the end"),
     ([1], None, "expected 2 tokens, got 1 tokens")])
 def test_replay_of_other_tokens_is_exit_code_1(tokens, at, said, monkeypatch, capsys):
-    install_replay(monkeypatch, ReplayReport(False, tokens, [1, 2], at))
+    install_replay(monkeypatch, report(False, tokens, [1, 2], at))
     assert main(["replay", "t.json"]) == 1
     assert said in capsys.readouterr().out
 
 
-def test_replay_says_when_the_model_is_another(monkeypatch, capsys):
-    install_replay(monkeypatch, ReplayReport(True, [1], [1], None, same_model=False))
+def test_replay_says_what_differs(monkeypatch, capsys):
+    other = [Difference("kv_dtype", "int8", "float32")]
+    install_replay(monkeypatch, report(True, [1], [1], None, differences=other))
+    assert main(["replay", "t.json", "--anyway"]) == 0
+    assert "kv_dtype: trace: int8, here: float32" in capsys.readouterr().err
+    install_replay(monkeypatch, ReplayReport(False, differences=other))
+    assert main(["replay", "t.json"]) == 3
+    assert "cannot be rebuilt here" in capsys.readouterr().out
+
+
+def test_replay_says_where_a_difference_may_be_a_tie(monkeypatch, capsys):
+    install_replay(monkeypatch, report(False, [1, 5], [1, 2], 1, deterministic=False))
+    assert main(["replay", "t.json"]) == 1
+    assert "up to numerical ties" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_replay_says_how_far_it_could_compare(monkeypatch, capsys):
+    install_replay(monkeypatch, ReplayReport(True, True, [1], [1], 5))
     assert main(["replay", "t.json"]) == 0
-    assert "not the model that was recorded" in capsys.readouterr().err
+    assert "4 further tokens cannot be compared" in capsys.readouterr().out
 
 
 def test_replay_as_json(monkeypatch, capsys):
-    install_replay(monkeypatch, ReplayReport(False, [1, 5], [1, 2], 1))
+    install_replay(monkeypatch, report(False, [1, 5], [1, 2], 1))
     assert main(["replay", "t.json", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["first_difference"] == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 from engine.tiny import VOCAB, record, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.engine import core
-from paceline.engine.replay import replay, replay_on
-from paceline.errors import ModelNotFoundError, RequestError, StepError
+from paceline.engine.replay import replay_on
+from paceline.errors import StepError
 from paceline.sampling.trace import Trace
 
 PROMPT = [(i * 11 + 2) % VOCAB for i in range(40)]
@@ -123,29 +122,6 @@ def test_a_trace_replays(style: dict[str, Any], speculate: bool) -> None:
     trace.tokens[3].token = (trace.tokens[3].token + 1) % VOCAB
     broken = replay_on(tiny_llm().engine, trace)
     assert not broken.equal and broken.first_difference == 3
-
-
-def test_a_trace_has_nothing_opened_without_leave(tmp_path: Any) -> None:
-    """It may come from anybody, and name any file, or a model to fetch."""
-    out = tiny_llm().generate([PROMPT], SamplingParams(max_tokens=2, trace=True))[0]
-    inner = {"method": "draft", "model": "nobody/nothing"}
-    out.trace.speculation = {"method": "merge", "k": 4, "drafters": ["ngram", inner]}
-    path = tmp_path / "trace.json"
-    path.write_text(out.trace.to_json())
-    with pytest.raises(RequestError, match=r"drafts with model 'nobody/nothing'.*--yes"):
-        replay(path, model=str(tmp_path / "no model"))
-    asked: list[list[str]] = []
-    with pytest.raises(ModelNotFoundError):
-        replay(path, model=str(tmp_path / "no model"), may_open=lambda names: not asked.append(names))
-    assert asked == [["model 'nobody/nothing'"]]
-
-
-def test_bad_traces(tmp_path: Any) -> None:
-    with pytest.raises(RequestError, match="check the path"):
-        replay(tmp_path / "missing.json")
-    (tmp_path / "bad.json").write_text(json.dumps({"schema": 99}))
-    with pytest.raises(RequestError, match="schema"):
-        replay(tmp_path / "bad.json")
 
 
 def test_samples_and_prompt_scores_in_one_step_read_their_own_rows() -> None:

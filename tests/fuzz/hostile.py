@@ -20,6 +20,7 @@ from safetensors.torch import save as safetensors
 from small_tokenizers import byte_level, gguf_metadata, sentencepiece_like, sentencepiece_metadata, wordpiece
 
 from engine.tiny import BASE, RandomWeights
+from paceline.engine.decide.recording import RecordedDrafts
 from paceline.models.bounded_templates import Limits
 from paceline.models.chat import ChatTemplate
 from paceline.models.config import ModelConfig
@@ -32,6 +33,8 @@ from paceline.models.load.adapters import read_adapter
 from paceline.models.registry import build, read_config
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
+from paceline.sampling.cycles import Cycle, Distribution
+from paceline.sampling.setup import Setup
 from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.datastore import Datastore, write_datastore
 from paceline.training.prompts import read_prompts
@@ -222,9 +225,19 @@ def adapter() -> Files:
 @cache
 def trace() -> Files:
     params = SamplingParams(temperature=0.5, top_p=0.9, stop=("x",), logit_bias={3: 1.5}, seed=7, max_tokens=9)
-    found = Trace("sha256:0", [1, 2, 3], params, 7, {"method": "ngram", "num_tokens": 4}, None, "native",
-                  [TraceToken(4, 3, -0.5, -0.25, 2, ("temperature",), "ngram", "accepted")], "length")
+    chances = Distribution(np.array([4, 9], dtype=np.int32), np.array([0.5, 0.25]))
+    found = Trace(Setup(model="sha256:0", kernels="native"), [1, 2, 3], params, 7, {"method": "ngram", "num_tokens": 4},
+                  "rejection", None, [TraceToken(4, 3, -0.5, -0.25, 2, ("temperature",), "ngram", "accepted")],
+                  [Cycle(4, [4, 5], [-1, 0], "ngram", ["a", "b"], [chances, None])], None, "length")
     return {"trace.json": found.to_json().encode()}
+
+
+def read_recorded(folder: Path) -> None:
+    """As a replay does, drafts included."""
+    found = Trace.from_json((folder / "trace.json").read_text(errors="replace"))
+    drafts = RecordedDrafts.of(found, 97)
+    for cycle in found.cycles:
+        assert drafts is None or drafts.at(cycle.start) is not None
 
 
 @cache
@@ -315,8 +328,7 @@ SUBJECTS: dict[str, Subject] = {
                                                                 "intermediate_size": 48}),
                           ("dspark", {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 48,
                                       "block_size": 4, "mask_token_id": 3, "markov_rank": 4}))},
-    "trace": Subject(trace, one_of("trace.json"),
-                     lambda folder: Trace.from_json((folder / "trace.json").read_text(errors="replace"))),
+    "trace": Subject(trace, one_of("trace.json"), read_recorded),
     "datastore": Subject(datastore, one_of("store"), read_datastore),
     "texts": Subject(texts, mutated_texts, lambda folder: list(read_manifest(folder, "make them again").read())),
     "prompts": Subject(lambda: {"a.jsonl": PROMPTS.encode(), "b.jsonl.gz": gzip.compress(PROMPTS.encode())},

@@ -74,7 +74,7 @@ def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: P
     out = exact.generate(["My favourite colour is"], SamplingParams(max_tokens=3, seed=5, trace=True))[0]
     path = tmp_path / "trace.json"
     path.write_text(out.trace.to_json())
-    assert json.loads(path.read_text())["kernels"] == exact.engine.kernels.name
+    assert json.loads(path.read_text())["setup"]["kernels"] == exact.engine.kernels.name
     report = replay(path, model=str(default_model_path))
     assert report.equal and report.same_model
 

@@ -11,6 +11,7 @@ from serving import WAIT, served
 from engine.tiny import tiny_engine
 from paceline.errors import ConfigError, RequestError
 from paceline.request import SamplingParams
+from paceline.sampling.setup import Setup
 from paceline.sampling.trace import Trace
 from paceline.serve.calls import told_trace
 from paceline.serve.limits import ClientLimits
@@ -154,10 +155,10 @@ def test_limits_hold_over_http() -> None:
 
 
 def test_a_trace_tells_nothing_of_where_files_lie() -> None:
-    trace = Trace("m", [1], SamplingParams(), 0, speculation={
+    trace = Trace(Setup(model="m"), [1], SamplingParams(), 0, speculation={
         "method": "merge", "drafters": ["ngram", {"method": "draft", "model": "/srv/secret"},
                                         {"method": "rest", "datastore": "/srv/store"}], "k": 4})
     told = told_trace(trace)
     assert "/srv" not in str(told) and told["speculation"]["k"] == 4
     assert told["speculation"]["drafters"][1] == {"method": "draft"}
-    assert told_trace(Trace("m", [1], SamplingParams(), 0))["speculation"] is None
+    assert told_trace(Trace(Setup(model="m"), [1], SamplingParams(), 0))["speculation"] is None

@@ -84,6 +84,9 @@ def serve(
                                   "--page/--no-page")] = True,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
+    otel: Annotated[bool, _server("Send a span of every finished request to an OpenTelemetry collector; OTEL_* "
+                                  "variables say where and how.", "--otel")] = False,
+    otel_endpoint: Annotated[str | None, _server("Its address, such as http://localhost:4318; implies --otel.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     kv_dtype: options.KvDtype = "auto",
@@ -113,7 +116,7 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
     try:
-        from paceline.serve import logs, server
+        from paceline.serve import logs, server, telemetry
         from paceline.serve.keys_file import KeysFile, read_keys
         from paceline.serve.options import ServeOptions
         from paceline.serve.quotas import Quota
@@ -137,6 +140,7 @@ def serve(
         allow_speculation=tuple(allow_speculation or ("default",)),
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
         tool_parser=tool_parser, log_format=log_format)
+    spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
     wish = options.speculation(speculation)
     adapters = options.adapters(lora)
     listening = server.listen(settings)
@@ -161,4 +165,4 @@ def serve(
         out.print(f"{shown}metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
         out.file.flush()
 
-    server.run(llm, settings, listening, announce)
+    server.run(llm, settings, listening, announce, spans)

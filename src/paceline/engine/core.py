@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from paceline.engine.admission import Prepared, check_params, check_prompt, chec
 from paceline.engine.bookkeeping import Bookkeeping, Touched
 from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decider import Decider
+from paceline.engine.decide.recording import RecordedDrafts
 from paceline.engine.drafting.drafting import Drafting
 from paceline.engine.drafting.models import EngineDraftModels, LoadedModel, ModelSource
 from paceline.engine.execute.graph_executor import GraphExecutor
@@ -41,6 +43,7 @@ from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
+from paceline.engine.setup import setup_of
 from paceline.engine.structures import Structures
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
@@ -53,13 +56,14 @@ from paceline.request import Request, SamplingParams, Tenant
 from paceline.sampling.native import load as native_sampler
 from paceline.sampling.noise import sample_seed
 from paceline.sampling.pipeline import Pipeline
+from paceline.sampling.setup import Setup
 from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
 from paceline.speculation import spec as speculations
 from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter
 from paceline.speculation.stats import SpeculationStats
-from paceline.speculation.verify import rule_for
+from paceline.speculation.verify import RULES, rule_for
 
 log = logging.getLogger("paceline.engine")
 
@@ -126,7 +130,7 @@ class Engine:
         else:
             self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
         self._vocab = model.config.vocab_size
-        self._eos = eos_ids
+        self.eos_ids = eos_ids
         self._drafting = Drafting(self._vocab, AdaptiveController(), clock, self.heads)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
                                               self.scheduler, config, device, source, self.adapters.slots, graphs,
@@ -151,8 +155,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: tables
-        of the tokenizer's control tokens, the chat template, the grammars' view of the vocabulary. A server calls this
-        before it has clients; whatever is missing or broken is told to who asks for it."""
+        of the tokenizer's control tokens, the chat template, what traces name, the grammars' view of the vocabulary. A
+        server calls this before it has clients; whatever is missing or broken is told to who asks for it."""
         if self.tokenizer is None:
             return
         written = "".join(self.tokenizer.control.names) + " as text"
@@ -160,16 +164,19 @@ class Engine:
             self.prepare(written, SamplingParams())
         with suppress(PacelineError):
             self.render([{"role": "user", "content": written}])
+        _ = self.setup
         self.structures.warm_up()
 
     # ---------------------------------------------------------------- requests
 
     def add(self, prompt: str | list[int], params: SamplingParams, *, speculation: Any = ...,
-            request_id: str | None = None, adapter: str | None = None, tenant: Tenant | None = None) -> str:
+            request_id: str | None = None, adapter: str | None = None, tenant: Tenant | None = None,
+            drafts: RecordedDrafts | None = None) -> str:
         """Admit a request or raise a RequestError; the id under which its records come. `adapter`: the name of one
-        that is loaded. `tenant`: whose it is; None: it is everybody's who gives none."""
+        that is loaded. `tenant`: whose it is; None: it is everybody's who gives none. `drafts`: what is verified for
+        it, in place of what `speculation` would draft."""
         return self.admit(self.prepare(prompt, params), speculation=speculation, request_id=request_id,
-                          adapter=adapter, tenant=tenant)
+                          adapter=adapter, tenant=tenant, drafts=drafts)
 
     def prepare(self, prompt: str | list[int], params: SamplingParams, like: Prepared | None = None) -> Prepared:
         """What admit() takes, or a RequestError. Tokenises, and reads nothing that steps change: call it in any thread,
@@ -182,12 +189,13 @@ class Engine:
         else:
             structure = self.structures.wanted(params)
             bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
-        state = SampleState(params, ids, 0, self._vocab, self._eos, bad_words)
-        stops = StopCriteria.of(params, self._eos) if like is None else like.stops
+        state = SampleState(params, ids, 0, self._vocab, self.eos_ids, bad_words)
+        stops = StopCriteria.of(params, self.eos_ids) if like is None else like.stops
         return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words)
 
     def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
-              adapter: str | None = None, tenant: Tenant | None = None) -> str:
+              adapter: str | None = None, tenant: Tenant | None = None,
+              drafts: RecordedDrafts | None = None) -> str:
         """As add(), in the engine's thread: what is left to do takes no time to speak of."""
         self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
@@ -200,8 +208,10 @@ class Engine:
             check_search(params, self._vocab, self.config.max_num_seqs,
                          speculates=speculation is not ... and wish is not None)
             wish = None
-        drafter = None if wish is None else speculations.build(wish, self._draft_context)
+        drafter = None if wish is None or drafts is not None else speculations.build(wish, self._draft_context)
         rule = None if wish is None or drafter is None else rule_for(wish.verify, drafter.needs.samples)
+        if wish is not None and drafts is not None:
+            rule = RULES[drafts.rule]
         found = None if drafter is None or not self.executor.looks_up else drafter.needs.lookup
         lookup = 0
         if wish is not None and found is not None and rule is not None and rule.name == "coupled":
@@ -218,12 +228,17 @@ class Engine:
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
-            record = self._record(prepared, request, sequences, drafter is not None, lookup)
-            if drafter is not None and wish is not None and rule is not None:
+            record = self._record(prepared, request, sequences, rule is not None, lookup)
+            if wish is not None and rule is not None:
                 record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
+                if record.trace is not None:
+                    record.trace.rule = rule.name
                 for seq in sequences:
                     seq.rule = rule.name
-                    self._drafting.begin(seq, drafter, record.speculation)
+                    if drafter is not None:
+                        self._drafting.begin(seq, drafter, record.speculation)
+                    elif drafts is not None:
+                        self._drafting.repeat(seq, drafts)
             if structure is not None:
                 self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
@@ -354,6 +369,11 @@ class Engine:
         if not request.params.trace:
             return None
         wish = request.speculation
-        return Trace(model=self.revision, prompt=list(request.prompt), params=request.params, seed=request.seed,
-                     speculation=None if wish is None else wish.as_dict(), kernels=self.kernels.name,
+        return Trace(self.setup, list(request.prompt), request.params, request.seed,
+                     speculation=None if wish is None else wish.as_dict(),
                      adapter=None if request.adapter is None else request.adapter.identity)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """What of this engine decides texts, for traces."""
+        return setup_of(self)

@@ -65,6 +65,7 @@ class Decoder(ModelTraits, ABC):
         if max_model_len < 1:
             raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
         self.config = config
+        self.built_for = max_model_len
         self.cache_groups = cache_groups(config)
         weights = self.translated(weights)
         size, width = config.vocab_size, config.hidden_size
@@ -81,7 +82,8 @@ class Decoder(ModelTraits, ABC):
         tied = config.tie_word_embeddings
         self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
                            modules=[module_of(weights, "lm_head", size)])
-        self.bits = weights.bits if isinstance(weights, PackingWeights) else 16
+        if isinstance(weights, PackingWeights):
+            self.bits, self.quantization = weights.bits, weights.quantization
         dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32
         self.embedding_scale = torch.tensor(self.embedding_factor, dtype=dtype).item()
         """Rounded to what the model computes in, as checkpoints were trained with."""

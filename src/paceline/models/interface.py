@@ -35,6 +35,16 @@ class CausalLM(Protocol):
         ...
 
     @property
+    def quantization(self) -> str | None:
+        """How its weights were packed for the native kernels (EngineOptions.quantization); None: they are floats."""
+        ...
+
+    @property
+    def built_for(self) -> int:
+        """Positions that it was built for, by which some rotate; 0: it does not matter."""
+        ...
+
+    @property
     def kv_dtype(self) -> torch.dtype | None:
         """What its cache must hold; None: any type that torch can run it with."""
         ...
@@ -82,6 +92,8 @@ class ModelTraits:
     config: ModelConfig
     cache_groups: tuple[CacheGroup, ...]
     bits: int = 16
+    quantization: str | None = None
+    built_for: int = 0
     kv_dtype: torch.dtype | None = None
     self_contained: bool = False
     skips_sublayers: bool = True

@@ -92,7 +92,7 @@ class NativeDecoder(ModelTraits):
         for layer in range(config.num_layers):
             self._add_layer(packer, layer, group_of[layer])
             packer.let_go()
-        self.bits = packer.bits
+        self.bits, self.quantization, self.built_for = packer.bits, packer.quantization, max_model_len
         self._windows = [group.window or 0 for group in self.cache_groups]
         self._bound: Any = None
         self.instruction_set: str = self._model.kernels

@@ -68,6 +68,11 @@ class PackingWeights:
         """Of a weight in the layers: 4 where every matrix that was packed is in 4-bit blocks."""
         return 4 if self._bits == {4} else 8
 
+    @property
+    def quantization(self) -> str:
+        """As EngineOptions.quantization names it."""
+        return "blocks" if self._keep_blocks else "int8"
+
     def around(self, view: Callable[[WeightSource], WeightSource]) -> PackingWeights:
         """The same over another view of what is packed."""
         other = copy.copy(self)

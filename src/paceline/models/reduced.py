@@ -25,6 +25,7 @@ class ShorterModel(ModelTraits):
         self._skip = skip
         self.config, self.cache_groups = model.config, model.cache_groups
         self.bits, self.kv_dtype, self.self_contained = model.bits, model.kv_dtype, model.self_contained
+        self.quantization, self.built_for = model.quantization, model.built_for
         self.skips_sublayers = model.skips_sublayers
 
     @property

@@ -9,8 +9,10 @@ from typing import Any
 
 from paceline.errors import PacelineError, RequestError
 from paceline.request import SamplingParams
+from paceline.sampling.cycles import MOST_NUMBERS, Cycle
+from paceline.sampling.setup import Setup
 
-SCHEMA = 1
+SCHEMA = 2
 OUTCOMES = ("plain", "accepted", "corrected", "bonus")
 
 _LISTS = ("bad_words", "allowed_token_ids", "stop", "stop_token_ids", "choice")
@@ -39,29 +41,46 @@ class TraceToken:
 class Trace:
     """One request (its sample 0) from beginning to end."""
 
-    model: str
-    """Revision of the model: what must be the same for a replay to be."""
+    setup: Setup
+    """What must be the same for a replay to be."""
     prompt: list[int]
     params: SamplingParams
     seed: int
     speculation: dict[str, Any] | None = None
+    rule: str | None = None
+    """By which its drafts were verified; None: it had no drafter."""
     adapter: str | None = None
-    kernels: str = ""
-    """Which backend computed the logits: bits, and so ties, are promised within one."""
     tokens: list[TraceToken] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
+    """Every draft that was verified, in order."""
+    cut: int | None = None
+    """Position from which cycles are not kept, because they had grown too many: a replay compares up to there."""
     finish_reason: str = ""
+    _numbers: int = field(default=0, repr=False, compare=False)
+
+    def add_cycle(self, cycle: Cycle) -> None:
+        self._numbers += cycle.numbers
+        if self.cut is None and self._numbers <= MOST_NUMBERS:
+            self.cycles.append(cycle)
+        elif self.cut is None:
+            self.cut = cycle.start
+
+    @property
+    def numbers(self) -> int:
+        """How much there is of cycles and tokens, for whoever keeps traces."""
+        return len(self.prompt) + min(self._numbers, MOST_NUMBERS) + 8 * len(self.tokens)
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA, "model": self.model, "adapter": self.adapter,
-            "kernels": self.kernels, "seed": self.seed,
-            "speculation": self.speculation, "params": params_to_dict(self.params), "prompt": list(self.prompt),
-            "finish_reason": self.finish_reason,
+            "schema": SCHEMA, "setup": self.setup.as_dict(), "adapter": self.adapter, "seed": self.seed,
+            "speculation": self.speculation, "rule": self.rule, "params": params_to_dict(self.params),
+            "prompt": list(self.prompt), "finish_reason": self.finish_reason,
             "tokens": [{
                 "token": t.token, "position": t.position, "raw_logprob": _plain(t.raw_logprob),
                 "processed_logprob": _plain(t.processed_logprob), "support": t.support,
                 "processors": list(t.processors), "drafter": t.drafter, "outcome": t.outcome,
             } for t in self.tokens],
+            "cycles": [cycle.as_dict() for cycle in self.cycles], "cut": self.cut,
         }
 
     def to_json(self) -> str:
@@ -81,27 +100,37 @@ class Trace:
         if not isinstance(document, dict):
             raise _bad("the file must hold one object")
         schema = document.get("schema")
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise RequestError(f"The trace was written by a newer version of Paceline (its schema is {schema}, this "
+                               f"version reads {SCHEMA}): update Paceline to replay it.", "trace")
         if schema != SCHEMA:
             raise _bad(f"its schema is {schema!r} and this version reads {SCHEMA}")
-        _check_keys(document, {"schema", "model", "adapter", "kernels", "seed", "speculation", "params", "prompt",
-                               "finish_reason", "tokens"}, "the trace")
+        _check_keys(document, {"schema", "setup", "adapter", "seed", "speculation", "rule", "params", "prompt",
+                               "finish_reason", "tokens", "cycles", "cut"}, "the trace")
         speculation = document["speculation"]
         if speculation is not None and not isinstance(speculation, dict):
             raise _bad("speculation must be an object or null")
         prompt = document["prompt"]
         if not isinstance(prompt, list) or not all(_is_id(token) for token in prompt):
             raise _bad("prompt must be a list of token ids")
-        if not isinstance(document["tokens"], list):
-            raise _bad("tokens must be a list")
-        seed = document["seed"]
+        for name in ("tokens", "cycles"):
+            if not isinstance(document[name], list):
+                raise _bad(f"{name} must be a list")
+        seed, cut = document["seed"], document["cut"]
         if not _is_id(seed) or seed >= 1 << 64:
             raise _bad("seed must be a whole number below 2^64")
-        return cls(model=_text(document, "model"), prompt=prompt, params=params_from_dict(document["params"]),
-                   seed=seed, speculation=speculation,
-                   adapter=None if document["adapter"] is None else _text(document, "adapter"),
-                   kernels=_text(document, "kernels"),
-                   tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
-                   finish_reason=_text(document, "finish_reason"))
+        if cut is not None and not _is_id(cut):
+            raise _bad("cut must be a position or null")
+        found = cls(setup=_setup(document["setup"]), prompt=prompt, params=params_from_dict(document["params"]),
+                    seed=seed, speculation=speculation,
+                    rule=None if document["rule"] is None else _text(document, "rule"),
+                    adapter=None if document["adapter"] is None else _text(document, "adapter"),
+                    tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
+                    finish_reason=_text(document, "finish_reason"))
+        for index, entry in enumerate(document["cycles"]):
+            found.add_cycle(_cycle(entry, index))
+        found.cut = cut if found.cut is None else found.cut
+        return found
 
 
 def params_to_dict(params: SamplingParams) -> dict[str, Any]:
@@ -145,6 +174,20 @@ def params_from_dict(plain: Any) -> SamplingParams:
         raise
     except (TypeError, ValueError, OverflowError) as problem:
         raise RequestError(f"The sampling parameters are not usable ({problem}); correct them.") from None
+
+
+def _setup(found: Any) -> Setup:
+    try:
+        return Setup.from_dict(found)
+    except ValueError as problem:
+        raise _bad(f"of the setup, {problem}") from None
+
+
+def _cycle(found: Any, index: int) -> Cycle:
+    try:
+        return Cycle.from_dict(found)
+    except ValueError as problem:
+        raise _bad(f"of cycle {index}, {problem}") from None
 
 
 def _token(entry: Any, index: int) -> TraceToken:

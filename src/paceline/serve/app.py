@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.async_llm import AsyncLLM
+from paceline.engine.observe.timeline import Timelines
 from paceline.engine.records.record import Record
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
@@ -22,16 +24,25 @@ from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
+from paceline.serve.telemetry import Telemetry
 
 
-def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic) -> FastAPI:
-    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
+def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
+               spans: Any = None) -> FastAPI:
+    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`. `spans`: OpenTelemetry's
+    TracerProvider, where spans are wanted."""
     metrics = ServerMetrics(options.model_name)
     meters = Meters(clock)
+    timelines = Timelines()
+    if options.page or spans is not None:
+        llm.engine.observers.add(timelines)
+    telemetry = None if spans is None else Telemetry(spans, timelines, llm.engine.clock, options.page)
 
     def ended(record: Record) -> None:
         metrics.ended(record)
         meters.ended(record)
+        if telemetry is not None:
+            telemetry.ended(record)
 
     llm.on_end = ended
 
@@ -40,19 +51,21 @@ def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] 
         watching = asyncio.create_task(lag.watch(metrics.lag))
         yield
         watching.cancel()
+        if telemetry is not None:
+            await asyncio.to_thread(telemetry.close)
 
     # FastAPI's own pages for its documentation fetch scripts from elsewhere; the document itself is at /openapi.json.
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.llm = llm
     app.state.options = options
-    app.state.service = Service(llm, options, metrics)
+    app.state.service = Service(llm, options, metrics, telemetry)
     app.state.started = int(time.time())
     errors.install(app)
     for router in (completions.router, chat.router, system.router):
         app.include_router(router)
     if options.page:
         app.include_router(live.router)
-        live.attach(app)
+        live.attach(app, timelines)
         mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.body_limit(llm.engine.config.max_model_len))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ from paceline.sampling.trace import Trace
 from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
+from paceline.serve.spans import Origin
+from paceline.serve.telemetry import HEADERS, Telemetry
 from paceline.serve.tokens import TokenNames
 from paceline.speculation.options import without_files
 
@@ -37,6 +39,8 @@ class Service:
     llm: AsyncLLM
     options: ServeOptions
     metrics: ServerMetrics
+    telemetry: Telemetry | None = None
+    """None: nobody wants spans."""
     draining: bool = False
     """No new requests: the server is about to leave."""
 
@@ -87,6 +91,8 @@ class Call:
     provenance: bool = False
     request_id: str = ""
     """What the client knows it by; `id` is made of it and is nobody else's."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of the HTTP call."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -145,8 +151,13 @@ class Call:
         log.info(message, *values, extra={"request_id": self.request_id, "call_id": self.id})
 
     def _name(self, place: int) -> str:
-        """No client's id has the sign in it that sets further prompts apart."""
-        return self.id if place == 0 else f"{self.id}#{place}"
+        """No client's id has the sign in it that sets further prompts apart. Whoever makes spans hears whose it is."""
+        name = self.id if place == 0 else f"{self.id}#{place}"
+        if self.service.telemetry is not None:
+            sent = {header: self.headers[header] for header in HEADERS if header in self.headers}
+            operation = "chat" if self.kind.startswith("chat") else "text_completion"
+            self.service.telemetry.expect(name, Origin(operation, self.envelope()["model"], self.id, sent))
+        return name
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         prompt = sum(len(output.prompt_token_ids) for output in outputs)

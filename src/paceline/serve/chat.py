@@ -50,7 +50,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
         return Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [engine.prepare(prompt, params)],
                     params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                    provenance=bool(body.provenance), request_id=request.state.request_id)
+                    provenance=bool(body.provenance), request_id=request.state.request_id, headers=request.headers)
 
     call = await beside(request, ask)
     if body.stream:

@@ -35,7 +35,8 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         return Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, wish,
                     caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                    provenance=bool(body.provenance), request_id=request.state.request_id), texts
+                    provenance=bool(body.provenance), request_id=request.state.request_id,
+                    headers=request.headers), texts
 
     call, texts = await beside(request, ask)
     if body.stream:

@@ -39,15 +39,15 @@ router = APIRouter(prefix="/paceline", include_in_schema=False)
 class Feed:
     """The engine as it was a moment ago. However many look, it is asked at most FRAMES_A_SECOND times a second."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.timelines = Timelines()
+    def __init__(self, llm: AsyncLLM, timelines: Timelines) -> None:
+        """`timelines`: which observe the engine."""
+        self.timelines = timelines
         self._llm = llm
         self._state: EngineState | None = None
         self._frames: dict[str | None, dict[str, Any]] = {}
         """Made of that state, by who looks; None: operators."""
         self._taken = -1.0
         self._turn = asyncio.Lock()
-        llm.engine.observers.add(self.timelines)
 
     async def frame(self, viewer: Caller) -> dict[str, Any]:
         """The latest frame for a viewer; a new dict each time it changed."""
@@ -63,9 +63,9 @@ class Feed:
             return self._frames[who]
 
 
-def attach(app: FastAPI) -> None:
-    """Start recording for the page. Needs app.state.llm."""
-    app.state.feed = Feed(app.state.llm)
+def attach(app: FastAPI, timelines: Timelines) -> None:
+    """What the page looks at. Needs app.state.llm, which `timelines` observe."""
+    app.state.feed = Feed(app.state.llm, timelines)
 
 
 @router.get("/about")

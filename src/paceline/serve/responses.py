@@ -84,9 +84,10 @@ async def beside(request: Request, work: Callable[[], Done]) -> Done:
 
 
 async def answer(request: Request, outputs: Sequence[RequestOutput], make: Callable[[], dict[str, Any]]) -> Response:
-    """What `make` tells of finished requests: likewise, by how many tokens and log-probabilities there are."""
+    """What `make` tells of finished requests: likewise, by how many tokens, log-probabilities and drafts there are."""
     numbers = sum(len(sample.token_ids) * (1 + len(sample.logprobs[0].top) if sample.logprobs else 1)
                   for output in outputs for sample in output.outputs)
     numbers += sum(len(output.prompt_token_ids) for output in outputs if output.prompt_logprobs)
+    numbers += sum(output.trace.numbers for output in outputs if output.trace is not None)
     return await service_of(request).llm.texts.run(_A_TOKEN * numbers, lambda: JSONResponse(make()),
                                                    caller_of(request).tenant.name)

@@ -92,12 +92,13 @@ def listen(options: ServeOptions) -> socket.socket:
     return made
 
 
-def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None]) -> None:
-    """Serve until a signal ends it; closes `llm`."""
+def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None],
+        spans: Any = None) -> None:
+    """Serve until a signal ends it; closes `llm`. `spans`: as create_app() takes it."""
     if not options.keys and not is_loopback(options.host):
         log.warning("other machines can reach this server and no key is asked for: set --api-key")
     try:
-        Server(create_app(llm, options), options, announce).run(sockets=[made])
+        Server(create_app(llm, options, spans=spans), options, announce).run(sockets=[made])
     finally:
         llm.close()
         made.close()

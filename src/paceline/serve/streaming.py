@@ -21,6 +21,8 @@ Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
 """(which prompt, what its sample gained) -> the chunks' choices."""
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_A_NUMBER = 16
+"""Characters that a number of a trace is, roughly."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -82,11 +84,20 @@ class EventStream(Response):
                 if len(whole) == len(outputs) and fault is None:
                     if call.include_usage:
                         chunks.append(f'{head},"choices":[],"usage":{encode(call.usage(whole))}')
-                    chunks[-1] += f',"paceline":{encode(call.explanation(whole))}'
+                    chunks[-1] += f',"paceline":{await self._explained(whole)}'
             if chunks:
                 yield ("}\n\n".join(chunks) + "}\n\n").encode()
         if fault is not None:  # sent last: what all of them said until then is the client's
             raise fault
+
+    async def _explained(self, outputs: list[RequestOutput]) -> str:
+        """A trace can be long: it is written beside the event loop."""
+        call = self._call
+        traced = sum(output.trace.numbers for output in outputs if output.trace is not None)
+        if not traced:
+            return encode(call.explanation(outputs))
+        return await call.service.llm.texts.run(_A_NUMBER * traced, lambda: encode(call.explanation(outputs)),
+                                                call.tenant.name)
 
 
 def event(chunk: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ import torch
 
 from paceline.engine.decide.decision import BONUS, CORRECTED, PLAIN, Decision
 from paceline.engine.decide.randomness import KeyedRandomness
+from paceline.engine.decide.recording import recorded
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.record import Record
@@ -150,10 +151,16 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]
-        decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
+        verdict = coupled(parents, tokens, own)
+    else:
+        verdict = _verdict(rule, group, draft, first, own, processed)
+    trace: Trace | None = group.seq.record.trace
+    if trace is not None and group.seq.sample == 0:
+        trace.add_cycle(recorded(draft, verdict, first_drafted(group), rule))
+    decision = _emit_path(group.seq, verdict, first, draft, processed, scribe)
+    if rule == "coupled":
         decision.chosen = own
-        return decision
-    return _emit_path(group.seq, _verdict(rule, group, draft, first, own, processed), first, draft, processed, scribe)
+    return decision
 
 
 def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.engine.decide.decision import Decision
+from paceline.engine.decide.recording import RecordedDrafts
 from paceline.engine.execute.target_heads import TargetHeads
 from paceline.engine.records.metrics import RepeatTimes, StepTimes
 from paceline.engine.records.record import Record
@@ -56,6 +57,8 @@ class Drafting(Guard[Sequence]):
         self._vocab = vocab_size
         self._clock = clock
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+        self._recorded: dict[Sequence, RecordedDrafts] = {}
+        """Who has drafts of a trace, and no drafter."""
         self._forced: dict[Sequence, tuple[int, int]] = {}
         """How many forced tokens were drafted and accepted."""
         self._seconds: dict[Sequence, float] = {}
@@ -72,6 +75,11 @@ class Drafting(Guard[Sequence]):
         seq.taps = frozenset(drafter.needs.taps)
         self.guarded(drafter, seq, self._open, drafter, seq)
 
+    def repeat(self, seq: Sequence, drafts: RecordedDrafts) -> None:
+        """A sequence starts whose drafts are given: verified where they were, as they were, by no one's leave."""
+        self._recorded[seq] = drafts
+        seq.wait_for_commit = True
+
     def _open(self, drafter: Drafter, seq: Sequence) -> None:
         if isinstance(drafter, MadeOfParts):
             drafter.listen(self._part_failed)
@@ -79,13 +87,16 @@ class Drafting(Guard[Sequence]):
 
     def propose(self, running: SequenceOf[Sequence]) -> None:
         """Give every caught-up sequence with a drafter its draft for the next step."""
+        for seq in running if self._recorded else ():
+            if seq in self._recorded and _caught_up(seq):
+                seq.draft = self._recorded[seq].at(len(seq.tokens))
         if not self._drafters:
             return
         by_drafter: dict[int, tuple[Drafter, list[Sequence], list[Budget]]] = {}
         rows = len(running)
         for seq in running:
             entry = self._drafters.get(seq)
-            if entry is not None and not seq.slow_masks and seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1:
+            if entry is not None and not seq.slow_masks and _caught_up(seq):
                 seq.draft = self._draft_forced(seq)
                 if seq.draft is not None:
                     rows += len(seq.draft)
@@ -243,6 +254,7 @@ class Drafting(Guard[Sequence]):
     def release(self, seq: Sequence) -> None:
         self.controller.release(seq)
         self._forced.pop(seq, None)
+        self._recorded.pop(seq, None)
         entry = self._drafters.get(seq)
         if entry is not None:
             self.guarded(entry[0], seq, entry[0].release, seq)
@@ -250,7 +262,7 @@ class Drafting(Guard[Sequence]):
 
     def release_all(self, record: Record) -> None:
         """Of a request whose sequences nobody can name any more."""
-        for seq in [seq for seq in {**self._drafters, **self._forced} if seq.record is record]:
+        for seq in [seq for seq in {**self._drafters, **self._forced, **self._recorded} if seq.record is record]:
             self.release(seq)
 
     def lose(self, drafter: Drafter, seqs: SequenceOf[Sequence], problem: Exception) -> None:
@@ -297,3 +309,8 @@ class Drafting(Guard[Sequence]):
         seq: Any = root_of(sequence)[0]
         stats: SpeculationStats = seq.record.speculation
         stats.dropped.setdefault(name, reason(problem))
+
+
+def _caught_up(seq: Sequence) -> bool:
+    """Whether only its newest token is missing in the cache, so that a draft can follow it."""
+    return seq.in_flight == 0 and seq.computed == len(seq.tokens) - 1

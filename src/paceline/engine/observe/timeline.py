@@ -113,7 +113,7 @@ class RequestTimeline:
         self.summary = record.metrics.figures()
         self.speculation = None if record.speculation is None else record.speculation.as_dict()
         if self.trace is not None:
-            self.trace_weight = len(self.trace.prompt) // 8 + 3 * len(self.trace.tokens)
+            self.trace_weight = self.trace.numbers // 8 + 2 * len(self.trace.tokens)
 
 
 class Second(NamedTuple):
@@ -186,6 +186,10 @@ class Timelines:
         """Those whose tenants somebody sees, newest first; with an id, those that have it."""
         return [one for one in reversed(self.requests.values())
                 if sees(one.tenant) and request_id in (None, one.id)]
+
+    def of(self, request: Request) -> RequestTimeline | None:
+        """A request's own; None: it was given up for want of room."""
+        return self.requests.get(_key(request))
 
     def _note(self, request: Request, event: Event) -> None:
         timeline = self.requests.get(_key(request))
