@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from engine.device.on_device import PROMPTS, executor_of, full, made, outs, run
 from paceline import LLM, SamplingParams
+from paceline.engine.execute.graphs.capture import GraphCapture
 from paceline.engine.execute.graphs.draft_rows import PLAIN, DraftPlan, DraftRows
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import RepeatedInFlight
@@ -177,3 +179,50 @@ def test_a_mean_of_nothing_is_none() -> None:
     found.note(StepKind.SINGLE, 3.0)
     found.note(StepKind.SINGLE, -1.0)
     assert found[StepKind.SINGLE].mean == 1.5, "events may be told a little out of order"
+
+
+def beside_a_text(llm: LLM, prompt: list[int]) -> list[int]:
+    """The rows of this prompt in each step that had some, while somebody else's text grows."""
+    engine = llm.engine
+    engine.add(PROMPTS[0], SamplingParams(max_tokens=150, ignore_eos=True, temperature=0.0))
+    for _ in range(3):
+        engine.step()
+    found: list[int] = []
+    scheduler: Any = engine.scheduler
+    schedule = scheduler.schedule
+
+    def noted(*planned: Any) -> Any:
+        step = schedule(*planned)
+        if step is not None and step.prompt_rows:
+            found.append(step.prompt_rows)
+        return step
+
+    scheduler.schedule = noted
+    name = engine.add(prompt, SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0))
+    while engine.record(name).open:
+        engine.step()
+    return found
+
+
+def test_what_was_captured_on_the_way_makes_no_later_step_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = GraphCapture.capture
+    monkeypatch.setattr(GraphCapture, "capture", lambda *given: (time.sleep(0.2), capture(*given))[1])
+    llm = made(4, kv_blocks=80, max_model_len=256, max_step_ms=100.0)
+    assert beside_a_text(llm, list(range(1, 81))) == [80]
+
+
+def test_steps_that_run_behind_others_tell_what_they_take() -> None:
+    """Nearly all do on a device, as soon as there are two requests."""
+    llm = made(4, kv_blocks=80, max_model_len=256, max_step_ms=1000.0, max_prefill_chunk=8)
+    executor = executor_of(llm)
+    settle, behind = executor.settle, list[bool]()
+
+    def noted() -> Any:
+        settled = settle()
+        behind.append(not settled.by_itself and settled.device_s is not None)
+        return settled
+
+    executor.settle = noted
+    pace = llm.engine.scheduler.pace
+    beside_a_text(llm, list(range(1, 90)))
+    assert any(behind) and pace.prompt_seconds(0, 8) > 0.0
