@@ -59,6 +59,8 @@ def engine_state(engine: Engine, timelines: Timelines) -> EngineState:
 def _by_tenant(samples: Iterable[Sample], now: float) -> dict[str, Listed]:
     found: dict[str, Listed] = {}
     for seq in samples:
+        if seq.request.shadow:
+            continue
         listed = found.setdefault(seq.request.tenant.name, Listed())
         listed.count += 1
         if listed.count <= MOST_LISTED:

@@ -12,6 +12,7 @@ from paceline.engine.decide.randomness import KeyedRandomness
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.record import Record
+from paceline.engine.records.witness import Verified
 from paceline.engine.rows.batch import StepLogits
 from paceline.engine.rows.sample_rows import SampleRows, first_drafted
 from paceline.engine.schedule.sequence import Search, Sequence, Status
@@ -24,7 +25,7 @@ from paceline.sampling.pipeline import Pipeline, Processed, no_token
 from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.stats import Provenance, Round
 from paceline.speculation.tree import DraftTree
-from paceline.speculation.verify import RULES, Probs, Verdict, coupled
+from paceline.speculation.verify import RULES, Probs, Target, Verdict, coupled
 
 
 class Decider:
@@ -150,24 +151,36 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]
-        decision = _emit_path(group.seq, coupled(parents, tokens, own), first, draft, processed, scribe)
+        verdict = coupled(parents, tokens, own)
+    else:
+        verdict = _verdict(rule, group, draft, first, own, processed)
+    if group.seq.record.witness is not None:
+        group.seq.record.witness.verified(Verified(
+            group.seq.sample, draft, verdict, processed.rows[first].position, _target(first, processed),
+            lambda row, token, top: scribe.score(first + row, token, top)))
+    decision = _emit_path(group.seq, verdict, first, draft, processed, scribe)
+    if rule == "coupled":
         decision.chosen = own
-        return decision
-    return _emit_path(group.seq, _verdict(rule, group, draft, first, own, processed), first, draft, processed, scribe)
+    return decision
 
 
-def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
-             processed: Processed) -> Verdict:
-    """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
+def _target(first: int, processed: Processed) -> Target:
+    """The distributions after the rows of the draft whose first one this is."""
 
     def target(row: int) -> Probs | None:
         at = first + row
         return None if at in processed.errors or at in processed.stopped else processed.probs(at)
 
+    return target
+
+
+def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
+             processed: Processed) -> Verdict:
+    """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
     randomness = KeyedRandomness(group.seq.seed, first_drafted(group),
                                  lambda row: processed.rows[first + row].position, chosen)
     wish = group.seq.request.speculation
-    return RULES[rule].verify(draft, target, randomness, **({} if wish is None else wish.numbers))
+    return RULES[rule].verify(draft, _target(first, processed), randomness, **({} if wish is None else wish.numbers))
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
@@ -277,6 +290,10 @@ class _Scribe:
         self._logits = logits
         self._processed = processed
         self._notes: list[tuple[Sequence, int, int, Provenance]] = []
+
+    def score(self, row: int, token: int, top: int) -> TokenLogprob:
+        """Of one token, now."""
+        return token_logprobs(self._logits, self._processed, [row], [token], [top])[0]
 
     def note(self, seq: Sequence, row: int, token: int, origin: Provenance) -> None:
         self._notes.append((seq, row, token, origin))
