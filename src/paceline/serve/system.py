@@ -122,6 +122,6 @@ async def metrics(request: Request) -> Response:
     """For Prometheus."""
     check_operator(request)
     service = service_of(request)
-    report = await service.llm.ask(engine_state)
+    report = await service.llm.ask(lambda engine: engine_state(engine, service.llm.watch))
     return Response(service.metrics.exposition(report), media_type="text/plain; version=0.0.4; charset=utf-8")
 

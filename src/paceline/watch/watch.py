@@ -76,7 +76,7 @@ class DriftWatch:
         key = stats.method, stats.rule
         laws = self._laws.get(key)
         if laws is None:
-            laws = self._laws[key] = MethodLaws(random.Random(self._rng.getrandbits(64)))
+            laws = self._laws[key] = MethodLaws(stats.rule, random.Random(self._rng.getrandbits(64)))
         self.watched += 1
         self._last[key] = record
         record.witness = RequestWitness(laws, stats.rule)

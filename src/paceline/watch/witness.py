@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from paceline.engine.records.witness import Verified
 from paceline.request import TokenLogprob
-from paceline.speculation.rules.verdict import children_of
+from paceline.speculation.rules.verdict import Probs, children_of
+from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES
 from paceline.watch.alarm import ACCEPTED, DRAFTED, EMITTED
 from paceline.watch.laws import Law
@@ -29,7 +30,8 @@ MOST = 8
 class MethodLaws:
     """The three laws of drafts that go by q, for one method over all its watched requests."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rule: str, rng: random.Random) -> None:
+        self._distinct = rule == "without-replacement"
         self.laws = {DRAFTED: Law(("probability", "id"), rng), ACCEPTED: Law(("chance",), rng),
                      EMITTED: Law(("probability", "ratio", "id"), rng)}
 
@@ -51,13 +53,35 @@ class MethodLaws:
             candidates = sorted(child for twin in twins for child in children.get(twin, ()))
             first = candidates[0] if candidates else None
             q = None if first is None or draft.q is None else draft.q[first - 1]
-            self.laws[EMITTED].drawn(p, token, q)
-            if first is not None:
-                # Before it is drawn a draft is accepted with the overlap of p and q; one that was not drawn, with p.
-                chance = p[draft.tokens[first - 1]] if q is None else np.minimum(p, q).sum()
-                taken = index < len(verdict.path) and verdict.path[index] == first
-                self.laws[ACCEPTED].happened(float(chance), taken)
+            other = q
+            if q is None and candidates:  # drafts that were not drawn: whoever they are, the text may favour them
+                other = np.zeros_like(p)
+                other[[draft.tokens[child - 1] for child in candidates]] = 1.0
+            self.laws[EMITTED].drawn(p, token, other)
+            self._tested(draft, p, candidates, verdict.path[index] if index < len(verdict.path) else None)
             twins = [child for child in candidates if draft.tokens[child - 1] == token]
+
+    def _tested(self, draft: DraftTree, p: Probs, candidates: list[int], taken: int | None) -> None:
+        """Before a draft is drawn it is accepted with the chance that p and q overlap; one that nobody drew, with its
+        own. After a rejection what p had more than q is left, and of a q that siblings share, what they have not."""
+        rejected: dict[int, list[int]] = {}
+        for candidate in candidates:
+            token, q = draft.tokens[candidate - 1], None if draft.q is None else draft.q[candidate - 1]
+            gone = rejected.setdefault(id(q), [])
+            if q is not None and self._distinct and gone:
+                if token in gone:
+                    continue
+                q = q.copy()
+                q[gone] = 0.0
+                q /= q.sum()
+            self.laws[ACCEPTED].happened(float(p[token] if q is None else np.minimum(p, q).sum()), candidate == taken)
+            if candidate == taken:
+                return
+            gone.append(token)
+            left = np.where(np.arange(len(p)) == token, 0.0, p) if q is None else np.maximum(p - q, 0.0)
+            if not left.sum() > 0.0:
+                return
+            p = left / left.sum()
 
 
 class RequestWitness:
