@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -31,6 +31,8 @@ from paceline.speculation.verify import RULES, Probs, Target, Verdict, coupled
 class Decider:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self.tap: Callable[[torch.Tensor, SampleRows], None] | None = None
+        """Shown the raw logits [R, V] of the rows that are sampled, to measure; it changes nothing."""
 
     def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
@@ -64,6 +66,8 @@ class Decider:
         logits = out.logits
         if wanted != list(range(logits.shape[0])):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+        if self.tap is not None:
+            self.tap(logits, rows)
         processed = self._pipeline.process(logits, rows)
         processed.errors.update(rows.errors)
         chosen = self._pipeline.choose(processed)
