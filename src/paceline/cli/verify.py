@@ -55,14 +55,14 @@ def show(report: BitsReport) -> None:
     """The report for a person."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2))
-    for title in ("circumstance", "drafts accepted", "positions", "same bits", "cache", "same bits", "first difference",
-                  "largest", "KL, nats"):
-        table.add_column(title, justify="left" if title == "circumstance" else "right")
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("the same bits in", no_wrap=True)
+    for title in ("logits", "cache", "first not", "largest", "KL"):
+        table.add_column(title, justify="right")
     for one in report.compared:
-        first = "-" if one.first_difference is None else f"token {one.first_difference}"
-        table.add_row(one.name, f"{one.accepted:,}", f"{one.positions:,}", f"{one.equal:,}", f"{one.kv_positions:,}",
-                      f"{one.kv_equal:,}", first, f"{one.largest_difference:.3g}", f"{one.kl:.3g}")
+        first = "-" if one.first_difference is None else f"{one.first_difference}"
+        table.add_row(one.name, f"{one.equal} of {one.positions}", f"{one.kv_equal} of {one.kv_positions}", first,
+                      f"{one.largest_difference:.2g}", f"{one.kl:.2g}")
     out = console()
     out.print(table)
     out.print(f"\n{report.verdict}", style="green" if report.holds else "red" if report.broken else "yellow",
