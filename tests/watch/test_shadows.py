@@ -54,6 +54,23 @@ def test_the_shadow_of_a_sound_text_is_equal(params: dict[str, Any]) -> None:
     engine.cache.check([])
 
 
+def test_a_device_that_drafts_by_itself_is_watched_too() -> None:
+    engine, watch = watched(kernels="stepped")
+    ask(engine, 40)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and watch.tokens["ngram"] == 40
+
+
+def test_a_text_that_its_client_left_is_compared_as_far_as_it_came() -> None:
+    engine, watch = watched()
+    name = ask(engine, 40)
+    while engine.record(name).metrics.output_tokens < 10:
+        engine.step()
+    engine.cancel(name)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and watch.tokens["ngram"] == engine.take(name).metrics.output_tokens
+
+
 def test_distributions_of_verify_steps_are_those_of_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in ("coupled", "rejection"):
         register(monkeypatch, BigramDrafter(Q, CHAIN))
@@ -98,20 +115,24 @@ def test_an_alarm_switches_the_method_off_and_says_why(monkeypatch: pytest.Monke
     assert again.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
-def test_those_that_run_go_on_plainly_when_their_method_is_switched_off() -> None:
+@pytest.mark.parametrize("kernels", ["reference", "stepped"])
+def test_those_that_run_go_on_plainly_when_their_method_is_switched_off(kernels: str) -> None:
+    """Also where a device looks drafts up by itself."""
     plain, _ = watched(0.0)
     want = ask(plain, 60, speculation=None)
     finish(plain, DriftWatch(plain, 0.0))
-    engine, watch = watched(0.0)
+    engine, watch = watched(0.0, kernels=kernels)
     name = ask(engine, 60)
     while engine.record(name).metrics.output_tokens < 12:
         engine.step()
+    assert bool(engine.scheduler.sequences(name)[0].lookup) == (kernels == "stepped")
     engine.suspend("ngram", "a test")
     stats = engine.record(name).speculation
     assert stats is not None
+    finish(engine, watch, lambda: not engine.scheduler.sequences(name)[0].lookup)
     cycles = stats.cycles
     finish(engine, watch)
-    assert stats.failure == "a test" and stats.cycles == cycles
+    assert stats.failure == "a test" and stats.cycles == cycles and stats.plain > 20
     assert engine.record(name).emitters[0].token_ids == plain.record(want).emitters[0].token_ids
 
 

@@ -56,7 +56,8 @@ class DriftWatch:
         self._rng = random.Random(secrets.randbits(64) if seed is None else seed)
         self._laws: dict[tuple[str, str], MethodLaws] = {}
         """By method and rule."""
-        self._last: dict[tuple[str, str], Record] = {}
+        self._last: dict[tuple[str, str], tuple[str, int]] = {}
+        """The id and the seed of the newest watched request of each."""
         self._waiting: deque[Shadow] = deque()
         self._running: Shadow | None = None
         engine.observers.add(self)
@@ -78,7 +79,7 @@ class DriftWatch:
         if laws is None:
             laws = self._laws[key] = MethodLaws(stats.rule, random.Random(self._rng.getrandbits(64)))
         self.watched += 1
-        self._last[key] = record
+        self._last[key] = record.request.id, record.request.seed
         record.witness = RequestWitness(laws, stats.rule)
 
     def stepped(self, step: Step, decisions: Seq[Decision], started: float, times: StepTimes) -> None:
@@ -132,9 +133,8 @@ class DriftWatch:
         for (method, rule), laws in self._laws.items():
             for kind, law in laws.laws.items():
                 if law.evidence >= THRESHOLD and (kind, method) not in self.raised:
-                    last = self._last[method, rule]
-                    self._raise(Alarm(kind, method, rule, law.count, _broken_law(kind, law.evidence), last.request.id,
-                                      last.request.seed))
+                    self._raise(Alarm(kind, method, rule, law.count, _broken_law(kind, law.evidence),
+                                      *self._last[method, rule]))
         self._collect()
         if self._waiting and self._running is None and self._room():
             self._start(self._waiting.popleft())
