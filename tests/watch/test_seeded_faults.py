@@ -37,7 +37,7 @@ CAUGHT: dict[int, tuple[Seed, set[str], int]] = {
 def test_a_seeded_fault_is_caught(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, kinds, most = CAUGHT[number]
     speculation = seed(monkeypatch)
-    llm = watched_llm()
+    llm = watched_llm(deterministic=False)
     found = tokens_until_alarm(llm, speculation, most, **{"top_k": 4} if number == 10 else {})
     assert found is not None and found <= most
     assert llm.watch is not None and llm.watch.alarms[0].kind in kinds
@@ -67,19 +67,20 @@ CLEAN = {"rejection": lambda: BigramDrafter(Q, CHAIN), "multi-round": lambda: Bi
          "without-replacement": lambda: BigramDrafter(Q, (2, 1), replace=False)}
 
 
-@pytest.mark.parametrize("rule", CLEAN)
+@pytest.mark.parametrize("rule", ["rejection", *(pytest.param(rule, marks=pytest.mark.full) for rule in CLEAN
+                                                 if rule != "rejection")])
 def test_the_same_without_a_fault_is_silent(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, CLEAN[rule]())
-    llm = watched_llm()
-    assert tokens_until_alarm(llm, wish(rule), 1500) is None
+    assert tokens_until_alarm(watched_llm(deterministic=False), wish(rule), 600) is None
 
 
 def test_a_drafter_that_leans_on_what_it_drafted_is_sound_with_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, leaning())
-    assert tokens_until_alarm(watched_llm(), wish("rejection"), 1500) is None
+    assert tokens_until_alarm(watched_llm(deterministic=False), wish("rejection"), 600) is None
 
 
+@pytest.mark.full
 def test_the_reduced_q_is_sound_where_the_first_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     speculation = faults.first_q(monkeypatch)
     set_rule(monkeypatch, "without-replacement", without_replacement)
-    assert tokens_until_alarm(watched_llm(), speculation, 1500) is None
+    assert tokens_until_alarm(watched_llm(deterministic=False), speculation, 600) is None

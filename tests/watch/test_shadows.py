@@ -75,10 +75,10 @@ def test_distributions_of_verify_steps_are_those_of_plain_ones(monkeypatch: pyte
     for rule in ("coupled", "rejection"):
         register(monkeypatch, BigramDrafter(Q, CHAIN))
         llm = watched_llm()
-        serve(llm, wish(rule), 4)
+        serve(llm, wish(rule), 2)
         assert llm.watch is not None
         kl = llm.watch.report()["kl"]
-        assert kl["positions"] >= 4 and kl["highest"] == 0.0 and not llm.watch.alarms
+        assert kl["positions"] >= 2 and kl["highest"] == 0.0 and not llm.watch.alarms
 
 
 def test_a_verify_step_that_sees_another_distribution_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +205,12 @@ def steps_of(engine: Engine, watch: DriftWatch | None, name: str) -> int:
 
 def test_a_request_takes_as_many_steps_beside_a_shadow_as_alone() -> None:
     alone = tiny_engine()
-    want = steps_of(alone, None, ask(alone, 40, speculation=None))
+    want = steps_of(alone, None, ask(alone, 16, speculation=None))
     engine, watch = watched()
-    ask(engine, 80)
+    ask(engine, 40)
     finish(engine, watch, lambda: watch._running is not None and bool(
         engine.scheduler.sequences(watch._running.id)[0].output_len))
-    name = ask(engine, 40, speculation=None)
+    name = ask(engine, 16, speculation=None)
     assert steps_of(engine, watch, name) == want
     finish(engine, watch)
     assert watch.outcomes == {"equal": 1}

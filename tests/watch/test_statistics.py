@@ -37,15 +37,15 @@ def test_capital_is_expected_to_stay_where_it_is() -> None:
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """Ville: P(capital ever above c) <= 1 / c, here for c = 20 over 400 runs of 300 numbers."""
+    """Ville: P(capital ever above c) <= 1 / c, here for c = 20 over 200 runs of 200 numbers."""
     rng = random.Random(3)
     above = 0
-    for _ in range(400):
+    for _ in range(200):
         test = Martingale()
-        for _ in range(300):
+        for _ in range(200):
             test.observe(rng.random())
         above += test.highest > math.log(20.0)
-    assert above <= 400 / 20
+    assert above <= 200 / 20
 
 
 @pytest.mark.parametrize("clean", [0, 3000])

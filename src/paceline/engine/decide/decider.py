@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import torch
 
@@ -151,16 +152,16 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
         return decision
     draft = group.draft
     own = chosen[first:first + len(draft) + 1]
-    rule = group.seq.rule
+    rule, target = group.seq.rule, _target(first, processed)
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]
         verdict = coupled(parents, tokens, own)
     else:
-        verdict = _verdict(rule, group, draft, first, own, processed)
+        verdict = _verdict(rule, group, draft, first, own, processed, target)
     if group.seq.record.witness is not None:
         group.seq.record.witness.verified(Verified(
-            group.seq.sample, draft, verdict, processed.rows[first].position, _target(first, processed),
+            group.seq.sample, draft, verdict, processed.rows[first].position, target,
             lambda row, token, top: scribe.score(first + row, token, top)))
     decision = _emit_path(group.seq, verdict, first, draft, processed, scribe)
     if rule == "coupled":
@@ -169,8 +170,9 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
 
 
 def _target(first: int, processed: Processed) -> Target:
-    """The distributions after the rows of the draft whose first one this is."""
+    """The distributions after the rows of the draft whose first one this is, each made once."""
 
+    @cache
     def target(row: int) -> Probs | None:
         at = first + row
         return None if at in processed.errors or at in processed.stopped else processed.probs(at)
@@ -179,12 +181,12 @@ def _target(first: int, processed: Processed) -> Target:
 
 
 def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
-             processed: Processed) -> Verdict:
+             processed: Processed, target: Target) -> Verdict:
     """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
     randomness = KeyedRandomness(group.seq.seed, first_drafted(group),
                                  lambda row: processed.rows[first + row].position, chosen)
     wish = group.seq.request.speculation
-    return RULES[rule].verify(draft, _target(first, processed), randomness, **({} if wish is None else wish.numbers))
+    return RULES[rule].verify(draft, target, randomness, **({} if wish is None else wish.numbers))
 
 
 def _emit_one(seq: Sequence, token: int, row: int, processed: Processed, scribe: _Scribe,
