@@ -283,6 +283,18 @@ def test_ties_are_no_fault_of_kernels_that_promise_no_bits(monkeypatch: pytest.M
     assert sound.watch is not None and not sound.watch.alarms
 
 
+def test_a_shadow_that_cannot_be_judged_ends_the_watch_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, watch = watched()
+    monkeypatch.setattr("paceline.watch.shadow.Shadow.judge", lambda *_: 1 // 0)
+    ask(engine)
+    finish(engine, watch)
+    name = ask(engine)
+    finish(engine, watch)
+    assert engine.record(name).error is None and engine.record(name).metrics.output_tokens == 24
+    assert not watch.pending and watch.watched == 1
+    engine.cache.check([])
+
+
 def test_a_watch_that_breaks_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, BigramDrafter(Q, CHAIN))
     llm = watched_llm()

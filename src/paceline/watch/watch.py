@@ -6,7 +6,9 @@ import logging
 import random
 import secrets
 from collections import Counter, deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from typing import Any
 
 from paceline.engine.core import Engine
@@ -60,6 +62,7 @@ class DriftWatch:
         """The id and the seed of the newest watched request of each."""
         self._waiting: deque[Shadow] = deque()
         self._running: Shadow | None = None
+        self._failed = False
         engine.observers.add(self)
 
     @classmethod
@@ -72,7 +75,9 @@ class DriftWatch:
 
     def admitted(self, record: Record) -> None:
         stats = record.speculation
-        if stats is None or stats.failure is not None or stats.lossy or self._rng.random() >= self.share:
+        if self._failed or stats is None or stats.failure is not None or stats.lossy:
+            return
+        if self._rng.random() >= self.share:
             return
         key = stats.method, stats.rule
         laws = self._laws.get(key)
@@ -110,11 +115,14 @@ class DriftWatch:
     @property
     def pending(self) -> bool:
         """Whether shadows run, or wait for room."""
-        return self._running is not None or bool(self._waiting)
+        return not self._failed and (self._running is not None or bool(self._waiting))
 
     def make_way(self, arrivals: bool = False) -> None:
         """A shadow that stands in somebody's way is put aside. `arrivals`: requests are about to be admitted, and one
         that only queues would take a place of theirs."""
+        self._guarded(lambda: self._make_way(arrivals))
+
+    def _make_way(self, arrivals: bool) -> None:
         shadow = self._running
         if shadow is None or not self._engine.record(shadow.id).open:
             return
@@ -130,6 +138,21 @@ class DriftWatch:
 
     def attend(self) -> None:
         """Judge what has ended, start what there is room for."""
+        self._guarded(self._attend)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """A watch that breaks ends here: no request is to hear of it."""
+        if self._failed:
+            return
+        try:
+            action()
+        except Exception as problem:
+            self._failed = True
+            log.error("the drift watch failed, and watches no more until the engine is made anew", exc_info=problem)
+            with suppress(Exception):
+                self.stop()
+
+    def _attend(self) -> None:
         for (method, rule), laws in self._laws.items():
             for kind, law in laws.laws.items():
                 if law.evidence >= THRESHOLD and (kind, method) not in self.raised:
