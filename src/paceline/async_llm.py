@@ -21,6 +21,7 @@ from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.request import RequestOutput, SamplingParams, Tenant
 from paceline.text_threads import TextThreads, closed
+from paceline.watch.watch import DriftWatch
 
 log = logging.getLogger("paceline.llm")
 Prompt = str | list[int] | Prepared
@@ -42,6 +43,8 @@ class AsyncLLM:
                  **options: Any) -> None:
         options = {"max_step_ms": MAX_STEP_MS} | options
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
+        self.watch = DriftWatch.of(self.engine)
+        """Where the options ask for it; the engine's thread alone touches it (ask())."""
         self.texts = TextThreads()
         """What a request needs done before the engine hears of it is done there."""
         if self.engine.tokenizer is not None:
@@ -241,6 +244,8 @@ class AsyncLLM:
                 self._at_hand.extend(self._inbox)
                 self._inbox = []
                 closing = self._closing
+            if self.watch is not None and self._at_hand:
+                self.watch.make_way(arrivals=True)
             while self._at_hand:
                 self._at_hand[0].carry_out(self.engine)
                 self._at_hand.popleft()
@@ -249,10 +254,16 @@ class AsyncLLM:
                     self.engine.cancel(name)
                     self._deliver(listener.record)
                 self._send()
+                if self.watch is not None:
+                    self.watch.stop()
                 return
+            if self.watch is not None:
+                self.watch.make_way()
             for record in self.engine.step():
                 self._deliver(record)
             self._send()
+            if self.watch is not None:
+                self.watch.attend()
 
     def _deliver(self, record: Record) -> None:
         listener = self._listeners.get(record.request.id)

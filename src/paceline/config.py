@@ -16,6 +16,7 @@ LEAST_CONTEXT = 256
 KERNELS = ("auto", "native", "eager", "reference", "triton", "stepped")
 CAPTURES = ("lazy", "start", "never")
 PREEMPTIONS = ("auto", "recompute", "swap")
+WATCH_ACTIONS = ("off", "report")
 SWAP_SPACE = {"cuda": 4 * GIB, "cpu": GIB}
 """Bytes to swap to by default, at most; and never more than an eighth of what is free, or than the cache itself."""
 
@@ -91,6 +92,11 @@ class EngineOptions:
     """Steps are captured on a card: "lazy" when first needed, "start" before the first request (decoding, prompts and
     mixes of every size; with drafts and rarer controls when first needed), "never": they are launched kernel by kernel,
     which is slower and takes no memory."""
+    watch_share: float = 0.0
+    """Share of the requests that speculate which are run once more without, when there is room, and compared
+    (docs/drift.md); 0: none. The server: 0.01."""
+    watch_action: str = "off"
+    """What an alarm of that watch does: "off" switches the drafter's method off, "report" only tells of it."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:
@@ -145,6 +151,8 @@ class EngineConfig:
     """Host blocks for swapped sequences, in every cache group."""
     cold_blocks: int = 0
     """Host blocks for what the prefix cache has no room for, in every cache group."""
+    watch_share: float = 0.0
+    watch_action: str = "off"
     why: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -195,6 +203,11 @@ def check(options: EngineOptions) -> None:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
         raise ConfigError("gpu_memory_utilization is a share of the card's memory, above 0 and up to 1, got "
                           f"{share!r}.")
+    share = options.watch_share
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
+        raise ConfigError(f"watch_share is a share of the requests, from 0 to 1, got {share!r}.")
+    if options.watch_action not in WATCH_ACTIONS:
+        raise ConfigError(f"watch_action must be one of {', '.join(WATCH_ACTIONS)}, got {options.watch_action!r}.")
     check_host(options)
     if options.quantization not in (None, "int8", "blocks"):
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
@@ -309,4 +322,5 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         max_prefill_chunk=options.max_prefill_chunk, max_step_ms=options.max_step_ms,
         max_queue=options.max_queue, watermark=options.watermark,
         schedule_ahead=options.schedule_ahead, captures=options.capture != "never",
-        preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, why=why)
+        preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, watch_share=options.watch_share,
+        watch_action=options.watch_action, why=why)

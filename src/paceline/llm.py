@@ -18,6 +18,7 @@ from paceline.engine.records.record import Record
 from paceline.errors import PacelineError, RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.turns import Turns
+from paceline.watch.watch import DriftWatch
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -55,6 +56,8 @@ class LLM:
 
     def _face(self, engine: Engine) -> None:
         self.engine = engine
+        self.watch = DriftWatch.of(engine)
+        """Where the options ask for it. Its shadows run at the end of a call, if nobody else's does."""
         self._turns = Turns()
         self._calls: dict[str, tuple[_Batch, int]] = {}
         """Requests of calls that wait for them, by their ids: whose they are, and which."""
@@ -94,6 +97,7 @@ class LLM:
                 with self._turns:
                     if call.open:  # others may have stepped to its end
                         self._step()
+            self._run_shadows()
         finally:
             if call.open:  # interrupted: leave nothing behind
                 with self._turns:
@@ -102,6 +106,13 @@ class LLM:
                         self.engine.cancel(request_id)
                         self.engine.take(request_id)
         return [output for output in call.outputs if output is not None]
+
+    def _run_shadows(self) -> None:
+        while self.watch is not None and self.watch.pending:
+            with self._turns:
+                if self._calls:  # they run with those
+                    return
+                self._step()
 
     def _admit(self, call: _Batch, place: int, prompt: Prompt, params: Any, speculation: Any, adapter: Any) -> None:
         """Add a request as soon as there is room for it."""
@@ -124,8 +135,12 @@ class LLM:
     def _step(self) -> None:
         """One step; what finished goes to the call that waits for it."""
         try:
+            if self.watch is not None:
+                self.watch.make_way()
             for record in self.engine.step():
                 self._hand_over(record)
+            if self.watch is not None:
+                self.watch.attend()
         except BaseException:  # Ctrl-C: it ends requests of other threads too, and nobody else tells them
             for request_id in list(self._calls):
                 self._hand_over(self.engine.record(request_id))

@@ -310,6 +310,8 @@ class Request:
     adapter: Any = None
     """A loaded adapter (models.adapters.Adapter) or None: the model as it is."""
     tenant: Tenant = Tenant()
+    shadow: bool = False
+    """The engine's own (paceline.watch): nobody is told of it, and nobody's account has it."""
 
     @property
     def scope(self) -> str:

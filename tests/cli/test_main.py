@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 def test_help_lists_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("chat", "generate", "doctor", "replay", "bench", "serve", "plan", "train"):
+    for command in ("chat", "generate", "doctor", "replay", "bench", "serve", "plan", "train", "verify"):
         assert command in text
 
 

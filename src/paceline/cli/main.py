@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, doctor, generate, plan, quantize, replay, serve, train
+from paceline.cli import bench, chat, doctor, generate, plan, quantize, replay, serve, train, verify
 from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError
 
@@ -27,6 +27,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.command("replay")(replay.replay)
+app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
 app.command("serve")(serve.serve)

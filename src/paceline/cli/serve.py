@@ -111,6 +111,10 @@ def serve(
     capture: Annotated[str, options._engine("Steps on a card are captured before the first request (start), when first "
                                             "needed (lazy) or never.")] = "start",
     speculation: options.SpeculationText = "auto",
+    watch_share: Annotated[float, options._engine("Share of the requests that speculate which are run once more "
+                                                  "without, when there is room, and compared; 0: none.")] = 0.01,
+    watch_action: Annotated[str, options._engine("What an alarm of that watch does: off (its method drafts no more) or "
+                                                 "report.")] = "off",
     lora: options.Lora = None,
     head: options.Head = None,
 ) -> None:
@@ -152,7 +156,7 @@ def serve(
         llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, kv_dtype=kv_dtype,
                        quantization=quantization, deterministic=deterministic, kernels=kernels, max_queue=max_queue,
                        enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
-                       heads=options.heads(head),
+                       heads=options.heads(head), watch_share=watch_share, watch_action=watch_action,
                        **sizes, **host_memory)
     llm.engine.warm_up()
     logs.configure(log_format)

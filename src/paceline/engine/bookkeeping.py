@@ -33,7 +33,7 @@ class Bookkeeping:
 
     def preempted(self, step: Step) -> None:
         for seq in step.preempted:
-            self._metrics.preemptions += 1
+            self._metrics.preemptions += not seq.request.shadow
             seq.record.metrics.preemptions += 1
 
     def scheduled(self, step: Step, now: float) -> None:
@@ -46,11 +46,13 @@ class Bookkeeping:
                 metrics.first_scheduled = now
                 metrics.cached_tokens = seq.cached_tokens
                 metrics.cache_miss = seq.cache_miss
+                if seq.request.shadow:
+                    continue
                 self._metrics.prompt_tokens += seq.prompt_len
                 self._metrics.cached_tokens += min(seq.cached_tokens, seq.prompt_len)
 
     def decided(self, step: Step, decisions: Seq[Decision], alive: Seq[bool], now: float, touched: Touched) -> int:
-        """What the groups that were alive before it have got; how many tokens that was."""
+        """What the groups that were alive before it have got; how many tokens that was, without those of shadows."""
         count = 0
         for group, decision, was_alive in zip(step.groups, decisions, alive):
             if not was_alive or not (decision.tokens or decision.finish or decision.branches):
@@ -85,7 +87,7 @@ class Bookkeeping:
             record.error = decision.error
         if decision.finish is not None:
             self.close(seq, decision.finish)
-        return len(tokens)
+        return 0 if seq.request.shadow else len(tokens)
 
     def _learn(self, seq: Sequence, decision: Decision, stats: SpeculationStats) -> None:
         tokens, path = decision.tokens, decision.path
@@ -123,9 +125,12 @@ class Bookkeeping:
     def _count_closed(self, record: Record, samples: int, reason: str) -> None:
         record.open -= samples
         self._structures.forget(record.request.id)
-        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + samples
         if record.open == 0:
             record.metrics.finished = self._clock()
+        if record.request.shadow:
+            return
+        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + samples
+        if record.open == 0:
             if record.trace is not None:
                 record.trace.finish_reason = record.emitters[0].finish_reason or ""
             self._observers.closed(record)

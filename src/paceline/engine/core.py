@@ -194,9 +194,9 @@ class Engine:
         return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words)
 
     def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
-              adapter: str | None = None, tenant: Tenant | None = None,
+              adapter: str | None = None, tenant: Tenant | None = None, shadow: bool = False,
               drafts: RecordedDrafts | None = None) -> str:
-        """As add(), in the engine's thread: what is left to do takes no time to speak of."""
+        """As add(), in the engine's thread: what is left to do takes no time to speak of. `shadow`: Request.shadow."""
         self.process.check()
         request_id = request_id if request_id is not None else f"request-{next(self._ids)}"
         if request_id in self._records:
@@ -208,7 +208,9 @@ class Engine:
             check_search(params, self._vocab, self.config.max_num_seqs,
                          speculates=speculation is not ... and wish is not None)
             wish = None
-        drafter = None if wish is None or drafts is not None else speculations.build(wish, self._draft_context)
+        suspended = None if wish is None else self._drafting.suspended.get(wish.method)
+        drafts_now = wish is not None and drafts is None and suspended is None
+        drafter = speculations.build(wish, self._draft_context) if wish is not None and drafts_now else None
         rule = None if wish is None or drafter is None else rule_for(wish.verify, drafter.needs.samples)
         if wish is not None and drafts is not None:
             rule = RULES[drafts.rule]
@@ -224,7 +226,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
-                          tenant or Tenant())
+                          tenant or Tenant(), shadow)
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
@@ -239,6 +241,8 @@ class Engine:
                         self._drafting.begin(seq, drafter, record.speculation)
                     elif drafts is not None:
                         self._drafting.repeat(seq, drafts)
+            elif wish is not None:
+                record.speculation = SpeculationStats(wish.method, wish.verify, failure=suspended)
             if structure is not None:
                 self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
@@ -246,9 +250,10 @@ class Engine:
                 self._drafting.release(seq)
             raise
         self._records[request_id] = record
-        self._last_arrival = now
-        self.metrics.requests += 1
-        self.observers.admitted(record)
+        if not shadow:
+            self._last_arrival = now
+            self.metrics.requests += 1
+            self.observers.admitted(record)
         return request_id
 
     def _record(self, prepared: Prepared, request: Request, sequences: list[Sequence], drafts: bool,
@@ -272,6 +277,15 @@ class Engine:
         for seq in self.scheduler.cancel(request_id):
             self._bookkeeping.close(seq, reason)
 
+    def suspend(self, method: str, why: str) -> None:
+        """Draft by a method no more, between two steps: requests that name it decode plainly, which changes no text."""
+        self._drafting.suspend(method, why)
+
+    @property
+    def suspended(self) -> Mapping[str, str]:
+        """Methods that draft no more, and why."""
+        return self._drafting.suspended
+
     def take(self, request_id: str) -> Record:
         """The record of a finished request, forgotten by the engine from here on."""
         return self._records.pop(request_id)
@@ -286,7 +300,9 @@ class Engine:
         return self.metrics.as_dict() | {
             "preemptions": self.scheduler.preemptions, "drafter_failures": self._drafting.failures,
             "speculation": {name: total.as_dict() for name, total in self._drafting.totals.items()},
-            "running": len(self.scheduler.running), "waiting": self.scheduler.queue_length,
+            "suspended": dict(self._drafting.suspended),
+            "running": sum(not seq.request.shadow for seq in self.scheduler.running),
+            "waiting": self.scheduler.queue_length,
             "cache_blocks": usage.total, "cache_blocks_used": usage.used, "cache_blocks_cached": usage.cached,
             "cache_use": usage.used / usage.total, "cache_evictions": usage.evictions,
             "cache_hit_tokens": usage.hits, "cache_looked_up_tokens": usage.queries,

@@ -54,7 +54,8 @@ class Feed:
         who = None if viewer.operator else viewer.tenant.name
         async with self._turn:
             if self._state is None or time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
-                self._state = await self._llm.ask(lambda engine: engine_state(engine, self.timelines))
+                self._state = await self._llm.ask(
+                    lambda engine: engine_state(engine, self.timelines, self._llm.watch))
                 self._frames = {}
                 self._taken = time.monotonic()
             if who not in self._frames:

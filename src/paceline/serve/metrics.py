@@ -14,6 +14,8 @@ from paceline.engine.core import Engine
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.engine.records.record import Record
 from paceline.measure.process_memory import ProcessMemory
+from paceline.serve import drift
+from paceline.watch.watch import DriftWatch
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 GAPS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -28,10 +30,11 @@ HOST_BLOCKS = {"swapped": "swap_blocks", "prefix": "host_cache_blocks"}
 """What host blocks hold (a preempted sequence, or what the prefix cache had no room for), and its name in reports."""
 
 
-def engine_state(engine: Engine) -> dict[str, Any]:
-    """Engine.report() and the states of cache blocks; asked between two steps."""
+def engine_state(engine: Engine, watch: DriftWatch | None = None) -> dict[str, Any]:
+    """Engine.report(), the states of cache blocks and what the drift watch found; asked between two steps."""
     idle = sum(1 for pool in engine.cache.pools for cached, refs in zip(pool.cached, pool.refs) if cached and not refs)
-    return engine.report() | {"cache_blocks_idle_cached": idle, "cache_blocks_shared": engine.cache.usage().shared}
+    return engine.report() | {"watch": None if watch is None else watch.report(),
+                              "cache_blocks_idle_cached": idle, "cache_blocks_shared": engine.cache.usage().shared}
 
 
 class Gaps:
@@ -202,6 +205,11 @@ class ServerMetrics:
                       {stage: report[f"{stage}_s"] for stage in ("schedule", "forward", "sample", "commit", "draft")})
         yield counter("paceline_drafter_failures", "Drafters, and parts of drafters, switched off because they failed.",
                       report["drafter_failures"])
+        yield several(GaugeMetricFamily, "paceline_speculation_suspended",
+                      "Methods that the drift watch has switched off.", "method",
+                      dict.fromkeys(report["suspended"], 1.0))
+        if report["watch"] is not None:
+            yield from drift.families(report["watch"], (LABEL, self._model))
 
     def _speculation(self, totals: dict[str, dict[str, Any]], counter: Any, several: Any) -> Iterator[Metric]:
         """Totals by method."""

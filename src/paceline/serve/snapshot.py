@@ -14,6 +14,8 @@ import numpy.typing as npt
 from paceline.engine.core import Engine
 from paceline.engine.observe.timeline import Second, Timelines
 from paceline.engine.schedule.sequence import Sequence as Sample
+from paceline.serve.drift import shown
+from paceline.watch.watch import DriftWatch
 
 FREE, USED, SHARED, CACHED = range(4)
 """What a block may be; two bits in the map."""
@@ -44,21 +46,24 @@ class EngineState:
     """By tenant."""
     seconds: list[Second]
     latencies: list[tuple[float | None, float | None]]
+    watch: dict[str, Any] | None = None
 
 
-def engine_state(engine: Engine, timelines: Timelines) -> EngineState:
+def engine_state(engine: Engine, timelines: Timelines, watch: DriftWatch | None = None) -> EngineState:
     """Between two steps, on the engine's thread."""
     cache, scheduler, now = engine.cache, engine.scheduler, engine.clock()
     return EngineState(
         now, engine.report(), cache.block_size,
         [(group.name, pool.refs.copy(), bytes(pool.cached)) for group, pool in zip(cache.groups, cache.pools)],
         _by_tenant(scheduler.running, now), _by_tenant(scheduler.waiting, now),
-        list(timelines.seconds), list(timelines.latencies))
+        list(timelines.seconds), list(timelines.latencies), None if watch is None else watch.report())
 
 
 def _by_tenant(samples: Iterable[Sample], now: float) -> dict[str, Listed]:
     found: dict[str, Listed] = {}
     for seq in samples:
+        if seq.request.shadow:
+            continue
         listed = found.setdefault(seq.request.tenant.name, Listed())
         listed.count += 1
         if listed.count <= MOST_LISTED:
@@ -106,6 +111,7 @@ def frame(state: EngineState) -> dict[str, Any]:
         "speculation": [{name: total[name] for name in ("method", "cycles", "drafted", "accepted", "tokens_per_step",
                                                         "net_speed", "acceptance_by_position")}
                         for total in report["speculation"].values()],
+        "watch": shown(state.watch, state.clock),
         "cache": {"block_size": state.block_size,
                   "groups": [_group(name, refs, cached) for name, refs, cached in state.pools]},
     }

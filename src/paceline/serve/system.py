@@ -123,7 +123,7 @@ async def metrics(request: Request) -> Response:
     """For Prometheus."""
     check_operator(request)
     service = service_of(request)
-    report = await service.llm.ask(engine_state)
+    report = await service.llm.ask(lambda engine: engine_state(engine, service.llm.watch))
     cache = [tensor for storage in service.llm.engine.storages for tensor in storage.on_host]
     memory = await beside(request, lambda: process_memory(cache))
     return Response(service.metrics.exposition(report, memory), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import torch
 
@@ -13,6 +14,7 @@ from paceline.engine.decide.recording import recorded
 from paceline.engine.decide.sampled import Sampled
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.record import Record
+from paceline.engine.records.witness import Verified
 from paceline.engine.rows.batch import StepLogits
 from paceline.engine.rows.sample_rows import SampleRows, first_drafted
 from paceline.engine.schedule.sequence import Search, Sequence, Status
@@ -25,12 +27,14 @@ from paceline.sampling.pipeline import Pipeline, Processed, no_token
 from paceline.sampling.trace import Trace, TraceToken
 from paceline.speculation.stats import Provenance, Round
 from paceline.speculation.tree import DraftTree
-from paceline.speculation.verify import RULES, Probs, Verdict, coupled
+from paceline.speculation.verify import RULES, Probs, Target, Verdict, coupled
 
 
 class Decider:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self.tap: Callable[[torch.Tensor, SampleRows], None] | None = None
+        """Shown the raw logits [R, V] of the rows that are sampled, to measure; it changes nothing."""
 
     def decide(self, step: Step, out: StepLogits) -> list[Decision]:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
@@ -64,6 +68,8 @@ class Decider:
         logits = out.logits
         if wanted != list(range(logits.shape[0])):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+        if self.tap is not None:
+            self.tap(logits, rows)
         processed = self._pipeline.process(logits, rows)
         processed.errors.update(rows.errors)
         chosen = self._pipeline.choose(processed)
@@ -147,30 +153,40 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
         return decision
     draft = group.draft
     own = chosen[first:first + len(draft) + 1]
-    rule = group.seq.rule
+    rule, target = group.seq.rule, _target(first, processed)
     if rule == "coupled":
         tokens = [group.seq.tokens[-1], *draft.tokens]
         parents = [-1, *(parent + 1 for parent in draft.parents)]
         verdict = coupled(parents, tokens, own)
     else:
-        verdict = _verdict(rule, group, draft, first, own, processed)
+        verdict = _verdict(rule, group, draft, first, own, processed, target)
     trace: Trace | None = group.seq.record.trace
     if trace is not None and group.seq.sample == 0:
         trace.add_cycle(recorded(draft, verdict, first_drafted(group), rule))
+    if group.seq.record.witness is not None:
+        group.seq.record.witness.verified(Verified(
+            group.seq.sample, draft, verdict, processed.rows[first].position, target,
+            lambda row, token, top: scribe.score(first + row, token, top)))
     decision = _emit_path(group.seq, verdict, first, draft, processed, scribe)
     if rule == "coupled":
         decision.chosen = own
     return decision
 
 
-def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
-             processed: Processed) -> Verdict:
-    """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
+def _target(first: int, processed: Processed) -> Target:
+    """The distributions after the rows of the draft whose first one this is, each made once."""
 
+    @cache
     def target(row: int) -> Probs | None:
         at = first + row
         return None if at in processed.errors or at in processed.stopped else processed.probs(at)
 
+    return target
+
+
+def _verdict(rule: str, group: RowGroup, draft: DraftTree, first: int, chosen: list[int],
+             processed: Processed, target: Target) -> Verdict:
+    """What a rule other than the coupled one makes of a draft, on keyed randomness of its own."""
     randomness = KeyedRandomness(group.seq.seed, first_drafted(group),
                                  lambda row: processed.rows[first + row].position, chosen)
     wish = group.seq.request.speculation
@@ -284,6 +300,10 @@ class _Scribe:
         self._logits = logits
         self._processed = processed
         self._notes: list[tuple[Sequence, int, int, Provenance]] = []
+
+    def score(self, row: int, token: int, top: int) -> TokenLogprob:
+        """Of one token, now."""
+        return token_logprobs(self._logits, self._processed, [row], [token], [top])[0]
 
     def note(self, seq: Sequence, row: int, token: int, origin: Provenance) -> None:
         self._notes.append((seq, row, token, origin))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,8 @@ class Drafting(Guard[Sequence]):
         self.failures = 0
         self.totals: dict[str, SpeculationStats] = {}
         """By method, over all requests."""
+        self.suspended: dict[str, str] = {}
+        """Methods that draft no more, and why."""
         self._heads = heads
         self._vocab = vocab_size
         self._clock = clock
@@ -268,22 +271,50 @@ class Drafting(Guard[Sequence]):
     def lose(self, drafter: Drafter, seqs: SequenceOf[Sequence], problem: Exception) -> None:
         """A drafter failed on these sequences, which go on without one."""
         for seq in seqs:
-            _, stats = self._drafters.pop(seq)
-            self.controller.release(seq)
-            self._forced.pop(seq, None)
-            seq.draft = None
-            seq.wait_for_commit = False
-            seq.taps = frozenset()
-            place_without_drafter(seq)
+            stats = self._go_plain(seq)
             self.failures += 1
             if stats.failure is None:
                 stats.failure = reason(problem)
                 log.warning("drafter %s failed on request %s and was switched off for it: %s",
                             drafter.name, seq.request.id, stats.failure)
 
+    def _go_plain(self, seq: Sequence) -> SpeculationStats:
+        """A sequence goes on without its drafter."""
+        _, stats = self._drafters.pop(seq)
+        self.controller.release(seq)
+        self._forced.pop(seq, None)
+        seq.draft = None
+        seq.wait_for_commit = False
+        seq.taps = frozenset()
+        place_without_drafter(seq)
+        return stats
+
+    def suspend(self, method: str, why: str) -> None:
+        """Nothing is drafted by a method any more: requests that come decode plainly, those that run go on so."""
+        self.suspended[method] = why
+        for seq, (drafter, stats) in list(self._drafters.items()):
+            if stats.method == method:
+                self._go_plain(seq)
+                stats.failure = stats.failure or why
+                with suppress(Exception):  # nobody asks it again
+                    drafter.release(seq)
+
+    def _lose_suspended(self, running: SequenceOf[Sequence]) -> None:
+        """Of those for whom a device looks drafts up by itself, who may not have any more."""
+        for seq in running:
+            stats = seq.record.speculation
+            if not seq.lookup or stats is None or stats.method not in self.suspended:
+                continue
+            stats.failure = stats.failure or self.suspended[stats.method]
+            if not seq.in_flight_drafts:  # how far it gets is known
+                seq.lookup = 0
+                place_without_drafter(seq)
+
     def lose_heads(self, running: SequenceOf[Sequence]) -> None:
         """Who is drafted for on the device, by a head that has failed there, goes on with what can be looked up, or
-        without a drafter."""
+        without a drafter; likewise, whose method is suspended."""
+        if self.suspended:
+            self._lose_suspended(running)
         if self._heads is None or not self._heads.lost:
             return
         lost = self._heads.lost_numbers

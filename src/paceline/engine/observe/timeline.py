@@ -156,6 +156,8 @@ class Timelines:
         tokens = prompt_rows = 0
         for group, decision in zip(step.groups, decisions):
             event = _event(step, group, decision, started, ended)
+            if group.seq.request.shadow:
+                continue
             self._note(group.seq.request, event)
             tokens += len(event.tokens)
             if event.kind is PREFILL:

@@ -6,6 +6,7 @@ import math
 
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
+from paceline.engine.records.witness import Witness
 from paceline.errors import PacelineError
 from paceline.request import Completion, Request, RequestOutput, TokenLogprob
 from paceline.sampling.trace import Trace
@@ -27,6 +28,7 @@ class Record:
         "request",
         "speculation",
         "trace",
+        "witness",
     )
 
     def __init__(self, request: Request, emitters: list[Emitter], trace: Trace | None) -> None:
@@ -38,6 +40,8 @@ class Record:
         self.trace = trace
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if request.params.prompt_logprobs is None else [None])
+        self.witness: Witness | None = None
+        """Who looks at its drafts as they are verified; None, most of the time."""
         self.error: PacelineError | None = None
         self.open = len(emitters)
         """Samples that have not ended."""

@@ -125,7 +125,9 @@ class WaitingQueue:
         self.serve(seq, tokens)
 
     def serve(self, seq: Sequence, tokens: int) -> None:
-        """So many tokens are computed for the tenant of `seq`."""
+        """So many tokens are computed for the tenant of `seq`; those of a shadow are on nobody's account."""
+        if seq.request.shadow:
+            return
         self._line(seq).given += tokens
         self._level += tokens / (1 + self._rivals)
 

@@ -31,11 +31,13 @@ export function live() {
     h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
   const idle = h("p", { class: "soft" }, "Nothing runs.");
   const depths = h("div", { class: "methods" });
+  const drift = h("div", { class: "findings" });
   const state = h("span", { class: "pulse", role: "status" }, "connecting …");
   const whole = [
     h("div", { class: "tiles" }, Object.values(tiles).map((tile) => tile.element)),
     h("section", { class: "card cache" }, h("h2", {}, "KV cache, block by block"), maps, facts),
-    h("section", { class: "card luck" }, h("h2", {}, "Acceptance by position"), depths)];
+    h("section", { class: "card luck" }, h("h2", {}, "Acceptance by position"), depths),
+    h("section", { class: "card drift" }, h("h2", {}, "Drift watch"), drift)];
   const own = h("p", { class: "soft", hidden: true }, "Your own requests. What the engine does for all is shown to an operator's key.");
   const element = h("div", { class: "live" },
     h("div", { class: "row" }, h("h1", { class: "grow" }, "Live"), state),
@@ -94,6 +96,17 @@ export function live() {
       : [h("p", { class: "soft" }, "Nothing has been drafted yet. Ask something in the playground.")]));
   }
 
+  // Speculation against plain decoding: what was compared, and what was found.
+  function findings(frame) {
+    const seen = frame.watch;
+    if (!seen) { drift.replaceChildren(h("p", { class: "soft" }, "Nothing is watched (--watch-share).")); return; }
+    const compared = (seen.shadows.equal ?? 0) + (seen.shadows.read ?? 0) + (seen.shadows.tie ?? 0) + (seen.shadows.different ?? 0);
+    drift.replaceChildren(
+      h("p", { class: "soft small num" }, `${count(seen.watched)} requests watched (${percent(seen.share)}) · ${count(compared)} shadows compared · ${count(seen.tokens)} tokens judged`),
+      ...(seen.alarms.length ? seen.alarms.map((one) => h("p", { class: "alarm", role: "alert", "data-kind": one.kind }, h("b", {}, `${one.method}: ${one.kind}`), ` ${one.evidence}, ${seconds(one.age_s)} ago.`, one.suspended && " Switched off."))
+        : [h("p", { class: "soft" }, "Speculation gives what plain decoding would.")]));
+  }
+
   // Rows are kept from frame to frame: a focused link stays focused, a row that is pointed at stays marked.
   function queue(frame) {
     const seen = new Set();
@@ -131,7 +144,7 @@ export function live() {
           const all = "totals" in frame;
           own.hidden = all;
           for (const part of whole) part.hidden = !all;
-          if (all) for (const show of [cache, rates, latencies, methods]) show(frame);
+          if (all) for (const show of [cache, rates, latencies, methods, findings]) show(frame);
           queue(frame);
           element.dataset.frames = `${Number(element.dataset.frames ?? 0) + 1}`;
         }

@@ -1,0 +1,1 @@
+"""The drift watch: does speculation still give what plain decoding would? Statistics, shadows, alarms."""

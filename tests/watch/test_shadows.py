@@ -1,0 +1,304 @@
+"""Shadows: what they compare, whom they never touch, and what becomes of an alarm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine.tiny import VOCAB, tiny_engine
+from paceline import LLM, SamplingParams
+from paceline.engine.core import Engine
+from paceline.engine.records.record import Record
+from paceline.request import Tenant
+from paceline.watch.alarm import DISTRIBUTION, TEXT
+from paceline.watch.watch import MOST_TRIES, DriftWatch
+from speculation.bigrams import BigramDrafter, register
+from watch import faults
+from watch.faults import CHAIN, Q, serve, watched_llm, wish
+
+PROMPT = [(i * 31 + 7) % VOCAB for i in range(30)] * 2
+ORACLE = {"method": "ngram", "k": 3, "adaptive": False}
+
+
+def watched(share: float = 1.0, action: str = "off", **options: Any) -> tuple[Engine, DriftWatch]:
+    engine = tiny_engine(**options)
+    return engine, DriftWatch(engine, share, action, seed=0)
+
+
+def finish(engine: Engine, watch: DriftWatch, until: Callable[[], bool] = lambda: False) -> None:
+    while (engine.has_work or watch.pending) and not until():
+        watch.make_way()
+        engine.step()
+        watch.attend()
+
+
+def ask(engine: Engine, max_tokens: int = 24, **more: Any) -> str:
+    params = {"temperature": 0.9, "seed": 3, "ignore_eos": True, "max_tokens": max_tokens} | more.pop("params", {})
+    return engine.add(PROMPT, SamplingParams(**params), **{"speculation": ORACLE} | more)
+
+
+@pytest.mark.parametrize("params", [
+    {"temperature": 0.0}, {"temperature": 1.1, "top_p": 0.9, "repetition_penalty": 1.2}, {"n": 3}, {"logprobs": 2},
+    {"stop_token_ids": tuple(range(0, VOCAB, 9)), "min_tokens": 5}, {"best_of": 2}, {"trace": True, "timeout_s": 60.0},
+], ids=["greedy", "controlled", "samples", "scored", "stopped", "best of", "traced"])
+def test_the_shadow_of_a_sound_text_is_equal(params: dict[str, Any]) -> None:
+    engine, watch = watched()
+    name = ask(engine, params=params)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and not watch.alarms
+    assert watch.tokens["ngram"] == sum(len(one.token_ids) for one in engine.take(name).emitters)
+    engine.cache.check([])
+
+
+def test_a_device_that_drafts_by_itself_is_watched_too() -> None:
+    engine, watch = watched(kernels="stepped")
+    ask(engine, 40)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and watch.tokens["ngram"] == 40
+
+
+def test_a_text_that_its_client_left_is_compared_as_far_as_it_came() -> None:
+    engine, watch = watched()
+    name = ask(engine, 40)
+    while engine.record(name).metrics.output_tokens < 10:
+        engine.step()
+    engine.cancel(name)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and watch.tokens["ngram"] == engine.take(name).metrics.output_tokens
+
+
+def test_distributions_of_verify_steps_are_those_of_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rule in ("coupled", "rejection"):
+        register(monkeypatch, BigramDrafter(Q, CHAIN))
+        llm = watched_llm()
+        serve(llm, wish(rule), 2)
+        assert llm.watch is not None
+        kl = llm.watch.report()["kl"]
+        assert kl["positions"] >= 2 and kl["highest"] == 0.0 and not llm.watch.alarms
+
+
+def test_a_verify_step_that_sees_another_distribution_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text cannot show it under a rule that goes by q: it follows what the step saw."""
+    register(monkeypatch, BigramDrafter(Q, CHAIN))
+    llm = watched_llm()
+    decide = llm.engine.decider.decide
+
+    def bent(step: Any, out: Any) -> Any:
+        for group, first in zip(step.groups, out.first):
+            if group.draft is not None:
+                with torch.inference_mode():
+                    out.logits[first:first + len(group.tokens)] *= 1.1
+        return decide(step, out)
+
+    monkeypatch.setattr(llm.engine.decider, "decide", bent)
+    serve(llm, wish("rejection"), 1)
+    assert llm.watch is not None and llm.watch.alarms[0].kind == DISTRIBUTION
+
+
+def test_an_alarm_switches_the_method_off_and_says_why(monkeypatch: pytest.MonkeyPatch,
+                                                       caplog: pytest.LogCaptureFixture) -> None:
+    llm = watched_llm("off")
+    speculation = faults.taken_unseen(monkeypatch)
+    with caplog.at_level(logging.ERROR, "paceline.watch"):
+        serve(llm, speculation, 1)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "paceline.watch"]
+    assert "method bigram" in line and "seed 0" in line and "paceline replay" in line and "drafts no more" in line
+    assert list(llm.engine.suspended) == ["bigram"]
+    again = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8, temperature=1.0, seed=1, ignore_eos=True),
+                         speculation=speculation)[0]
+    plain = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8, temperature=1.0, seed=1, ignore_eos=True))[0]
+    assert again.speculation.cycles == 0 and "drift watch" in again.speculation.failure
+    assert again.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("kernels", ["reference", "stepped"])
+def test_those_that_run_go_on_plainly_when_their_method_is_switched_off(kernels: str) -> None:
+    """Also where a device looks drafts up by itself."""
+    plain, _ = watched(0.0)
+    want = ask(plain, 60, speculation=None)
+    finish(plain, DriftWatch(plain, 0.0))
+    engine, watch = watched(0.0, kernels=kernels)
+    name = ask(engine, 60)
+    while engine.record(name).metrics.output_tokens < 12:
+        engine.step()
+    assert bool(engine.scheduler.sequences(name)[0].lookup) == (kernels == "stepped")
+    engine.suspend("ngram", "a test")
+    stats = engine.record(name).speculation
+    assert stats is not None
+    finish(engine, watch, lambda: not engine.scheduler.sequences(name)[0].lookup)
+    cycles = stats.cycles
+    finish(engine, watch)
+    assert stats.failure == "a test" and stats.cycles == cycles and stats.plain > 20
+    assert engine.record(name).emitters[0].token_ids == plain.record(want).emitters[0].token_ids
+
+
+def test_an_alarm_that_is_only_reported_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = watched_llm("report")
+    serve(llm, faults.taken_unseen(monkeypatch), 1)
+    assert llm.watch is not None and llm.watch.alarms[0].kind == TEXT and not llm.engine.suspended
+
+
+# -------------------------------------------------------------------------------------------------- nobody notices
+
+class Onlooker:
+    """What an observer of the engine is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def admitted(self, record: Record) -> None:
+        self.seen.append(record.request.id)
+
+    def stepped(self, *_: Any) -> None:
+        pass
+
+    def closed(self, record: Record) -> None:
+        self.seen.append(record.request.id)
+
+
+def test_shadows_are_on_nobodys_account() -> None:
+    engine, watch = watched()
+    onlooker = Onlooker()
+    engine.observers.add(onlooker)
+    name = ask(engine, tenant=Tenant("anna"))
+    finish(engine, watch)
+    assert watch.outcomes["equal"] == 1 and watch.spent > 24
+    report = engine.report()
+    assert (report["requests"], report["output_tokens"], report["prompt_tokens"]) == (1, 24, len(PROMPT))
+    assert report["finished"] == {"length": 1} and onlooker.seen == [name, name]
+    engine.take(name)
+    assert not engine._records
+
+
+def test_a_shadow_stays_in_the_scope_of_its_original() -> None:
+    """Same tenant, same salt, same prompt: nothing of it can be found by anybody else."""
+    engine, watch = watched()
+    ask(engine, tenant=Tenant("anna"), params={"cache_salt": "pepper"})
+    finish(engine, watch, lambda: watch._running is not None)
+    (shadow,) = [engine.record(name).request for name in engine._records if name.startswith("shadow-")]
+    assert shadow.tenant == Tenant("anna") and shadow.params.cache_salt == "pepper" and shadow.prompt == PROMPT
+    assert shadow.speculation is None and shadow.params.priority == -(1 << 31) and shadow.shadow
+    finish(engine, watch)
+
+
+def test_what_a_client_would_notice_is_left_out_of_a_shadow() -> None:
+    called: list[int] = []
+    engine, watch = watched()
+    ask(engine, params={"interrupt": lambda text, tokens: bool(called.append(len(tokens)))})
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1} and called == sorted(called)
+
+
+def steps_of(engine: Engine, watch: DriftWatch | None, name: str) -> int:
+    while engine.record(name).open:
+        if watch is not None:
+            watch.make_way(arrivals=False)
+        engine.step()
+        if watch is not None:
+            watch.attend()
+    return engine.record(name).metrics.steps
+
+
+def test_a_request_takes_as_many_steps_beside_a_shadow_as_alone() -> None:
+    alone = tiny_engine()
+    want = steps_of(alone, None, ask(alone, 16, speculation=None))
+    engine, watch = watched()
+    ask(engine, 40)
+    finish(engine, watch, lambda: watch._running is not None and bool(
+        engine.scheduler.sequences(watch._running.id)[0].output_len))
+    name = ask(engine, 16, speculation=None)
+    assert steps_of(engine, watch, name) == want
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1}
+
+
+@pytest.mark.parametrize("seats", [1, 2])
+def test_a_shadow_gives_its_seat_up_at_once(seats: int) -> None:
+    engine, watch = watched(max_num_seqs=seats)
+    ask(engine, 40)
+    finish(engine, watch, lambda: watch._running is not None and engine.scheduler.running != [])
+    name = ask(engine, 10, speculation=None)
+    if seats == 2:
+        ask(engine, 10, speculation=None)
+    watch.make_way()
+    assert watch._running is None and watch.outcomes["interrupted"] == 1
+    engine.step()
+    assert engine.record(name).metrics.first_scheduled is not None
+    finish(engine, watch)
+    assert watch.outcomes["equal"] >= 1, "it runs when there is room again"
+
+
+def test_a_shadow_that_only_queues_takes_no_place_of_others() -> None:
+    engine, watch = watched(max_queue=1)
+    ask(engine, 10)
+    finish(engine, watch, lambda: watch._running is not None)
+    watch.make_way(arrivals=True)
+    ask(engine, 10, speculation=None)  # QueueFullError, if it were still there
+    finish(engine, watch)
+    assert watch.outcomes["equal"] == 1
+
+
+def test_a_shadow_that_is_always_in_the_way_is_given_up() -> None:
+    engine, watch = watched(max_num_seqs=1)
+    ask(engine, 40)
+    for _ in range(MOST_TRIES):
+        finish(engine, watch, lambda: watch._running is not None and bool(engine.scheduler.running))
+        ask(engine, 3, speculation=None)
+        watch.make_way()
+    finish(engine, watch)
+    assert watch.outcomes == {"interrupted": MOST_TRIES} and not watch.pending
+
+
+def test_no_shadow_starts_while_the_engine_is_busy() -> None:
+    engine, watch = watched(max_num_seqs=4)
+    short = ask(engine, 4)
+    others = [ask(engine, 30, speculation=None) for _ in range(3)]
+    while engine.record(others[0]).metrics.output_tokens < 20:
+        watch.make_way()
+        engine.step()
+        watch.attend()
+        assert watch._running is None
+    assert not engine.record(short).open and watch.pending
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1}
+
+
+def test_nothing_is_watched_unless_asked_for() -> None:
+    assert LLM.from_engine(tiny_engine()).watch is None
+    assert LLM.from_engine(tiny_engine(watch_share=0.5)).watch is not None
+
+
+def test_ties_are_no_fault_of_kernels_that_promise_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = watched_llm(deterministic=False)
+    serve(llm, faults.taken_unseen(monkeypatch), 2)
+    assert llm.watch is not None and llm.watch.alarms and "nats apart" in llm.watch.alarms[0].evidence
+    sound = watched_llm(deterministic=False)
+    monkeypatch.undo()
+    register(monkeypatch, BigramDrafter(Q, CHAIN))
+    serve(sound, wish("coupled"), 4)
+    assert sound.watch is not None and not sound.watch.alarms
+
+
+def test_a_shadow_that_cannot_be_judged_ends_the_watch_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, watch = watched()
+    monkeypatch.setattr("paceline.watch.shadow.Shadow.judge", lambda *_: 1 // 0)
+    ask(engine)
+    finish(engine, watch)
+    name = ask(engine)
+    finish(engine, watch)
+    assert engine.record(name).error is None and engine.record(name).metrics.output_tokens == 24
+    assert not watch.pending and watch.watched == 1
+    engine.cache.check([])
+
+
+def test_a_watch_that_breaks_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, BigramDrafter(Q, CHAIN))
+    llm = watched_llm()
+    monkeypatch.setattr("paceline.watch.witness.MethodLaws.verified", lambda *_: 1 // 0)
+    out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=12, temperature=1.0, seed=0, ignore_eos=True),
+                       speculation=wish("rejection"))[0]
+    assert out.error is None and len(out.outputs[0].token_ids) == 12
