@@ -12,7 +12,9 @@ import pytest
 
 from engine.tiny import tiny_engine
 from paceline import SamplingParams
+from paceline.measure.process_memory import ProcessMemory
 from paceline.serve.metrics import ServerMetrics, engine_state
+from paceline.watch.watch import DriftWatch
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "paceline.json"
 LEFT_OUT = {
@@ -57,6 +59,7 @@ def asked(expression: str) -> dict[str, set[str]]:
 def exported() -> dict[str, set[str]]:
     """Every series by its name, with its labels, of a server that has served a request and refused another."""
     engine, metrics = tiny_engine(), ServerMetrics("tiny")
+    watch = DriftWatch(engine, 1.0, seed=1)
     name = engine.add([1, 2, 3], SamplingParams(max_tokens=6), speculation={"method": "wrong", "tokens": [1, 2, 3, 4]})
     record = engine.record(name)
     while record.open:
@@ -65,7 +68,11 @@ def exported() -> dict[str, set[str]]:
     metrics.responded(200)
     metrics.responded(429)
     found: dict[str, set[str]] = {}
-    for line in metrics.exposition(engine_state(engine)).decode().splitlines():
+    state, memory = engine_state(engine, watch), ProcessMemory(1, 2, 3, 4, 5, 6, 7)
+    state["watch"] |= {"shadows": {"equal": 1}, "tokens": {"ngram": 8}, "acceptance": {"ngram": 0.5},
+                       "evidence": [{"method": "ngram", "law": "emitted", "nats": 0.1}],
+                       "raised": [{"kind": "text", "method": "ngram", "count": 1}]}
+    for line in metrics.exposition(state, memory).decode().splitlines():
         match = LINE.fullmatch(line)
         if match is not None and not line.startswith("#") and not match[1].endswith("_created"):
             found.setdefault(match[1], set()).update(re.findall(r'(\w+)="', match[2] or ""))
