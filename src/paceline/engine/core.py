@@ -59,6 +59,7 @@ from paceline.speculation import spec as speculations
 from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter
 from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.step_cost import StepCost
 from paceline.speculation.verify import rule_for
 
 log = logging.getLogger("paceline.engine")
@@ -100,13 +101,14 @@ class Engine:
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
                                   enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
+        self.cost = StepCost()
         self.scheduler = Scheduler(
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk,
                             max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms,
                             max_logit_rows=max(1, LOGIT_BYTES // (4 * model.config.vocab_size))),
-            self.cache, clock, host.preemption)
+            self.cache, clock, host.preemption, self.cost)
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
                                                  for seq in self.scheduler.sequences(request_id)])
@@ -127,7 +129,7 @@ class Engine:
             self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
         self._vocab = model.config.vocab_size
         self._eos = eos_ids
-        self._drafting = Drafting(self._vocab, AdaptiveController(), clock, self.heads)
+        self._drafting = Drafting(self._vocab, AdaptiveController(self.cost), clock, self.heads)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
                                               self.scheduler, config, device, source, self.adapters.slots, graphs,
                                               self.heads)
@@ -214,7 +216,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
-                          tenant or Tenant())
+                          tenant or Tenant(), *self._targets(params))
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
@@ -314,6 +316,13 @@ class Engine:
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
 
     # ---------------------------------------------------------------- small things
+
+    def _targets(self, params: SamplingParams) -> tuple[float | None, float | None]:
+        """Seconds in which a request's first token and each further one should come."""
+        usual = self.config
+        ttft = usual.target_ttft_ms if params.target_ttft_ms is None else params.target_ttft_ms
+        tpot = usual.target_tpot_ms if params.target_tpot_ms is None else params.target_tpot_ms
+        return None if ttft is None else 1e-3 * ttft, None if tpot is None else 1e-3 * tpot
 
     def _spell(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -48,6 +48,11 @@ class Places:
         if self._wider is not None:
             self._wider.learn(place, accepted)
 
+    def fade(self) -> None:
+        """What is known is old: it counts half."""
+        self._hits = [0.5 * one for one in self._hits]
+        self._tries = [0.5 * one for one in self._tries]
+
     def rates(self, count: int) -> list[float]:
         """Of the first `count` places."""
         wider = self._wider.rates(count) if self._wider is not None else None
@@ -108,6 +113,11 @@ class Worth:
         self._saved = self._memory * self._saved + saved
         if self._wider is not None:
             self._wider.learn(saved)
+
+    @property
+    def asked(self) -> float:
+        """Proposals that are remembered, older ones weighing less."""
+        return self._asked
 
     def expected(self, guess: float) -> float:
         """Of the next proposal; `guess`: while nothing is known."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
 from paceline.kernels.device.lookup import DeviceDraft
+from paceline.speculation.exploration import Allowance
 from paceline.speculation.models import DraftModels
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -48,6 +49,8 @@ class Budget:
     nodes: int
     price: float = 0.0
     pace: float = 0.0
+    allowance: Allowance | None = None
+    """What drafters made of others may spend on trying one that should not pay; None: as they like."""
 
 
 @dataclass(slots=True)
