@@ -16,7 +16,7 @@ FIRST_GUESS = 0.6
 PRIOR_WEIGHT = 2.0
 SCORE_WEIGHT = 10.0
 """Cycles a guess is worth, by place and by score."""
-WORTH_WEIGHT = 6.0
+WORTH_WEIGHT = 4.0
 """Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
 WORTH_MEMORY = 0.95
 FIRST_YIELD = (1.5, 2.5)
