@@ -20,6 +20,7 @@ from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
 from paceline.engine.admission import Prepared, check_params, check_prompt, check_search
 from paceline.engine.bookkeeping import Bookkeeping, Touched
+from paceline.engine.calibration import calibrate
 from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.drafting.drafting import Drafting
@@ -32,6 +33,7 @@ from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
+from paceline.engine.profile import Profile, machine
 from paceline.engine.records.emitter import Emitter, StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
 from paceline.engine.records.record import Record
@@ -102,6 +104,11 @@ class Engine:
                                   max_blocks_per_seq=config.max_blocks_per_seq,
                                   enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
         self.cost = StepCost()
+        self.profile = Profile(model=revision, shape=model.config, kernels=kernels.name, kv_dtype=kv_dtype,
+                               bits=model.bits, machine=machine(device), threads=torch.get_num_threads(),
+                               deterministic=kernels.deterministic, heads=sorted(heads or ()))
+        self.profiled = bool(revision) and self.profile.load(self.cost)
+        """What steps take was known from the start."""
         self.scheduler = Scheduler(
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
@@ -152,9 +159,14 @@ class Engine:
         return self.executor.capture(self.config.max_batch_tokens, progress)
 
     def warm_up(self) -> None:
-        """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: tables
-        of the tokenizer's control tokens, the chat template, the grammars' view of the vocabulary. A server calls this
-        before it has clients; whatever is missing or broken is told to who asks for it."""
+        """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: what
+        steps take (calibration.py), tables of the tokenizer's control tokens, the chat template, the grammars' view of
+        the vocabulary. A server calls this before it has clients; whatever is missing or broken is told to who asks for
+        it."""
+        if not self.profiled and not self.has_work:
+            calibrate(self)
+            if self.revision:
+                self.profile.save(self.cost)
         if self.tokenizer is None:
             return
         written = "".join(self.tokenizer.control.names) + " as text"

@@ -71,9 +71,11 @@ class CostCurve:
         return bool(near) or (bool(trusted) and min(trusted) < count < max(trusted))
 
     def anchor(self) -> None:
-        """What is known now was measured on purpose: it is not forgotten, only moved by what comes."""
+        """What is known now was measured on purpose, all of it at one time: it is not forgotten, and what comes moves
+        all counts together sooner than one."""
         for point in self._points.values():
             point.anchored = True
+            point.first += [point.value] * (FIRST - len(point.first))
 
     def points(self) -> dict[int, float]:
         """Seconds of the counts that were measured more than once."""

@@ -80,6 +80,8 @@ class StepCost:
 
     def observe(self, load: Load, seconds: float) -> None:
         """Such a step took so long, by itself, drafting not counted."""
+        if seconds <= 0.0:
+            return  # the clock is too coarse to tell
         decoding = 0.0
         if self.table.measured:
             decoding = self(load.rows, load.context) if load.rows else self.line(0.0)
@@ -103,7 +105,8 @@ class StepCost:
         self.table.observe(load.rows, seconds)
 
     def _shape(self, rows: int) -> float:
-        return self.line(rows) if self.line.told else step_prior(rows)
+        """Where the line would start below zero, rows cost at least half of what further ones do."""
+        return max(self.line(rows), 0.5 * rows * self.line.slope) if self.line.told else step_prior(rows)
 
     def anchor(self) -> None:
         """What is known now was measured on purpose, and is kept."""
