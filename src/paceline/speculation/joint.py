@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-CHEAPEST = (1, 2, 4, 8, 16, 32, 64)
-"""Rows over which a step's cost is looked at to say what one costs at least."""
-
 
 class Block(NamedTuple):
     """Nodes of one draft that are taken together or not at all."""
@@ -54,7 +51,6 @@ def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[in
     that of the draft that stands first.
     """
     start = cost(rows)
-    price = pace * min((cost(rows + more) - start) / more for more in CHEAPEST)
     heap = [(-own[0].rate, 0, place) for place, own in enumerate(drafts) if own]
     heapify(heap)
     taken = [0] * len(drafts)
@@ -64,8 +60,8 @@ def best_choice(drafts: Sequence[Sequence[Block]], rows: int, cost: Callable[[in
     added = kept = 0
     while heap:
         rate, position, place = heap[0]
-        if -rate <= price:
-            break  # no number of rows makes any of these worth theirs
+        if rate >= 0.0:
+            break  # these cost more than they bring even where rows cost nothing
         block = drafts[place][position]
         total += block.gain
         added += block.nodes

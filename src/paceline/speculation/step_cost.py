@@ -45,9 +45,8 @@ class StepCost:
     """Seconds of a step: a table by its decoding rows, so much for each token before them, and for rows of prompts by
     what stands before those.
 
-    Every step that ran by itself teaches. One with prompts tells of both its halves: each is taken to have been off by
-    the same factor, so that noise moves neither much, and what decoding rows take is known where steps without prompts
-    never come.
+    Every step that ran by itself teaches. One with prompts tells of both its halves, of the larger the more (what takes
+    twice as long is twice as uncertain): so what decoding rows take is known where steps without prompts never come.
     """
 
     def __init__(self) -> None:
@@ -91,10 +90,12 @@ class StepCost:
         prompts = self.prompt_seconds(load.prompt_rows, load.prompt_context)
         own = max(0.0, seconds - decoding)
         if load.rows and decoding > 0.0 and prompts > 0.0:
-            factor = min(UNLIKELY, max(1.0 / UNLIKELY, seconds / (decoding + prompts)))
-            own = factor * prompts
-            if decoding >= LEAST_SHARE * (decoding + prompts):
-                self._learn_decoding(load, factor * decoding)
+            whole = decoding + prompts
+            off = min(UNLIKELY * whole, max(whole / UNLIKELY, seconds)) - whole
+            share = decoding * decoding / (decoding * decoding + prompts * prompts)
+            own = max(0.0, prompts + (1.0 - share) * off)
+            if decoding >= LEAST_SHARE * whole:
+                self._learn_decoding(load, max(0.1 * decoding, decoding + share * off))
         self.prompts.observe(load.prompt_context / load.prompt_rows, own / load.prompt_rows, load.prompt_rows)
 
     def _learn_decoding(self, load: Load, seconds: float) -> None:
