@@ -20,7 +20,7 @@ from paceline.speculation.spec import Speculation
 from paceline.speculation.step_cost import Load
 from paceline.speculation.tree import DraftTree
 from speculation.controlled import timed
-from speculation.simulation import K, Asked, Drafter, Simulation, at_once, goodput, machine
+from speculation.simulation import Asked, Drafter, K, Simulation, at_once, goodput, machine
 
 # ---------------------------------------------------------------- the joint choice
 

@@ -7,12 +7,12 @@ import os
 import platform
 from contextlib import suppress
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline import __version__
 from paceline.models.load.default_model import cache_dir
 from paceline.speculation.step_cost import StepCost
 
@@ -31,13 +31,20 @@ def machine(device: torch.device) -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
+def _version() -> str:
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:  # it runs from its sources
+        return ""
+
+
 class Profile:
     """One file, found by everything that step times depend on. Without it, with a broken one or one that cannot be
     written, the engine measures anew."""
 
     def __init__(self, **facts: Any) -> None:
         """`facts`: of model and machine."""
-        self.facts = {"version": __version__, "cores": os.cpu_count()} | {name: str(one) for name, one in facts.items()}
+        self.facts = {"version": _version(), "cores": os.cpu_count()} | {name: str(one) for name, one in facts.items()}
         name = sha256(json.dumps(self.facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
         self.path: Path = cache_dir().parent / "profiles" / f"{name}.json"
 

@@ -68,6 +68,8 @@ class Observation:
     """By layer, for those that Needs.taps names: [n, h] of the n tokens that the step computed and that stand, the last
     of them the one before the newest. Of a prompt that is its last chunk: who needs all of a text, whatever was cached
     of it, keeps it beside the cache, as trained heads do (engine/execute/target_heads.py)."""
+    overlaps: Sequence[float] = ()
+    """Of each sampled token that was tested: the sum of min(p, q). Rules that read q only."""
 
 
 class Drafter(Protocol):

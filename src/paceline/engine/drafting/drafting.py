@@ -182,6 +182,8 @@ class Drafting(Guard[Sequence]):
         for one in (stats, self._total(stats)):
             if draft is not None:
                 one.record(max(draft.depths()), len(observation.accepted), len(draft), emitted)
+                one.overlap += sum(observation.overlaps)
+                one.overlapped += len(observation.overlaps)
             elif seq.output_len > emitted:  # the first token comes with the prompt, drafter or not
                 one.plain += emitted
 
