@@ -63,6 +63,12 @@ class EngineOptions:
     """Milliseconds that a step should take at most while somebody decodes: prompts are then computed in chunks sized by
     measured time, and of very many sequences not all get a token in every step. None: as long as it takes, which gives
     the most tokens a second where nobody waits for single ones. AsyncLLM and the server: 100."""
+    target_ttft_ms: float | None = None
+    """Milliseconds after which a request's first token should be there, unless it says otherwise: while one waits that
+    would be late, nobody's drafts get rows. None: no target."""
+    target_tpot_ms: float | None = None
+    """Milliseconds that each further token should take: drafts of requests that are slower come first. None: no
+    target."""
     max_queue: int = 4096
     """Samples that may wait; further requests are refused."""
     watermark: float = 0.01
@@ -153,6 +159,8 @@ class EngineConfig:
     """Host blocks for what the prefix cache has no room for, in every cache group."""
     watch_share: float = 0.0
     watch_action: str = "off"
+    target_ttft_ms: float | None = None
+    target_tpot_ms: float | None = None
     why: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -196,6 +204,10 @@ def check(options: EngineOptions) -> None:
     longest = options.max_step_ms
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0):
         raise ConfigError(f"max_step_ms is a time in milliseconds above 0, or None for no limit, got {longest!r}.")
+    for name in ("target_ttft_ms", "target_tpot_ms"):
+        target = getattr(options, name)
+        if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
+            raise ConfigError(f"{name} is a time in milliseconds above 0, or None for no target, got {target!r}.")
     watermark = options.watermark
     if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0.0 <= watermark < 1.0:
         raise ConfigError(f"watermark is a fraction of the blocks, from 0 to below 1, got {options.watermark!r}.")
@@ -323,4 +335,5 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         max_queue=options.max_queue, watermark=options.watermark,
         schedule_ahead=options.schedule_ahead, captures=options.capture != "never",
         preemption=options.preemption, swap_blocks=swap, cold_blocks=cold, watch_share=options.watch_share,
-        watch_action=options.watch_action, why=why)
+        watch_action=options.watch_action, target_ttft_ms=options.target_ttft_ms,
+        target_tpot_ms=options.target_tpot_ms, why=why)

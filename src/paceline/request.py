@@ -89,6 +89,12 @@ class SamplingParams:
     """Higher ones run first and are preempted last."""
     timeout_s: float | None = None
     """Seconds after which the request ends with what it has."""
+    target_ttft_ms: float | None = None
+    """Milliseconds after which its first token should be there: while that is at stake nobody's drafts get rows. None:
+    the engine's target."""
+    target_tpot_ms: float | None = None
+    """Milliseconds that each further token should take: while they take longer its drafts come first. None: the
+    engine's target."""
     parse_special: bool = False
     """Special tokens written in the prompt's text (<|im_end|>), or in messages, are special tokens; otherwise text."""
     cache_salt: str = ""
@@ -186,6 +192,9 @@ def _validate(p: SamplingParams) -> None:
         raise RequestError("max_tokens is 0: ask for at least one token, or set prompt_logprobs.", "max_tokens")
     if p.timeout_s is not None:
         _real(p, "timeout_s", 0.0, math.inf, open_low=True)
+    for name in ("target_ttft_ms", "target_tpot_ms"):
+        if getattr(p, name) is not None:
+            _real(p, name, 0.0, math.inf, open_low=True)
     for name in ("stop", "bad_words"):
         for text in getattr(p, name):
             if not isinstance(text, str) or not text:
@@ -310,6 +319,9 @@ class Request:
     adapter: Any = None
     """A loaded adapter (models.adapters.Adapter) or None: the model as it is."""
     tenant: Tenant = Tenant()
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+    """Resolved: its own targets, or the engine's."""
     shadow: bool = False
     """The engine's own (paceline.watch): nobody is told of it, and nobody's account has it."""
 

@@ -113,10 +113,10 @@ def scarce_for_drafts(engine: Any, monkeypatch: pytest.MonkeyPatch, refused: Con
             raise RuntimeError("no memory, as torch says it on a CPU")
         apply(moves, copies)
 
-    def proposed(running: Any) -> None:
+    def proposed(*given: Any) -> None:
         drafting[0] = True
         try:
-            propose(running)
+            propose(*given)
         finally:
             drafting[0] = False
 

@@ -92,7 +92,7 @@ DRAFTERS = [
       for kind in (NgramDrafter, SuffixDrafter, LookaheadDrafter, AutoDrafter, ModelDrafter)
       for name in ("begin", "propose", "observe", "release")),
     *(Point(f"controller {name}", _at(AdaptiveController, name), Cost.NOBODY, broken)
-      for name in ("drafted", "choose", "learn")),
+      for name in ("drafted", "judge", "learn")),
     Point("a draft model breaks", _at(DraftRunner, "run_rows"), Cost.NOBODY, broken),
     Point("a draft model without memory", _at(DraftRunner, "run_rows"), Cost.NOBODY, out_of_memory),
     Point("a head breaks", _at(HeadModel, "open"), Cost.NOBODY, broken),

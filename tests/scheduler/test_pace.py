@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from paceline.cache.manager import CacheManager
 from paceline.engine.schedule.limits import SchedulerLimits
-from paceline.engine.schedule.pace import LEAST_CHUNK, Line, Pace
+from paceline.engine.schedule.pace import LEAST_CHUNK, Pace
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import GroupResult, RowGroup, Step
 from paceline.request import Request, SamplingParams
+from paceline.speculation.costs import Line
 from scheduler.simulation import group as cache_group
 
 DECODE, FIXED, ROW, PAIR = 1e-3, 5e-3, 1.4e-3, 1e-6

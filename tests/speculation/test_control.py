@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +15,14 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
-from paceline.speculation.control import AdaptiveController, step_prior
+from paceline.speculation.control import AdaptiveController, Ahead, Ask, Offer
 from paceline.speculation.costs import STALE_AFTER, CostCurve
 from paceline.speculation.drafter import Budget, Needs, Observation
 from paceline.speculation.history import LONGEST_PAUSE, SHORTEST_PAUSE
 from paceline.speculation.spec import Speculation, parse
+from paceline.speculation.step_cost import Load, step_prior
 from paceline.speculation.tree import DraftTree
+from speculation.controlled import budget, choose, timed
 
 CPU = {1: 4.9e-3, 2: 6.6e-3, 3: 8.9e-3, 4: 10.8e-3, 6: 16.6e-3, 8: 21.6e-3}
 FLAT = {1: 5.0e-3, 64: 5.6e-3}
@@ -39,7 +41,7 @@ def controller(cost: dict[int, float], wish: Speculation | None = None, needs: N
     control = AdaptiveController()
     for rows, seconds in cost.items():
         for _ in range(3):
-            control.stepped(rows, seconds)
+            timed(control, rows, seconds)
     control.begin("s", Named(needs=needs), wish or Speculation("x", k=8))  # type: ignore[arg-type]
     return control
 
@@ -48,16 +50,18 @@ def cycle(control: AdaptiveController, accept: Callable[[int], bool], width: int
           sequence: str = "s") -> int | None:
     """One cycle of a drafter that fills its budget; depth i is accepted (given those before) if accept(i). Returns
     the depth that was drafted; None: nothing was, and a token came without."""
-    budget = control.budget(sequence, 1, 1)
-    if budget is None:
+    given = budget(control, sequence)
+    if given is None:
         control.learn(sequence, Observation([0]))
+        control.stepped(Load(1), 1, 1, 0.0)
         return None
-    depth = min(budget.depth, budget.nodes // width)
+    depth = min(given.depth, given.nodes // width)
     draft = DraftTree.chain(list(range(1, depth + 1)))
-    sent = control.choose(sequence, draft, 1, 1)
+    sent = choose(control, draft, sequence)
     assert sent is not None
     hits = next((i for i in range(depth) if not accept(i)), depth)
     control.learn(sequence, Observation([*draft.tokens[:hits], 999], list(range(hits)), sent))
+    control.stepped(Load(1 + depth), 1, hits + 1, 0.0)
     return depth
 
 
@@ -67,13 +71,14 @@ def opened_by(control: AdaptiveController, name: str, tokens: int, seconds: floa
     control.begin(name, Named(), Speculation("x", k=8), tokens)  # type: ignore[arg-type]
     asked = 0
     for _ in range(cycles):
-        budget = control.budget(name, 1, 1)
-        if budget is None:
+        given = budget(control, name)
+        control.stepped(Load(1), 1, 1, 0.0)
+        if given is None:
             control.learn(name, Observation([0]))
             continue
-        control.drafted(name, budget.depth, seconds if not asked else 0.005 * budget.depth)
+        control.drafted(name, given.depth, seconds if not asked else 0.005 * given.depth)
         asked += 1
-        sent = control.choose(name, DraftTree.chain([1]), 1, 1)
+        sent = choose(control, DraftTree.chain([1]), name)
         control.learn(name, Observation([1, 9] if accepted else [9], [0] if accepted else [], sent))
     return asked
 
@@ -154,8 +159,8 @@ def test_longer_texts_make_all_counts_dearer_at_once() -> None:
 
 def test_the_price_of_a_row_is_not_that_between_two_neighbours() -> None:
     control = controller({1: 7.0e-3, 2: 7.001e-3, 3: 8.5e-3, 4: 8.9e-3, 5: 9.6e-3})
-    budget = control.budget("s", 1, 1)
-    assert budget is not None and budget.price == pytest.approx(2.6e-3 / 4 / 7.0e-3, rel=0.05)
+    given = budget(control)
+    assert given is not None and given.price == pytest.approx(2.6e-3 / 4 / 7.0e-3, rel=0.05)
 
 
 def test_what_was_not_seen_for_long_is_forgotten() -> None:
@@ -230,19 +235,19 @@ def test_survival_multiplies_along_paths() -> None:
 def test_a_fixed_depth_is_given_exactly() -> None:
     control = controller(CPU, Speculation("x", k=4, nodes=9, adaptive=False))
     for _ in range(30):
-        assert control.budget("s", 1, 1) == Budget(4, 9)
+        assert budget(control) == Budget(4, 9)
         draft = DraftTree.chain([1, 2, 3, 4], scores=[0.0, 0.0, 0.0, 0.0])
-        assert control.choose("s", draft, 1, 1) is draft, "nothing is cut either"
+        assert choose(control, draft) is draft, "nothing is cut either"
         control.learn("s", Observation([9], [], draft))
 
 
 def test_nothing_is_drafted_until_plain_decoding_is_timed() -> None:
     control = AdaptiveController()
     control.begin("s", Named(), Speculation("x"))  # type: ignore[arg-type]
-    assert control.budget("s", 1, 1) is None
-    control.stepped(1, 0.005)
-    control.stepped(1, 0.005)
-    assert control.budget("s", 1, 1) is not None
+    assert budget(control) is None
+    timed(control, 1, 0.005)
+    timed(control, 1, 0.005)
+    assert budget(control) is not None
 
 
 def test_lucky_drafts_grow_where_rows_are_cheap_and_less_where_they_are_dear() -> None:
@@ -259,13 +264,13 @@ def test_lucky_drafts_grow_where_rows_are_cheap_and_less_where_they_are_dear() -
 def test_the_depth_is_the_best_of_all_by_goodput() -> None:
     control = controller(CPU)
     for _ in range(200):
-        control.budget("s", 1, 1)
+        budget(control)
         draft = DraftTree.chain([1, 2, 3, 4, 5, 6, 7, 8])
-        control.choose("s", draft, 1, 1)
+        choose(control, draft)
         control.learn("s", Observation(draft.tokens[:3] + [999], [0, 1, 2], draft))
     # Three tokens are always right and the fourth never: the best depth is 3, and a curve with a step would be seen.
-    budget = control.budget("s", 1, 1)
-    assert budget is not None and budget.depth == 3
+    given = budget(control)
+    assert given is not None and given.depth == 3
 
 
 def test_what_does_not_pay_steps_back_and_is_tried_again_ever_more_rarely() -> None:
@@ -301,17 +306,17 @@ def test_time_spent_drafting_counts() -> None:
 
 def test_trees_are_sized_by_the_nodes_that_are_accepted() -> None:
     control = controller(CPU, Speculation("x", k=4, nodes=32))
-    budget = None
+    given = None
     for _ in range(60):
-        budget = control.budget("s", 1, 1)
-        nodes = 12 if budget is None else min(12, budget.nodes)
+        given = budget(control)
+        nodes = 12 if given is None else min(12, given.nodes)
         draft = DraftTree([1, *range(2, nodes + 1)], [-1] * nodes)
-        if budget is None:
+        if given is None:
             control.learn("s", Observation([1]))
             continue
-        control.choose("s", draft, 1, 1)
+        choose(control, draft)
         control.learn("s", Observation([1, 999], [0], draft))
-    assert budget is not None and budget.nodes <= 2, "only the first of the siblings is ever right"
+    assert given is not None and given.nodes <= 2, "only the first of the siblings is ever right"
 
 
 def test_a_window_of_probes_is_taken_whole_or_not_at_all() -> None:
@@ -320,11 +325,11 @@ def test_a_window_of_probes_is_taken_whole_or_not_at_all() -> None:
         control = controller(cost, Speculation("x", k=3, nodes=30), needs)
         seen = set()
         for _ in range(40):
-            budget = control.budget("s", 1, 1)
-            seen.add(budget if budget is None else (budget.depth, budget.nodes))
-            if budget is not None:
+            given = budget(control)
+            seen.add(given if given is None else (given.depth, given.nodes))
+            if given is not None:
                 draft = DraftTree(list(range(20)), [-1] * 20, scores=[0.01] * 20)
-                assert control.choose("s", draft, 1, 1) is draft
+                assert choose(control, draft) is draft
                 control.learn("s", Observation([0, 999], [0], draft))
             else:
                 control.learn("s", Observation([0]))
@@ -338,7 +343,7 @@ def scored(control: AdaptiveController, scores: list[float], **more: Any) -> int
     draft = DraftTree.chain(list(range(1, len(scores) + 1)), "x", scores)
     for name, value in more.items():
         setattr(draft, name, value)
-    sent = control.choose("s", draft, 1, 1)
+    sent = choose(control, draft)
     return 0 if sent is None else len(sent)
 
 
@@ -370,7 +375,7 @@ def test_drafts_that_were_not_sent_still_teach() -> None:
     assert scored(control, [0.2, 0.2]) == 0
     for _ in range(40):
         draft = DraftTree.chain([1, 2], "x", [0.2, 0.2])
-        sent = control.choose("s", draft, 1, 1)
+        sent = choose(control, draft)
         control.learn("s", Observation([1], [], None) if sent is None else Observation([1, 2, 3], [0, 1], sent))
     assert scored(control, [0.2, 0.2]) == 2
 
@@ -378,30 +383,32 @@ def test_drafts_that_were_not_sent_still_teach() -> None:
 def test_a_faster_request_is_choosier() -> None:
     """A second is worth more tokens where tokens come faster."""
     control = controller(CPU)
-    before = control.budget("s", 1, 1)
+    before = budget(control)
     for _ in range(50):
-        control.spent("s", 3, 0.005, 3 * 0.0049)
-    after = control.budget("s", 1, 1)
+        control.stepped(Load(1), 1, 3, 0.0)
+    after = budget(control)
     assert before is not None and after is not None
     assert after.price > 2 * before.price and after.pace > 2 * before.pace
 
 
 def test_in_a_full_batch_rows_beyond_the_step_must_pay_for_everybody() -> None:
     control = controller({1: 5.0e-3, 16: 5.5e-3, 32: 9.0e-3, 64: 17.0e-3})
-    alone, crowded = control.budget("s", 1, 1), control.budget("s", 32, 32)
+    alone, crowded = budget(control), budget(control, running=32)
     assert alone is not None and crowded is not None
     assert crowded.price > 5 * alone.price
 
 
 def test_a_dear_drafter_with_scores_is_left_alone_when_it_brings_nothing() -> None:
     control = controller(CPU)
-    control.choose("s", DraftTree.chain([1], "x", [0.01]), 1, 1)
+    choose(control, DraftTree.chain([1], "x", [0.01]))
     for _ in range(40):
         control.drafted("s", 8, 1.0e-3)
-        control.choose("s", None, 1, 1)
-    assert control.budget("s", 1, 1) is None
+        choose(control, None)
+    control.allowance.spend(1e-3)
+    assert budget(control) is None
+    control.allowance.earn(1.0)
     control.learn("s", Observation([0] * SHORTEST_PAUSE))
-    assert control.budget("s", 1, 1) is not None, "and tried again later"
+    assert budget(control) is not None, "and tried again later"
 
 
 # ---------------------------------------------------------------- in the engine
@@ -424,7 +431,7 @@ def test_a_wrong_drafter_is_left_alone_in_the_engine_and_the_text_is_the_same() 
     plain = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
     # The clock of a busy machine should not decide this test.
     llm.engine._drafting.controller = control = controller(CPU)
-    control.stepped = lambda rows, seconds: None  # type: ignore[method-assign]
+    control.cost.knows = lambda rows: True  # type: ignore[method-assign]
     fixed, adaptive = (llm.generate([PROMPT], GREEDY, speculation={
         "method": "wrong", "tokens": plain, "k": 4, "adaptive": adaptive})[0] for adaptive in (False, True))
     assert fixed.outputs[0].token_ids == adaptive.outputs[0].token_ids == plain
@@ -441,11 +448,12 @@ def test_whatever_the_controller_does_the_tokens_are_those_of_plain_decoding(sty
     class Whimsical(AdaptiveController):
         """Any budget, any cut."""
 
-        def budget(self, sequence: Any, running: int, rows: int) -> Budget | None:
-            return None if luck.random() < 0.3 else Budget(luck.randint(1, 6), luck.randint(1, 12))
+        def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
+            return [None if luck.random() < 0.3 else Budget(luck.randint(1, 6), luck.randint(1, 12)) for _ in asks]
 
-        def choose(self, sequence: Any, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
-            return None if draft is None or luck.random() < 0.2 else draft.trimmed(luck.randint(1, len(draft)))
+        def choose(self, offers: Sequence[Offer], ahead: Ahead) -> list[DraftTree | None]:
+            return [None if luck.random() < 0.2 else offer.draft.trimmed(luck.randint(1, len(offer.draft)))
+                    for offer in offers]
 
     llm = tiny_llm()
     llm.engine._drafting.controller = Whimsical()

@@ -9,6 +9,9 @@ from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import Needs, Observation
 from paceline.speculation.spec import Speculation
 from paceline.speculation.tree import DraftTree
+from speculation.controlled import budget as asked_for
+from speculation.controlled import choose, stepped
+from speculation.controlled import timed as told
 
 STEP, ROW = 10.5e-3, 1.0e-3
 K = 3
@@ -40,13 +43,13 @@ def request(control: AdaptiveController, head: Head, name: str, tokens: int = 12
     begin(control, head, name)
     asked: list[bool] = []
     while tokens > 0:
-        budget = control.budget(name, running, running)
+        budget = asked_for(control, name, running)
         asked.append(budget is not None)
         proposal = sent = None
         if budget is not None:
             control.drafted(name, budget.depth, head.seconds)
             proposal = head.draft()
-            sent = control.choose(name, proposal, running, running)
+            sent = choose(control, proposal, name, running)
         # What comes shows whether the drafted tokens were right, also where they were not sent.
         right = [] if proposal is None else [*proposal.tokens[:head.accepted(proposal)], 999]
         accepted = 0 if sent is None else min(len(right) - 1, len(sent))
@@ -54,9 +57,7 @@ def request(control: AdaptiveController, head: Head, name: str, tokens: int = 12
         rows = running + (0 if sent is None else len(sent))
         seconds = STEP + ROW * (rows - 1)
         control.learn(name, Observation(came, list(range(accepted)), sent))
-        control.stepped(rows, seconds)
-        spent = seconds / running + (head.seconds if budget is not None else 0.0)
-        control.spent(name, len(came), spent, len(came) * control.plain_cost(running))
+        stepped(control, rows, seconds, running, running - 1 + len(came), head.seconds if budget is not None else 0.0)
         tokens -= len(came)
     control.release(name)
     return asked
@@ -67,7 +68,7 @@ def timed() -> AdaptiveController:
     control = AdaptiveController()
     for rows in (1, 2, 3, 4, 8, 11):
         for _ in range(5):
-            control.stepped(rows, STEP + ROW * (rows - 1))
+            told(control, rows, STEP + ROW * (rows - 1))
     return control
 
 
@@ -83,10 +84,10 @@ def test_one_unlucky_draft_does_not_silence_it() -> None:
     control, head = timed(), Head(0.6, 0.3 * STEP)
     begin(control, head, "s")
     for number in range(4):
-        budget = control.budget("s", 1, 1)
+        budget = asked_for(control)
         assert budget is not None, number
         control.drafted("s", budget.depth, head.seconds)
-        assert control.choose("s", DraftTree.chain([1], "head", [0.03]), 1, 1) is None
+        assert choose(control, DraftTree.chain([1], "head", [0.03])) is None
         control.learn("s", Observation([9]))
 
 
@@ -124,9 +125,9 @@ def test_requests_that_are_not_judged_teach_nothing_about_worth() -> None:
     control, head = timed(), Head(0.6, 0.25 * STEP)
     control.begin("fixed", head, Speculation("head", k=K, adaptive=False))  # type: ignore[arg-type]
     for _ in range(200):
-        assert control.budget("fixed", 1, 1) is not None
+        assert asked_for(control, "fixed") is not None
         control.drafted("fixed", K, head.seconds)
-        assert control.choose("fixed", None, 1, 1) is None
+        assert choose(control, None, "fixed") is None
         control.learn("fixed", Observation([9]))
     used = [request(control, head, str(number)) for number in range(4)]
     assert all(sum(one) > 0.9 * len(one) for one in used[1:])

@@ -65,7 +65,7 @@ def test_a_malformed_draft_costs_its_request_the_drafter(kind: str, plain: list[
     assert sound.failure is None and sound.accepted > 0
 
 
-@pytest.mark.parametrize("method", ["drafted", "choose", "learn"])
+@pytest.mark.parametrize("method", ["drafted", "judge", "learn"])
 def test_a_controller_that_fails_on_a_draft_costs_its_request_the_drafter(
         method: str, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine()
@@ -74,7 +74,7 @@ def test_a_controller_that_fails_on_a_draft_costs_its_request_the_drafter(
     real = getattr(AdaptiveController, method)
 
     def fails(self: AdaptiveController, sequence: Any, *given: Any) -> Any:
-        if sequence is mine:
+        if sequence is mine or getattr(sequence, "sequence", None) is mine:
             raise ArithmeticError("of a score")
         return real(self, sequence, *given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,3 +217,21 @@ def test_the_inverse_never_picks_what_has_no_weight() -> None:
     assert inverse(0.5, weights) == 3
     assert inverse(np.nextafter(1.0, 0.0), weights) == 3
     assert inverse(1.0, weights) == 3
+
+
+def test_overlaps_say_how_likely_a_sampled_draft_was_whatever_became_of_it() -> None:
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6])
+    draft = DraftTree([2, 2], [-1, 0], q=[q, p])
+
+    class Luck:
+        def accept(self, row: int, index: int) -> float:
+            return 0.0 if row == 0 else 0.999
+
+        def residual(self, row: int, weights: Any) -> int:
+            return 0
+
+        def target(self, row: int) -> int:
+            return 0
+
+    verdict = RULES["rejection"].verify(draft, lambda row: p, Luck())
+    assert verdict.overlaps == pytest.approx([0.1 + 0.3 + 0.2, 1.0])

@@ -225,3 +225,4 @@ def test_a_draft_by_the_target_itself_is_always_accepted(rule: str) -> None:
     params = SamplingParams(max_tokens=41, ignore_eos=True, seed=1234567, temperature=0.9, top_p=0.95, top_k=40)
     stats = drafting_llm().generate([PROMPT], params, speculation=wish)[0].speculation
     assert stats.failure is None and stats.mean_accepted_length == 5.0
+    assert stats.overlapped > 0 and stats.expected_acceptance == pytest.approx(1.0)

@@ -126,8 +126,8 @@ def test_the_engine_adds_up_all_requests_by_method(llm: LLM) -> None:
     json.dumps(report)
 
 
-def test_step_cost_is_learned_from_steps_without_prompts_only(llm: LLM) -> None:
-    curve = llm.engine._drafting.controller.step_cost
+def test_step_cost_is_learned_from_steps_that_decode(llm: LLM) -> None:
+    curve = llm.engine.cost.table
     llm.generate([PROMPT], SamplingParams(max_tokens=1, temperature=0.0))
     assert not curve.measured
     llm.generate([PROMPT], GREEDY)

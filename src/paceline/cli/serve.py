@@ -98,6 +98,10 @@ def serve(
     max_batch_tokens: Annotated[int | None, options._engine("Most tokens of one step.")] = None,
     max_step_ms: Annotated[float, options._engine("About so long a step may take while somebody decodes: prompts are "
                                                   "computed in chunks of that size.")] = 100.0,
+    target_ttft_ms: Annotated[float | None, options._engine(
+        "When a first token should be there: no drafts while one would be late.")] = None,
+    target_tpot_ms: Annotated[float | None, options._engine(
+        "How long a further token should take: drafts of slower requests come first.")] = None,
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
     gpu_memory_utilization: Annotated[
         float, options._engine("Share of a card's memory that weights and cache may take.")] = 0.9,
@@ -150,6 +154,7 @@ def serve(
     listening = server.listen(settings)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
+                             "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
                              "gpu_memory_utilization": gpu_memory_utilization}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:

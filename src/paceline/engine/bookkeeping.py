@@ -104,7 +104,7 @@ class Bookkeeping:
         if seq.sample == 0:
             stats.provenance.extend(decision.origins)
         self._drafting.observe(seq, Observation(
-            tokens, [row - 1 for row in path], decision.draft, decision.chosen, decision.hidden))
+            tokens, [row - 1 for row in path], decision.draft, decision.chosen, decision.hidden, decision.overlaps))
 
     def close(self, seq: Sequence, reason: str) -> None:
         """The scheduler has let go of `seq`; finish its text and let its drafter forget it."""

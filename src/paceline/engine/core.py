@@ -21,6 +21,7 @@ from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
 from paceline.engine.admission import Prepared, check_params, check_prompt, check_search
 from paceline.engine.bookkeeping import Bookkeeping, Touched
+from paceline.engine.calibration import calibrate
 from paceline.engine.decide.beams import BeamSearch
 from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.recording import RecordedDrafts
@@ -34,6 +35,7 @@ from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
+from paceline.engine.profile import Profile, machine
 from paceline.engine.records.emitter import Emitter, StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
 from paceline.engine.records.record import Record
@@ -63,6 +65,7 @@ from paceline.speculation import spec as speculations
 from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter
 from paceline.speculation.stats import SpeculationStats
+from paceline.speculation.step_cost import StepCost
 from paceline.speculation.verify import RULES, rule_for
 
 log = logging.getLogger("paceline.engine")
@@ -104,13 +107,19 @@ class Engine:
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
                                   enable_prefix_caching=config.enable_prefix_caching, host=host.limits)
+        self.cost = StepCost()
+        self.profile = Profile(model=revision, shape=model.config, kernels=kernels.name, kv_dtype=kv_dtype,
+                               bits=model.bits, machine=machine(device), threads=torch.get_num_threads(),
+                               deterministic=kernels.deterministic, heads=sorted(heads or ()))
+        self.profiled = bool(revision) and self.profile.load(self.cost)
+        """What steps take was known from the start."""
         self.scheduler = Scheduler(
             SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_num_seqs=config.max_num_seqs,
                             watermark=config.watermark, max_queue=config.max_queue,
                             max_model_len=config.max_model_len, max_chunk=config.max_prefill_chunk,
                             max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms,
                             max_logit_rows=max(1, LOGIT_BYTES // (4 * model.config.vocab_size))),
-            self.cache, clock, host.preemption)
+            self.cache, clock, host.preemption, self.cost)
         self.storage = storage
         self.adapters = Adapters(model, lambda: [seq.adapter for request_id in self._records
                                                  for seq in self.scheduler.sequences(request_id)])
@@ -131,7 +140,7 @@ class Engine:
             self.executor = GraphExecutor(graphs, self.runner, self.batches, self.decider, lambda: self.clock())
         self._vocab = model.config.vocab_size
         self.eos_ids = eos_ids
-        self._drafting = Drafting(self._vocab, AdaptiveController(), clock, self.heads)
+        self._drafting = Drafting(self._vocab, AdaptiveController(self.cost), clock, self.heads)
         self.draft_models = EngineDraftModels(LoadedModel(model, tokenizer, kernels, kv_dtype), storage, self.cache,
                                               self.scheduler, config, device, source, self.adapters.slots, graphs,
                                               self.heads)
@@ -154,9 +163,14 @@ class Engine:
         return self.executor.capture(self.config.max_batch_tokens, progress)
 
     def warm_up(self) -> None:
-        """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: tables
-        of the tokenizer's control tokens, the chat template, what traces name, the grammars' view of the vocabulary. A
-        server calls this before it has clients; whatever is missing or broken is told to who asks for it."""
+        """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: what
+        steps take (calibration.py), tables of the tokenizer's control tokens, the chat template, what traces name, the
+        grammars' view of the vocabulary. A server calls this before it has clients; whatever is missing or broken is
+        told to who asks for it."""
+        if not self.profiled and not self.has_work:
+            calibrate(self)
+            if self.revision:
+                self.profile.save(self.cost)
         if self.tokenizer is None:
             return
         written = "".join(self.tokenizer.control.names) + " as text"
@@ -226,7 +240,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
-                          tenant or Tenant(), shadow)
+                          tenant or Tenant(), *self._targets(params), shadow)
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
@@ -350,6 +364,13 @@ class Engine:
             raise problem  # Ctrl-C is the caller's; the engine is fit for the next call
 
     # ---------------------------------------------------------------- small things
+
+    def _targets(self, params: SamplingParams) -> tuple[float | None, float | None]:
+        """Seconds in which a request's first token and each further one should come."""
+        usual = self.config
+        ttft = usual.target_ttft_ms if params.target_ttft_ms is None else params.target_ttft_ms
+        tpot = usual.target_tpot_ms if params.target_tpot_ms is None else params.target_tpot_ms
+        return None if ttft is None else 1e-3 * ttft, None if tpot is None else 1e-3 * tpot
 
     def _spell(self, text: str) -> list[int]:
         if self.tokenizer is None:

@@ -69,7 +69,8 @@ class Loop:
             planned = self.executor.plan(self._scheduler, since_arrival)
             if planned is not None and planned.repeat is None:
                 self._drafting.propose([seq for seq in self._scheduler.due()
-                                        if not (planned.apart and seq.placement is Placement.FREE)])
+                                        if not (planned.apart and seq.placement is Placement.FREE)],
+                                       self._scheduler.pressed)
             step = None if planned is None else self._scheduler.schedule(*planned)
             now = self._clock()
             seconds += now - started
@@ -94,8 +95,10 @@ class Loop:
         times = StepTimes(max(0.0, schedule_s - draft), settled.forward_s, settled.sample_s, self._clock() - decided,
                           draft)
         self._scheduler.preemption.observe_prompt(step.rows, step.prompt_rows, sum(times))
-        took = sum(times) if settled.by_itself else settled.device_s
-        if took is not None and not step.repeated:
+        took = sum(times) - draft if settled.by_itself else settled.device_s
+        if settled.repeats is not None:
+            self._scheduler.pace.observe_repeated(step, settled.repeats.seconds)
+        elif took is not None and not step.repeated:
             self._scheduler.pace.observe(step, took)
         self._drafting.account(step, decisions, times, settled.by_itself, settled.repeats)
         self._bookkeeping.stepped(step, decisions, tokens, started, times)

@@ -20,7 +20,7 @@ SEED_BITS = 53
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
          "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k", "length_penalty",
-         "early_stopping", "parse_special")
+         "early_stopping", "parse_special", "target_ttft_ms", "target_tpot_ms")
 """Fields that are called alike and mean the same."""
 
 

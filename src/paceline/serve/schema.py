@@ -103,6 +103,8 @@ class Sampling(Body):
     no_repeat_ngram_size: int | None = number(minimum=0)
     priority: int | None = number(minimum=-(1 << 31))
     timeout_s: float | None = number(exclusiveMinimum=0)
+    target_ttft_ms: float | None = number(exclusiveMinimum=0)
+    target_tpot_ms: float | None = number(exclusiveMinimum=0)
     parse_special: bool | None = Field(
         default=None, description="Special tokens written in the prompt or in messages are special tokens, not text.")
     cache_salt: str | None = None

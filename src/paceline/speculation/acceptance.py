@@ -16,7 +16,7 @@ FIRST_GUESS = 0.6
 PRIOR_WEIGHT = 2.0
 SCORE_WEIGHT = 10.0
 """Cycles a guess is worth, by place and by score."""
-WORTH_WEIGHT = 6.0
+WORTH_WEIGHT = 4.0
 """Proposals that what is known of all requests is worth: one that is unlucky says little of a drafter that pays."""
 WORTH_MEMORY = 0.95
 FIRST_YIELD = (1.5, 2.5)
@@ -47,6 +47,11 @@ class Places:
         self._tries[place] = self._memory * self._tries[place] + 1.0
         if self._wider is not None:
             self._wider.learn(place, accepted)
+
+    def fade(self) -> None:
+        """What is known is old: it counts half."""
+        self._hits = [0.5 * one for one in self._hits]
+        self._tries = [0.5 * one for one in self._tries]
 
     def rates(self, count: int) -> list[float]:
         """Of the first `count` places."""
@@ -108,6 +113,11 @@ class Worth:
         self._saved = self._memory * self._saved + saved
         if self._wider is not None:
             self._wider.learn(saved)
+
+    @property
+    def asked(self) -> float:
+        """Proposals that are remembered, older ones weighing less."""
+        return self._asked
 
     def expected(self, guess: float) -> float:
         """Of the next proposal; `guess`: while nothing is known."""

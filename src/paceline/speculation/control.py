@@ -1,4 +1,4 @@
-"""Control: how much to draft for each sequence, now. More where it pays, nothing where it does not.
+"""Control: how much to draft for everybody in the next step. More where it pays, nothing where it does not.
 
 Nothing here can change a text: under coupled verification every draft gives the same tokens, and under the rejection
 rules only what is decided before drafting (the depth) is decided here; drafts that were sampled are never cut by value.
@@ -6,72 +6,105 @@ rules only what is decided before drafting (the depth) is decided here; drafts t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Protocol
 
-from paceline.speculation.acceptance import outcomes, verdicts
-from paceline.speculation.costs import CostCurve
+from paceline.speculation.acceptance import BEST, outcomes, verdicts
 from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
+from paceline.speculation.exploration import KNOWN, Allowance, tellers
+from paceline.speculation.forecast import worthwhile
 from paceline.speculation.history import Histories, History, Pause
+from paceline.speculation.joint import Block, best_choice, blocks
 from paceline.speculation.spec import Speculation
+from paceline.speculation.step_cost import Load, StepCost
 from paceline.speculation.tree import DraftTree
 
-TRIES = 2
-PROBE_TRIES = 16
-"""First cycles of a request whatever the forecast; more for drafters that have a window to fill, until the engine
-knows what comes of it."""
+WINDOW = 4
+"""Drafts that a drafter with a window to fill is tried for at a time: the first ones cannot be any good."""
 SPEED_MEMORY = 0.97
 LEAST_WIN = 0.02
-"""Tokens (or share of the speed) that a draft must be expected to win to be sent."""
+"""Tokens that the drafts of a step must be expected to win to be sent."""
 CHEAP = 0.02
-"""Share of a step that drafting may always take; a dearer drafter is paused when it brings less than it takes."""
-PATIENCE = 0.4
-"""Steps' worth of drafting time after which a drafter with scores is judged, and half of it after each pause."""
-SANGUINE = 3.0
+"""Share of a step that asking about drafts may always take; where it takes more, it has to save as much."""
+RELUCTANCE = 0.1
+"""By how much more than it costs a drafter must promise to be asked again once it was not worth it: forecasts waver."""
+BEHIND = 2.0
+"""Times as much that a token counts of a request which is slower than its target."""
+SANGUINE = 2.0
 """Times its cost that a draft of a method is taken to save of which nothing is known: it is tried some times."""
 SPAN = 4
 """Rows over which the price of one is taken: between neighbours the curve is too rough."""
 NEGLIGIBLE = 1e-3
+ROUNDS = 3
+"""In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
 DEAR_OPENING = 4.0
 """Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
 
 
-def step_prior(rows: int) -> float:
-    """What a step of so many rows costs relative to one row, before anything was measured."""
-    return 1.0 + 0.15 * (rows - 1)
+class Ahead(NamedTuple):
+    """The step that is being put together."""
+
+    running: int
+    """Sequences, with a row each."""
+    rows: int
+    """Those rows, and those of drafts that are decided already."""
+    context: float = 0.0
+    """Tokens before these rows, in all."""
+    pressed: bool = False
+    """Some prompt's first token would come later than it should: drafts get no rows."""
+
+
+class Ask(NamedTuple):
+    """A sequence that could have a draft."""
+
+    sequence: Hashable
+    context: int = 0
+    """Its tokens."""
+    behind: bool = False
+    """It gets tokens more slowly than it should."""
+
+
+class Offer(NamedTuple):
+    """A draft that there is for a sequence."""
+
+    ask: Ask
+    draft: DraftTree
+    chances: list[float] | None
+    """Of its first nodes: how likely each is accepted. None: it is sent as it is, which was decided before it was
+    made."""
 
 
 class Controller(Protocol):
-    """Who decides how much is drafted. The engine asks and reports in the order of these methods; a load-aware one
-    takes the seat of AdaptiveController by implementing them."""
+    """Who decides how much is drafted. The engine asks and reports in the order of these methods."""
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
               scope: str = "") -> None:
         """A sequence with a drafter starts, with so many tokens: a model that drafts has to read them first. What its
         text teaches may be used for sequences of the same scope alone; how long things take, for all."""
 
-    def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
-        """How much may be drafted for it in the next step; None: nothing. The step holds a row for each of `running`
-        sequences and `rows` rows in all: drafts of other sequences are counted as far as they are decided."""
+    def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
+        """How much may be drafted for each of these in the next step; None: nothing."""
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
-        """Its drafter was asked for so deep a draft, and this was the sequence's share of the time."""
+    def drafted(self, sequence: Hashable, depth: int, seconds: float, together: int = 1) -> None:
+        """Its drafter was asked for so deep a draft, about so many sequences together, and this was its share of the
+        time."""
 
-    def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
-        """What of a proposal is sent to the target; at most its beginning."""
+    def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
+        """What a proposal promises; None: there is none."""
+
+    def choose(self, offers: Sequence[Offer], ahead: Ahead) -> list[DraftTree | None]:
+        """What of all proposals of the step is sent to the target; of each at most its beginning."""
 
     def learn(self, sequence: Hashable, observation: Observation) -> None:
         """What came of it, or came without it."""
 
-    def spent(self, sequence: Hashable, tokens: int, seconds: float, plain_seconds: float) -> None:
-        """A step gave the sequence so many tokens for so many seconds (drafting included), which plain decoding
-        would have made in `plain_seconds`."""
+    def stepped(self, load: Load, running: int, tokens: int, drafting: float) -> None:
+        """A step of so many sequences gave those of them that decode so many tokens, after so many seconds of
+        drafting. (What it took, the step cost has been told.)"""
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        """A step without prompt rows took so long, drafting not counted."""
-
-    def plain_cost(self, rows: int) -> float:
-        """Seconds of one token of plain decoding in a step of so many rows; 0 while nothing is measured."""
+    def plain_cost(self, running: int, context: float = 0.0) -> float:
+        """Seconds of one token of plain decoding among so many sequences, with so many tokens before them in all; 0
+        while nothing is measured."""
 
     def release(self, sequence: Hashable) -> None:
         """The sequence is gone."""
@@ -80,45 +113,57 @@ class Controller(Protocol):
 class _ControlState:
     """One sequence."""
 
-    __slots__ = ("branching", "history", "needs", "nodes", "opened", "opening", "pause", "plain",
-                 "spent", "tested", "tokens", "tries", "wish")
+    __slots__ = ("branching", "by_value", "history", "method", "needs", "nodes", "off", "opened", "opening", "pause",
+                 "tokens", "tries", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
         """`method`: what all requests of its scope that use the drafter's method taught."""
-        self.wish, self.needs, self.tokens = wish, needs, tokens
+        self.wish, self.needs, self.method, self.tokens = wish, needs, method, tokens
+        self.by_value = not needs.probes and (wish.verify == "coupled" or not needs.samples)
+        """Its drafts may be chosen by their scores: they are there to be accepted, and not sampled for a rule that
+        would mind."""
         self.opened = False
         """There was a draft."""
         self.opening = 0.0
         """Seconds of drafting until then."""
         self.history = History(method)
         self.pause = Pause()
+        self.off = False
+        """It was not worth it, when it was last weighed."""
         self.branching = False
         """Some proposal was no chain: from then on nodes are counted instead of depths."""
         self.nodes = 0
         """Of the last proposal."""
-        self.tries = PROBE_TRIES if needs.probes and method.cycles < PROBE_TRIES else TRIES * (1 + needs.probes)
-        self.plain = self.spent = 0.0
-        self.tested = 0.0
-        """Seconds of drafting since the last pause."""
+        self.tries = 0
+        """That are left of those which were granted."""
 
     @property
-    def speed(self) -> float:
-        """Lately, against plain decoding; at least 1, since plain decoding is always open."""
-        return min(4.0, max(1.0, self.plain / self.spent)) if self.spent > 0.0 else 1.0
+    def scored(self) -> bool:
+        """Its drafts tell what they are worth, as far as is known: they are weighed when they are there."""
+        return self.by_value and self.history.traits.scored is True
+
+    @property
+    def unknown(self) -> bool:
+        """Nobody's drafts have told yet what the method is good for."""
+        return self.method.cycles < (WINDOW * KNOWN if self.needs.probes else KNOWN)
 
 
 class AdaptiveController:
-    """Depth and size by goodput: expected tokens of a step over its expected time, searched over every size.
+    """All drafts of a step by goodput: expected tokens over expected time, searched over every number of rows.
 
-    Acceptance comes from the request's own history, which starts from that of its method and scope in this engine and
-    forgets within some 20 cycles; time from the measured curves. Drafters that score their tokens are asked every time
-    and their drafts cut where the next token would cost more than it brings at the request's present speed.
+    Acceptance comes from each request's own history, which starts from that of its method and scope in this engine and
+    forgets within some 20 cycles; time from the measured step cost. Drafters that score their tokens are asked where
+    that was worth its time, and of all their drafts together the nodes are sent that bring more than they cost at the
+    present speed. Others' drafts are sized before they are made, by the same choice.
     """
 
-    def __init__(self) -> None:
-        self.step_cost = CostCurve(step_prior)
+    def __init__(self, cost: StepCost | None = None) -> None:
+        self.cost = StepCost() if cost is None else cost
+        self.allowance = Allowance()
         self._methods = Histories()
         self._states: dict[Hashable, _ControlState] = {}
+        self._speeds: dict[int, tuple[float, float]] = {}
+        """By company: seconds that plain decoding would have taken, and that were taken, lately."""
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
               scope: str = "") -> None:
@@ -127,67 +172,211 @@ class AdaptiveController:
     def release(self, sequence: Hashable) -> None:
         self._states.pop(sequence, None)
 
-    def budget(self, sequence: Hashable, running: int, rows: int) -> Budget | None:
-        state = self._states[sequence]
-        wish = state.wish
-        if not wish.adaptive:
-            return Budget(wish.k, wish.nodes)
-        if not state.pause.over or not self.step_cost.knows(running):
-            return None  # what a plain step takes is what everything else is weighed against: measure that first
-        pace = self._pace(state, running, rows)
-        price = pace * (self.step_cost(rows + SPAN) - self.step_cost(rows)) / SPAN
-        if state.history.scored and not state.needs.probes:
-            if self._too_dear(state, running, rows):
-                state.history.worth(running).fade()
-                self._step_back(state)
-                return None
-            if state.tested > PATIENCE * self.step_cost(rows):
-                state.pause.forgive()  # judged, and found worth it
-            return Budget(wish.k, wish.nodes, price, pace)
-        size, pays = self._best_size(state, running, rows)
-        if pays:
-            state.pause.forgive()
-        elif state.tries > 0 and not self._dear_to_open(state, rows):
-            state.tries -= 1
-        else:
-            self._step_back(state)
-            return None
-        if state.needs.probes:
-            return Budget(wish.k, wish.nodes, price, pace)
-        return Budget(wish.k, size, price, pace) if state.branching else Budget(size, wish.nodes, price, pace)
+    # ---------------------------------------------------------------- before there are drafts
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
+    def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
+        if ahead.pressed:
+            return [None] * len(asks)
+        states = [self._states[ask.sequence] for ask in asks]
+        found: list[Budget | None] = [None if state.wish.adaptive else Budget(state.wish.k, state.wish.nodes)
+                                      for state in states]
+        # What a plain step takes is what everything else is weighed against: it is measured first.
+        open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
+        if not open:
+            return found
+        pace = self._pace(ahead)
+        price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
+        for place in self._worth_asking([place for place in open if states[place].scored], states, ahead, price, pace):
+            wish = states[place].wish
+            found[place] = Budget(wish.k, wish.nodes, price, pace, self.allowance)
+        sized = [place for place in open if not states[place].scored]
+        for place, size in zip(sized, self._sizes(sized, states, asks, ahead)):
+            if size:
+                found[place] = self._sized(states[place], size, price, pace)
+        return found
+
+    def _measured(self, ahead: Ahead) -> bool:
+        return self.cost.knows(ahead.running)
+
+    def _worth_asking(self, places: Sequence[int], states: Sequence[_ControlState], ahead: Ahead, price: float,
+                      pace: float) -> list[int]:
+        """Those whose drafters score their drafts and should save more than they take, drafter by drafter: many asked
+        together share its time. Of the others some are asked to see whether that has changed."""
+        if price >= BEST:
+            return []  # no draft is as sure as it would have to be
+        asked: list[int] = []
+        by_drafter: dict[int, list[int]] = {}
+        for place in places:
+            by_drafter.setdefault(id(states[place].history.traits), []).append(place)
+        step = self.cost(ahead.rows, ahead.context)
+        for own in by_drafter.values():
+            rounds = states[own[0]].history.traits.rounds
+            seconds = rounds(len(own)) if rounds.measured else 0.0
+            if seconds <= CHEAP * step:
+                asked += own
+                continue
+            guess = SANGUINE * seconds / len(own)
+            worths = {place: self._worth(states[place], ahead.running, guess) for place in own}
+            own.sort(key=lambda place: -worths[place])
+            count = worthwhile([pace * worths[place] for place in own], [pace], rounds)
+            strangers = tellers(ahead.running)
+            for rank, place in enumerate(own):
+                state = states[place]
+                state.off = rank >= count
+                if state.unknown and state.needs.runs_model and state.method.worth(ahead.running).asked < KNOWN:
+                    strangers -= 1
+                    if strangers >= 0:
+                        asked.append(place)
+                elif not state.off:
+                    state.pause.forgive()
+                    asked.append(place)
+                elif self._tried(state, rounds(1), ahead):
+                    asked.append(place)
+        return sorted(asked)
+
+    def _worth(self, state: _ControlState, running: int, guess: float) -> float:
+        worth = state.history.worth(running).expected(guess)
+        return worth / (1.0 + RELUCTANCE) if state.off else worth
+
+    def _sizes(self, places: Sequence[int], states: Sequence[_ControlState], asks: Sequence[Ask],
+               ahead: Ahead) -> list[int]:
+        """For those whose drafts do not tell what they are worth: the size (depth of a chain, nodes of a tree) of each
+        one's next draft with the best goodput of all together; 0: none. Every step promises the same, so it is plain
+        decoding that they have to beat, and their own speed by which they are sized."""
+        if not places:
+            return []
+        pace = ahead.running / self.cost(ahead.running, ahead.context)
+        sizes = [0] * len(places)
+        for _ in range(ROUNDS):
+            drafts = [self._forecast(states[place], asks[place], pace) for place in places]
+            choice = best_choice(drafts, ahead.rows, self.cost, pace)
+            if choice.win <= LEAST_WIN:
+                break
+            sizes = choice.nodes
+            pace += choice.win / self.cost(ahead.rows + sum(sizes), ahead.context)
+        strangers = tellers(ahead.running)
+        for index, place in enumerate(places):
+            state = states[place]
+            state.off = not sizes[index]
+            least = drafts[index][0].nodes
+            if state.unknown and not self._dear_to_open(state, ahead):
+                strangers -= 1  # the others are told by these
+                sizes[index] = max(sizes[index], least) if strangers >= 0 else 0
+            elif sizes[index]:
+                state.pause.forgive()
+            elif self._tried(state, self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
+                sizes[index] = least
+        return sizes
+
+    def _forecast(self, state: _ControlState, ask: Ask, pace: float) -> list[Block]:
+        """What the nodes of its next draft should gain, less the time of drafting them."""
+        wish, history = state.wish, state.history
+        most = wish.k
+        if state.needs.probes:
+            most = state.nodes or wish.nodes
+        elif state.branching:
+            most = min(wish.nodes, max(4, 2 * state.nodes))
+        draft_cost = history.traits.cost if history.traits.cost.measured else None
+        row = pace * self.cost.context.seconds * ask.context
+        weight = (BEHIND if ask.behind else 1.0) / (1.0 + RELUCTANCE if state.off else 1.0)
+        gains: list[float] = []
+        alive, before = 1.0, 0.0
+        for count, rate in enumerate((history.by_node if state.branching else history.by_depth).rates(most), 1):
+            alive = rate if state.branching else alive * rate
+            taken = 0.0 if draft_cost is None else draft_cost(wish.k if state.branching else count)
+            gains.append(weight * alive - row - pace * (taken - before))
+            before = taken
+            if alive < NEGLIGIBLE and not state.needs.probes:
+                break
+        return blocks(gains, state.needs.probes)
+
+    def _sized(self, state: _ControlState, size: int, price: float, pace: float) -> Budget:
+        wish = state.wish
+        if state.needs.probes:
+            return Budget(wish.k, wish.nodes, price, pace, self.allowance)
+        if state.branching:
+            return Budget(wish.k, size, price, pace, self.allowance)
+        return Budget(size, wish.nodes, price, pace, self.allowance)
+
+    def _tried(self, state: _ControlState, seconds: float, ahead: Ahead) -> bool:
+        """Whether somebody is drafted for though that should not pay: now and then, ever more rarely, and as far as
+        the allowance goes."""
+        if state.tries > 0:
+            state.tries -= 1
+            return True
+        if not state.pause.over or self._dear_to_open(state, ahead):
+            return False
+        state.pause.begin()
+        state.history.fade(ahead.running)  # what it knows of this text is old: others may know better
+        times = WINDOW if state.needs.probes else 1
+        opening = 0.0 if state.opened else state.history.traits.opening(state.tokens)
+        if not self.allowance.spend(times * seconds + opening):
+            return False
+        state.tries = times - 1
+        return True
+
+    def _dear_to_open(self, state: _ControlState, ahead: Ahead) -> bool:
+        """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
+        prompt, as other requests have shown."""
+        opening = state.history.traits.opening(state.tokens)
+        return not state.opened and opening > DEAR_OPENING * self.cost(ahead.rows, ahead.context)
+
+    # ---------------------------------------------------------------- once they are there
+
+    def drafted(self, sequence: Hashable, depth: int, seconds: float, together: int = 1) -> None:
         state = self._states[sequence]
         state.history.traits.cost.observe(depth, seconds)
-        state.tested += seconds
+        state.history.traits.rounds.observe(together, seconds * together)
         if not state.opened:
             state.opening += seconds
 
-    def choose(self, sequence: Hashable, draft: DraftTree | None, running: int, rows: int) -> DraftTree | None:
-        state = self._states[sequence]
+    def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
+        state = self._states[ask.sequence]
         state.history.proposal = draft
         if draft is None:
             if state.wish.adaptive and not state.needs.probes:  # nobody else's drafts are judged
-                state.history.worth(running).learn(0.0)
+                state.history.worth(ahead.running).learn(0.0)
             return None
         if not state.opened:
             state.opened = True
             state.history.traits.opening.observe(state.tokens, state.opening)
         state.branching = state.branching or not draft.is_chain
         state.nodes = len(draft)
-        state.history.scored = draft.scores is not None
-        by_value = draft.q is None or state.wish.verify == "coupled"
-        if draft.scores is None or not by_value or not state.wish.adaptive or state.needs.probes:
-            return draft
-        pace, cost = self._pace(state, running, rows), self.step_cost
-        start, gained, best, nodes = cost(rows), 0.0, 0.0, 0
-        for index, chance in enumerate(state.history.by_score.worth(draft, NEGLIGIBLE)[1]):
-            gained += chance
-            win = gained - pace * (cost(rows + index + 1) - start)
-            if win > best:
-                best, nodes = win, index + 1
-        state.history.worth(running).learn(best / pace)
-        return draft.trimmed(nodes) if best > LEAST_WIN else None
+        state.history.traits.scored = draft.scores is not None
+        by_value = state.by_value and (draft.q is None or state.wish.verify == "coupled")
+        if draft.scores is None or not by_value or not state.wish.adaptive:
+            return Offer(ask, draft, None)
+        return Offer(ask, draft, state.history.by_score.worth(draft, NEGLIGIBLE)[1])
+
+    def choose(self, offers: Sequence[Offer], ahead: Ahead) -> list[DraftTree | None]:
+        rows = ahead.rows + sum(len(offer.draft) for offer in offers if offer.chances is None)
+        pace, read = self._pace(ahead), self.cost.context.seconds
+        drafts = [blocks([(BEHIND if offer.ask.behind else 1.0) * chance - pace * read * offer.ask.context
+                          for chance in offer.chances or ()]) for offer in offers]
+        choice = best_choice(self._told(offers, drafts, ahead.running), rows, self.cost, pace)
+        nodes = choice.nodes if choice.win > LEAST_WIN else [0] * len(offers)
+        added = sum(nodes)
+        seconds = (self.cost(rows + added) - self.cost(rows)) / added if added else 0.0
+        sent: list[DraftTree | None] = []
+        for offer, taken in zip(offers, nodes):
+            if offer.chances is None:
+                sent.append(offer.draft)
+                continue
+            saved = sum(offer.chances[:taken]) / pace - taken * (seconds + read * offer.ask.context)
+            self._states[offer.ask.sequence].history.worth(ahead.running).learn(max(0.0, saved))
+            sent.append(offer.draft.trimmed(taken) if taken else None)
+        return sent
+
+    def _told(self, offers: Sequence[Offer], drafts: Sequence[Sequence[Block]],
+              running: int) -> list[Sequence[Block]]:
+        """Of methods of which nothing is known only the best drafts of some: what comes of them tells the others."""
+        strangers = [place for place, offer in enumerate(offers)
+                     if offer.chances is not None and self._states[offer.ask.sequence].unknown]
+        strangers.sort(key=lambda place: -sum(offers[place].chances or ()))
+        left_out = set(strangers[tellers(running):])
+        return [() if place in left_out else own for place, own in enumerate(drafts)]
+
+    # ---------------------------------------------------------------- when the step is over
 
     def learn(self, sequence: Hashable, observation: Observation) -> None:
         state = self._states.get(sequence)
@@ -203,68 +392,27 @@ class AdaptiveController:
             found = outcomes(proposal, observation.tokens)
         else:
             proposal, found = sent, verdicts(sent, observation.accepted)
-        trusting = not state.needs.probes
-        if not state.branching or (trusting and proposal.scores is not None):
-            state.history.learn(proposal, found, trusting)
+        if not state.branching or (state.by_value and proposal.scores is not None):
+            state.history.learn(proposal, found, state.by_value)
         elif sent is not None:
             state.history.learn_nodes(sent, observation.accepted)
 
-    def spent(self, sequence: Hashable, tokens: int, seconds: float, plain_seconds: float) -> None:
-        state = self._states.get(sequence)
-        if state is not None:
-            state.spent = SPEED_MEMORY * state.spent + seconds
-            state.plain = SPEED_MEMORY * state.plain + plain_seconds
+    def stepped(self, load: Load, running: int, tokens: int, drafting: float) -> None:
+        if not self.cost.measured or not running:
+            return
+        taken = self.cost(load.rows, load.context) + drafting
+        self.allowance.earn(taken)
+        company = running.bit_length()
+        plain, spent = self._speeds.get(company, (0.0, 0.0))
+        self._speeds[company] = (SPEED_MEMORY * plain + tokens * self.plain_cost(running, load.context),
+                                 SPEED_MEMORY * spent + taken)
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        self.step_cost.observe(rows, seconds)
+    def plain_cost(self, running: int, context: float = 0.0) -> float:
+        return self.cost(running, context) / running if self.cost.measured else 0.0
 
-    def plain_cost(self, rows: int) -> float:
-        return self.step_cost(rows) / rows if self.step_cost.measured else 0.0
-
-    def _pace(self, state: _ControlState, running: int, rows: int) -> float:
-        """Tokens a second, of all sequences together, at the speed reached so far."""
-        return state.speed * running / self.step_cost(rows)
-
-    def _best_size(self, state: _ControlState, running: int, rows: int) -> tuple[int, bool]:
-        """The size (depth of a chain, nodes of a tree) with the best goodput of all, and whether that beats none."""
-        wish, cost = state.wish, self.step_cost
-        most = wish.k
-        if state.needs.probes:
-            most = state.nodes or wish.nodes
-        elif state.branching:
-            most = min(wish.nodes, max(4, 2 * state.nodes))
-        history = state.history
-        draft_cost = history.traits.cost if history.traits.cost.measured else None
-        places = history.by_node if state.branching else history.by_depth
-        none = running / cost(rows)
-        best, size, alive, gained = 0.0, 1, 1.0, float(running)
-        for count, rate in enumerate(places.rates(most), 1):
-            alive = rate if state.branching else alive * rate
-            gained += alive
-            if state.needs.probes and count < most:
-                continue
-            depth = wish.k if state.branching else count
-            goodput = gained / (cost(rows + count) + (draft_cost(depth) if draft_cost is not None else 0.0))
-            if goodput > best:
-                best, size = goodput, count
-            if alive < NEGLIGIBLE and not state.needs.probes:
-                break
-        return size, best > (1.0 + LEAST_WIN) * none
-
-    def _too_dear(self, state: _ControlState, running: int, rows: int) -> bool:
-        """Whether a drafter with scores takes more time than it saves. It may take some until that is said."""
-        step, seconds = self.step_cost(rows), state.history.traits.cost(state.wish.k)
-        if seconds <= CHEAP * step or state.tested <= PATIENCE * step:
-            return False
-        return seconds > state.history.worth(running).expected(SANGUINE * seconds)
-
-    def _dear_to_open(self, state: _ControlState, rows: int) -> bool:
-        """Whether even the first draft of a request would take many steps' time: that of a model that has to read the
-        prompt, as other requests have shown."""
-        return not state.opened and state.history.traits.opening(state.tokens) > DEAR_OPENING * self.step_cost(rows)
-
-    def _step_back(self, state: _ControlState) -> None:
-        """Leave the drafter alone for a while, longer each time, and give it one more try then."""
-        state.pause.begin()
-        state.tries = 1
-        state.tested = min(state.tested, 0.5 * PATIENCE * self.step_cost(1))
+    def _pace(self, ahead: Ahead) -> float:
+        """Tokens a second, of all sequences together, at the speed reached so far in such company: at least that of
+        plain decoding, which is always open."""
+        plain, spent = self._speeds.get(ahead.running.bit_length(), (1.0, 1.0))
+        speed = min(4.0, max(1.0, plain / spent)) if spent > 0.0 else 1.0
+        return speed * ahead.running / self.cost(ahead.running, ahead.context)

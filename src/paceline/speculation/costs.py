@@ -1,9 +1,10 @@
-"""What a step of so many rows, a draft so deep and a request's first draft take, measured as the engine goes."""
+"""What things take, measured as the engine goes: seconds by a count, by a line, until a request's first draft."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 FIRST = 5
@@ -16,15 +17,21 @@ TRUSTED = 2
 STALE_AFTER = 1000
 """Observations after which a count that was not seen again is forgotten: the machine may have changed."""
 REFRESH_EVERY = 16
+STEADY = 0.001
+"""What a slope is held by, as a share of all that is remembered: with little to tell it by, it stays what it was."""
+SURPRISE = 3.0
+"""Times what was expected that a sample of a line counts for, at most: what keeps the machine busy now and then is not
+its rows. To be twice as dear is to be expected of twice as much."""
 OPENINGS = 2
 """Requests after which a drafter's first drafts are taken to cost what they have cost."""
 OPENING_MEMORY = 0.9
 
 
 class _Point:
-    __slots__ = ("first", "last_seen", "value")
+    __slots__ = ("anchored", "first", "last_seen", "value")
 
     def __init__(self, seconds: float) -> None:
+        self.anchored = False
         self.first = [seconds]
         self.value = seconds
         self.last_seen = 0
@@ -57,12 +64,30 @@ class CostCurve:
         return bool(self._points)
 
     def knows(self, count: int) -> bool:
-        """Whether this count, or one within a fifth of it, was measured lately and more than once."""
-        for near in range(-(-count * 4 // 5), count * 5 // 4 + 1):
-            point = self._points.get(near)
-            if point is not None and len(point.first) >= TRUSTED:
-                return True
-        return False
+        """Whether this count, or one within a fifth of it, was measured lately and more than once, or a smaller and a
+        larger one were."""
+        trusted = [known for known, point in self._points.items() if len(point.first) >= TRUSTED]
+        near = [known for known in trusted if 4 * count <= 5 * known and 4 * known <= 5 * count]
+        return bool(near) or (bool(trusted) and min(trusted) < count < max(trusted))
+
+    def anchor(self) -> None:
+        """What is known now was measured on purpose, all of it at one time: it is not forgotten, and what comes moves
+        all counts together sooner than one."""
+        for point in self._points.values():
+            point.anchored = True
+            point.first += [point.value] * (FIRST - len(point.first))
+
+    def points(self) -> dict[int, float]:
+        """Seconds of the counts that were measured more than once."""
+        return {count: self._level * point.value for count, point in self._points.items()
+                if len(point.first) >= TRUSTED}
+
+    def restore(self, points: Mapping[int, float]) -> None:
+        """As if these had been measured, on purpose."""
+        for count, seconds in points.items():
+            for _ in range(TRUSTED):
+                self.observe(count, seconds)
+        self.anchor()
 
     def observe(self, count: int, seconds: float) -> None:
         self._seen += 1
@@ -92,8 +117,9 @@ class CostCurve:
     def _refresh(self) -> None:
         """Take up what was observed: drop what is stale, make the values rise with the counts."""
         oldest = self._seen - STALE_AFTER
-        if any(point.last_seen < oldest for point in self._points.values()):
-            self._points = {count: point for count, point in self._points.items() if point.last_seen >= oldest}
+        if any(point.last_seen < oldest and not point.anchored for point in self._points.values()):
+            self._points = {count: point for count, point in self._points.items()
+                            if point.last_seen >= oldest or point.anchored}
         self._counts = sorted(self._points)
         self._values = [self._points[count].value for count in self._counts]
         for index in range(len(self._values) - 2, -1, -1):
@@ -114,6 +140,52 @@ class CostCurve:
         low, high = counts[place - 1], counts[place]
         share = (count - low) / (high - low)
         return values[place - 1] + share * (values[place] - values[place - 1])
+
+
+class Line:
+    """y = level + slope x by least squares, both at least 0; what is older weighs less."""
+
+    def __init__(self, memory: float, spread: float) -> None:
+        """`memory`: how much weight is remembered; `spread`: of x, as one would expect it."""
+        self._memory = memory
+        self._hold = STEADY * memory * spread * spread
+        self._weight = 0.0
+        self._x = self._y = 0.0
+        """Means."""
+        self._xx = self._xy = 0.0
+        """About the means."""
+        self.slope = 0.0
+
+    @property
+    def measured(self) -> bool:
+        return self._weight > 0.0
+
+    @property
+    def told(self) -> bool:
+        """Whether x varied, so that the slope is one that was seen."""
+        return self._xx > 0.0 and self.slope > 0.0
+
+    @property
+    def proportion(self) -> float | None:
+        """y by x while x was always the same, and not 1: what grows with it cannot be told. None: it can, or must be
+        tried."""
+        return None if self._xx or self._x <= 1.0 else self._y / self._x
+
+    def observe(self, x: float, y: float, weight: float = 1.0) -> None:
+        if self._y > 0.0:
+            y = min(y, SURPRISE * max(self(x), self._y * x / self._x if self._x > 0.0 else y))
+        kept = math.exp(-weight / self._memory)
+        old = kept * self._weight
+        self._weight = old + weight
+        share, off_x, off_y = weight / self._weight, x - self._x, y - self._y
+        self._x += share * off_x
+        self._y += share * off_y
+        self._xx = kept * self._xx + old * share * off_x * off_x
+        self._xy = kept * self._xy + old * share * off_x * off_y
+        self.slope = max(0.0, (self._xy + self._hold * self.slope) / (self._xx + self._hold))
+
+    def __call__(self, x: float) -> float:
+        return max(0.0, self._y + self.slope * (x - self._x))
 
 
 class OpeningCost:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError
 from paceline.kernels.device.lookup import DeviceDraft
+from paceline.speculation.exploration import Allowance
 from paceline.speculation.models import DraftModels
 from paceline.speculation.sequence import DraftedSequence
 from paceline.speculation.tree import DraftTree
@@ -48,6 +49,8 @@ class Budget:
     nodes: int
     price: float = 0.0
     pace: float = 0.0
+    allowance: Allowance | None = None
+    """What drafters made of others may spend on trying one that should not pay; None: as they like."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class Observation:
     """By layer, for those that Needs.taps names: [n, h] of the n tokens that the step computed and that stand, the last
     of them the one before the newest. Of a prompt that is its last chunk: who needs all of a text, whatever was cached
     of it, keeps it beside the cache, as trained heads do (engine/execute/target_heads.py)."""
+    overlaps: Sequence[float] = ()
+    """Of each sampled token that was tested: the sum of min(p, q). Rules that read q only."""
 
 
 class Drafter(Protocol):

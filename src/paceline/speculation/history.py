@@ -56,8 +56,7 @@ class History:
     learnt about for all together: both have the same `traits`, as have those of other scopes.
     """
 
-    __slots__ = ("_wider", "_worth", "_yields", "by_depth", "by_node", "by_score", "cycles", "proposal", "scored",
-                 "traits")
+    __slots__ = ("_wider", "_worth", "_yields", "by_depth", "by_node", "by_score", "cycles", "proposal", "traits")
 
     def __init__(self, wider: History | None = None, traits: Traits | None = None) -> None:
         """`traits`: the drafter's; without any, those of the wider history, or new ones."""
@@ -73,8 +72,6 @@ class History:
         self._worth: dict[int, Worth] = {}
         self.cycles = 0
         """Drafts that were verified."""
-        self.scored: bool | None = None
-        """Whether the last draft told of here carried scores; None: there was none."""
         self.proposal: DraftTree | None = None
         """The last one, whole, until what came instead is known."""
 
@@ -97,6 +94,12 @@ class History:
             known = self._yields[place] = Yield(None if self._wider is None else self._wider.yields(beside),
                                                 place * BESIDE)
         return known
+
+    def fade(self, running: int) -> None:
+        """What is known of this sequence alone is old: it counts half."""
+        self.worth(running).fade()
+        self.by_depth.fade()
+        self.by_node.fade()
 
     def settled(self) -> DraftTree | None:
         """The proposal whose fate is known now, or None: there was none. It is waited for no more."""

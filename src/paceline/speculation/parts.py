@@ -29,7 +29,8 @@ class Part:
     def budget(self, given: Budget) -> Budget:
         if given.depth <= self.depth and given.nodes <= self.nodes:
             return given
-        return Budget(min(given.depth, self.depth), min(given.nodes, self.nodes), given.price, given.pace)
+        return Budget(min(given.depth, self.depth), min(given.nodes, self.nodes), given.price, given.pace,
+                      given.allowance)
 
 
 class MadeOfParts:

@@ -51,6 +51,11 @@ class SpeculationStats:
     """reached_by_depth[d]: those of them in which all before it was accepted."""
     provenance: list[Provenance] = field(default_factory=list)
     """Per output token of sample 0."""
+    overlap: float = 0.0
+    """The sum of min(p, q) over the vocabulary, added up over drafted tokens that were sampled from a known q and
+    tested."""
+    overlapped: int = 0
+    """How many those are."""
     plain: int = 0
     """Tokens of steps without a draft, one each; the first token, which comes with the prompt, is not among them."""
     draft_s: float = 0.0
@@ -78,6 +83,12 @@ class SpeculationStats:
     def mean_accepted_length(self) -> float:
         """Tokens per cycle, the bonus token counted (plain decoding is 1.0)."""
         return self.emitted / self.cycles if self.cycles else 1.0
+
+    @property
+    def expected_acceptance(self) -> float | None:
+        """How likely a tested token was accepted, by what target and drafter thought of all tokens: the mean of the sum
+        of min(p, q), free of luck. None: no rule read a q."""
+        return self.overlap / self.overlapped if self.overlapped else None
 
     @property
     def tokens_per_step(self) -> float:
@@ -147,6 +158,8 @@ class SpeculationStats:
         self.drafted += other.drafted
         self.accepted += other.accepted
         self.emitted += other.emitted
+        self.overlap += other.overlap
+        self.overlapped += other.overlapped
         self.plain += other.plain
         _add_up(self.by_depth, other.by_depth)
         _add_up(self.tried_by_depth, other.tried_by_depth)
@@ -161,7 +174,8 @@ class SpeculationStats:
     def as_dict(self) -> dict[str, Any]:
         return {"method": self.method, "verify": self.verify, "rule": self.rule, "lossy": self.lossy,
                 "cycles": self.cycles, "drafted": self.drafted, "accepted": self.accepted,
-                "plain": self.plain, "mean_accepted_length": self.mean_accepted_length,
+                "plain": self.plain, "overlap": self.overlap, "overlapped": self.overlapped,
+                "expected_acceptance": self.expected_acceptance, "mean_accepted_length": self.mean_accepted_length,
                 "tokens_per_step": self.tokens_per_step,
                 "acceptance_by_position": self.acceptance_by_position,
                 "conditional_acceptance": self.conditional_acceptance, "accepted_by_depth": list(self.by_depth),

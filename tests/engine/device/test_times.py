@@ -130,10 +130,10 @@ def test_a_gap_is_what_the_host_took(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = made(1)
     propose = llm.engine._drafting.propose
 
-    def slow(running: Any) -> None:
+    def slow(*given: Any) -> None:
         nonlocal now
         now += 2.0
-        propose(running)
+        propose(*given)
 
     monkeypatch.setattr(llm.engine._drafting, "propose", slow)
     outs(llm, [GREEDY], 6, {"method": "wrong", "k": 2, "tokens": [1] * 6})

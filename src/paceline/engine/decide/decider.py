@@ -273,7 +273,7 @@ def _emit_verified(group: RowGroup, sampled: Sampled, verdict: Verdict) -> Decis
 def _emit_path(seq: Sequence, verdict: Verdict, first: int, draft: DraftTree, processed: Processed,
                scribe: _Scribe) -> Decision:
     """Hand a verdict's tokens to the sequence's text one by one, until it ends."""
-    decision = Decision([], draft=draft)
+    decision = Decision([], draft=draft, overlaps=verdict.overlaps)
     origins: list[Provenance] = []
     for index, (token, row) in enumerate(zip(verdict.tokens, verdict.rows)):
         origins.append(_origin(index, verdict, draft))

@@ -27,6 +27,8 @@ class Decision(GroupResult):
     draft: DraftTree | None = None
     origins: Seq[Provenance] = (PLAIN,)
     """Where each token came from."""
+    overlaps: Seq[float] = ()
+    """Of drafts that were sampled (Verdict.overlaps)."""
     rounds: Seq[Round] = ()
     """Of a group for which the device drafted by itself, one for each time the step ran."""
     chosen: list[int] = field(default_factory=list)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from paceline.engine.decide.decision import Decision
 from paceline.engine.decide.recording import RecordedDrafts
@@ -16,10 +16,11 @@ from paceline.engine.execute.target_heads import TargetHeads
 from paceline.engine.records.metrics import RepeatTimes, StepTimes
 from paceline.engine.records.record import Record
 from paceline.engine.rows.placement import place_without_drafter
+from paceline.engine.schedule.pace import decodes, load_of
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.kernels.device.lookup import head_number, looks_up, without_head
-from paceline.speculation.control import Controller
+from paceline.speculation.control import Ahead, Ask, Controller, Offer
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.guard import Guard, Proposal, reason
 from paceline.speculation.parts import MadeOfParts
@@ -88,42 +89,59 @@ class Drafting(Guard[Sequence]):
             drafter.listen(self._part_failed)
         drafter.begin(seq)
 
-    def propose(self, running: SequenceOf[Sequence]) -> None:
-        """Give every caught-up sequence with a drafter its draft for the next step."""
+    def propose(self, running: SequenceOf[Sequence], pressed: bool = False) -> None:
+        """Give every caught-up sequence with a drafter its draft for the next step. `pressed`: some prompt has no time
+        to lose, and nobody gets one."""
         for seq in running if self._recorded else ():
             if seq in self._recorded and _caught_up(seq):
                 seq.draft = self._recorded[seq].at(len(seq.tokens))
         if not self._drafters:
             return
-        by_drafter: dict[int, tuple[Drafter, list[Sequence], list[Budget]]] = {}
-        rows = len(running)
-        for seq in running:
-            entry = self._drafters.get(seq)
-            if entry is not None and not seq.slow_masks and _caught_up(seq):
-                seq.draft = self._draft_forced(seq)
+        asks: list[Ask] = []
+        decoding = [seq for seq in running if seq.computed >= seq.prompt_len]
+        rows, context = len(decoding), sum(len(seq.tokens) for seq in decoding)
+        for seq in decoding:
+            if seq in self._drafters and not seq.slow_masks and _caught_up(seq):
+                seq.draft = None if pressed else self._draft_forced(seq)
                 if seq.draft is not None:
                     rows += len(seq.draft)
-                    continue
-                budget = self._budget(seq, len(running), rows)
-                if budget is not None:
-                    _, seqs, budgets = by_drafter.setdefault(id(entry[0]), (entry[0], [], []))
-                    seqs.append(seq)
-                    budgets.append(budget)
-                    rows += min(budget.depth, budget.nodes)
-        rows = len(running) + sum(len(seq.draft) for seq in running if seq.draft is not None)
-        for drafter, seqs, budgets in by_drafter.values():
-            for proposal in self.proposals(drafter, seqs, budgets):
+                    context += len(seq.draft) * len(seq.tokens)
+                elif seq.limit - len(seq.tokens) > 1:  # else no draft could be emitted
+                    asks.append(Ask(seq, len(seq.tokens), seq.record.behind))
+        if not asks:
+            return
+        ahead = Ahead(len(decoding), rows, context, pressed)
+        offers = self._offers(asks, self.controller.budgets(asks, ahead), ahead)
+        for offer, draft in zip(offers, self.controller.choose(offers, ahead) if offers else ()):
+            seq = cast("Sequence", offer.ask.sequence)
+            seq.draft = draft
+
+    def _offers(self, asks: SequenceOf[Ask], budgets: SequenceOf[Budget | None], ahead: Ahead) -> list[Offer]:
+        """What drafters have for those who may be drafted for, each asked once for all of its own."""
+        by_drafter: dict[int, tuple[Drafter, dict[Sequence, Ask], list[Budget]]] = {}
+        for ask, budget in zip(asks, budgets):
+            if budget is None:
+                continue
+            seq = cast("Sequence", ask.sequence)
+            drafter = self._drafters[seq][0]
+            _, own, limits = by_drafter.setdefault(id(drafter), (drafter, {}, []))
+            own[seq] = ask
+            left = seq.limit - len(seq.tokens) - 1
+            limits.append(budget if budget.depth <= left else replace(budget, depth=left))
+        offers: list[Offer | None] = []
+        for drafter, own, limits in by_drafter.values():
+            for proposal in self.proposals(drafter, list(own), limits):
                 seq = proposal.sequence
                 self._seconds[seq] = self._seconds.get(seq, 0.0) + proposal.seconds
-                seq.draft = self.guarded(drafter, seq, self._chosen, proposal, len(running), rows)
-                rows += 0 if seq.draft is None else len(seq.draft)
+                offers.append(self.guarded(drafter, seq, self._judged, own[seq], proposal, len(own), ahead))
+        # Whoever lost its drafter over its own draft has no offer; one that it lost over another's is not sent.
+        return [offer for offer in offers if offer is not None and offer.ask.sequence in self._drafters]
 
-    def _chosen(self, proposal: Proposal[Sequence], running: int, rows: int) -> DraftTree | None:
-        """What of a proposal is sent to the target."""
-        seq = proposal.sequence
-        draft = self._checked(proposal.draft, seq.rule)
-        self.controller.drafted(seq, proposal.budget.depth, proposal.seconds)
-        return self.controller.choose(seq, draft, running, rows)
+    def _judged(self, ask: Ask, proposal: Proposal[Sequence], together: int, ahead: Ahead) -> Offer | None:
+        """A proposal as it may be sent, and what it promises."""
+        draft = self._checked(proposal.draft, proposal.sequence.rule)
+        self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds, together)
+        return self.controller.judge(ask, draft, ahead)
 
     def _draft_forced(self, seq: Sequence) -> DraftTree | None:
         """What the structure of a request leaves no choice about needs no drafter, and no budget."""
@@ -139,12 +157,6 @@ class Drafting(Guard[Sequence]):
             return None
         self._seconds[seq] = self._seconds.get(seq, 0.0) + self._clock() - started
         return DraftTree.chain(list(tokens), GRAMMAR) if tokens else None
-
-    def _budget(self, seq: Sequence, running: int, rows: int) -> Budget | None:
-        """The controller's, less what could not be emitted any more."""
-        left = seq.limit - len(seq.tokens) - 1
-        budget = self.controller.budget(seq, running, rows) if left > 0 else None
-        return budget if budget is None or budget.depth <= left else replace(budget, depth=left)
 
     def _checked(self, draft: DraftTree | None, rule: str) -> DraftTree | None:
         """A draft as it may enter a step: a malformed one would break everybody in it, one that the request's rule
@@ -183,6 +195,8 @@ class Drafting(Guard[Sequence]):
         for one in (stats, self._total(stats)):
             if draft is not None:
                 one.record(max(draft.depths()), len(observation.accepted), len(draft), emitted)
+                one.overlap += sum(observation.overlaps)
+                one.overlapped += len(observation.overlaps)
             elif seq.output_len > emitted:  # the first token comes with the prompt, drafter or not
                 one.plain += emitted
 
@@ -206,22 +220,25 @@ class Drafting(Guard[Sequence]):
         if repeats is not None:
             self._account_repeated(step, decisions, repeats)
             return
-        if step.prompt_rows or not by_itself:
+        if not by_itself:
             return
-        rows = step.rows
+        load = load_of(step)
+        decoding = [decision for group, decision in zip(step.groups, decisions) if decodes(group)]
+        self.controller.stepped(load, len(decoding), sum(len(one.tokens) for one in decoding), times.draft)
+        if load.prompt_rows:
+            return
+        rows, running = load.rows, len(step.groups)
         whole = sum(times) - times.draft
-        self.controller.stepped(rows, whole)
-        running = len(step.groups)
+        plain_token = self.controller.plain_cost(running, load.context * running / rows)
         for group, decision in zip(step.groups, decisions):
             stats: SpeculationStats | None = group.seq.record.speculation
             if stats is None or not decision.tokens:
                 continue
             share = len(group.tokens) / rows
             draft = seconds.get(group.seq, 0.0)
-            plain = len(decision.tokens) * self.controller.plain_cost(running)
+            plain = len(decision.tokens) * plain_token
             for one in (stats, self._total(stats)):
                 one.spend(draft, times.forward * share, times.sample * share, whole * share + draft, plain or None)
-            self.controller.spent(group.seq, len(decision.tokens), whole * share + draft, plain)
 
     def _account_repeated(self, step: Step, decisions: SequenceOf[Decision], times: RepeatTimes) -> None:
         """Everybody has the same share of the time in which a device drafts and goes on by itself: the rows of a step

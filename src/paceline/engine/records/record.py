@@ -46,6 +46,12 @@ class Record:
         self.open = len(emitters)
         """Samples that have not ended."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether tokens come more slowly than they should."""
+        target, pace = self.request.target_tpot_s, self.metrics.tpot
+        return target is not None and pace is not None and pace > target
+
     def snapshot(self) -> RequestOutput:
         request = self.request
         return RequestOutput(

@@ -16,8 +16,10 @@ from paceline.engine.schedule.preemption import Preemption
 from paceline.engine.schedule.sequence import UNSEATED, Branch, Sequence, Status
 from paceline.engine.schedule.step import GroupResult, Repeat, RowGroup, Step
 from paceline.engine.schedule.step_builder import StepBuilder
+from paceline.engine.schedule.targets import any_late
 from paceline.errors import QueueFullError, RequestError
 from paceline.request import Request
+from paceline.speculation.step_cost import StepCost
 
 FINISHED, RUNNING, WAITING = Status.FINISHED, Status.RUNNING, Status.WAITING
 
@@ -46,15 +48,15 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerLimits, cache: CacheManager, clock: Callable[[], float],
-                 preemption: Preemption | None = None) -> None:
-        """`preemption`: who is swapped to the host; None: nobody."""
+                 preemption: Preemption | None = None, cost: StepCost | None = None) -> None:
+        """`preemption`: who is swapped to the host; None: nobody. `cost`: the engine's model of what steps take."""
         self.config = config
         self.cache = cache
         self.clock = clock
         self._most_rows = config.max_batch_tokens
         self._capacity = cache.capacity()
         self.preemption = preemption or Preemption()
-        self._filler = StepBuilder(config, cache, clock, self.preemption)
+        self._filler = StepBuilder(config, cache, clock, self.preemption, cost)
         self._running = self._filler.running
         self._waiting = self._filler.waiting
         self.pace = self._filler.pace
@@ -62,6 +64,8 @@ class Scheduler:
         self._held: dict[str, Sequence] = {}
         """Requests that are not ready to queue, by id: their sample 0."""
         self._deadlines: list[tuple[float, int, str]] = []
+        self._timely = 0
+        """Live requests with a target for their first token."""
         self._flight: deque[Step] = deque()
         self._moves: list[SlotMove] = []
         """Compaction of accepted drafts, for the next step to carry out before anything else. Moves of a sequence
@@ -157,6 +161,7 @@ class Scheduler:
             sequences.append(seq)
         sequences[0].siblings = sequences[1:]
         self._requests[request.id] = list(sequences)
+        self._timely += request.target_ttft_s is not None
         if held:
             self._held[request.id] = sequences[0]
         else:
@@ -211,6 +216,15 @@ class Scheduler:
     def due(self) -> list[Sequence]:
         """Those of the running sequences who take part in the next step. A view: do not change it."""
         return self._filler.due()
+
+    @property
+    def pressed(self) -> bool:
+        """Whether drafts would make some prompt's first token come later than its target."""
+        if not self._timely:
+            return False
+        prompts = [seq for seq in self._running if seq.computed < seq.prompt_len]
+        decoding = len(self._running) - len(prompts)
+        return any_late([*prompts, *self._waiting.snapshot()], self.pace, decoding, self.clock())
 
     def free(self) -> list[Sequence]:
         """Those who are not in flight and whose next step could be repeated."""
@@ -440,6 +454,7 @@ class Scheduler:
         siblings.remove(seq)
         if not siblings:
             del self._requests[seq.request.id]
+            self._timely -= seq.request.target_ttft_s is not None
         for sibling in seq.siblings:
             self._finish(sibling, reason)
         seq.siblings = []

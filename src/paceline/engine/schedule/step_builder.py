@@ -15,6 +15,7 @@ from paceline.engine.schedule.seats import Seats
 from paceline.engine.schedule.sequence import PENDING, Placement, Reach, Sequence, Status
 from paceline.engine.schedule.shares import allot, share_of
 from paceline.engine.schedule.step import Repeat, RowGroup
+from paceline.speculation.step_cost import StepCost
 
 if TYPE_CHECKING:
     from paceline.speculation.tree import DraftTree
@@ -30,9 +31,9 @@ class StepBuilder(Seats):
     """Builds steps, of those who have seats and of those whom it lets in."""
 
     def __init__(self, config: SchedulerLimits, cache: CacheManager, clock: Callable[[], float],
-                 preemption: Preemption) -> None:
+                 preemption: Preemption, cost: StepCost | None = None) -> None:
         super().__init__(config, cache, clock, preemption)
-        self.pace = Pace(config.max_step_s)
+        self.pace = Pace(config.max_step_s, cost)
         self._seconds = 0.0
         """That the step being built has for prompts; math.inf: it takes as long as it takes."""
         self._logit_rows = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from paceline.kernels.device.lookup import DeviceDraft, EitherDraft, HeadDraft, Lookup
@@ -192,7 +192,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
                 continue
             depth, win = win_by_depth(record.history, budget, record.width)
             if _pays(record, one, win > (0.0 if one.best is None else one.best.win)):
-                asked.append((one, Budget(depth, budget.nodes, budget.price, budget.pace)))
+                asked.append((one, replace(budget, depth=depth)))
         together.sort(key=lambda entry: -entry[0])
         count = worthwhile([entry[0] for entry in together], [entry[1].budget.pace for entry in together],
                            candidate.traits.rounds)
@@ -322,11 +322,14 @@ def _judged(record: _Record, draft: DraftTree, offers: _Offers) -> _Found:
 
 def _pays(record: _Record, offers: _Offers, expected: bool) -> bool:
     """Whether a candidate is asked that is or is not expected to pay. Where it is not it is left alone for a while and
-    then tried once, unless something better is at hand."""
+    then tried once, unless something better is at hand or all requests together have tried enough lately."""
     if expected:
         record.pause.forgive()
         return True
     if not record.pause.over or (offers.best is not None and offers.best.win >= LEAST_WIN):
+        return False
+    rounds, allowance = record.candidate.traits.rounds, offers.budget.allowance
+    if allowance is not None and not allowance.spend(rounds(1) if rounds.measured else 0.0):
         return False
     record.pause.begin()
     return True

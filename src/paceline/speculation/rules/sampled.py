@@ -37,23 +37,25 @@ def without_replacement(tree: DraftTree, p: Target, randomness: Randomness) -> V
 def _walk(tree: DraftTree, p: Target, randomness: Randomness, *, reduce_q: bool) -> Verdict:
     children = children_of(tree)
     tokens: list[int] = []
+    overlaps: list[float] = []
     at = 0
     twins = [0]
     """Rows that hold the same text as `at`, itself included: drafts that coincided go on together."""
     while True:
         candidates = sorted(child for row in twins for child in children.get(row, ()))
-        token, taken = _token_after(tree, at, candidates, p, randomness, reduce_q)
+        token, taken = _token_after(tree, at, candidates, p, randomness, reduce_q, overlaps)
         tokens.append(token)
         if taken is None:
             path = path_to(tree, at)
-            return Verdict(tokens, [0, *path], path, bonus=not candidates)
+            return Verdict(tokens, [0, *path], path, bonus=not candidates, overlaps=overlaps)
         at = taken
         twins = [row for row in candidates if tree.tokens[row - 1] == token]
 
 
 def _token_after(tree: DraftTree, row: int, candidates: list[int], p: Target, randomness: Randomness,
-                 reduce_q: bool) -> tuple[int, int | None]:
-    """The token that comes after `row` and, where it is a draft, the candidate it is."""
+                 reduce_q: bool, overlaps: list[float]) -> tuple[int, int | None]:
+    """The token that comes after `row` and, where it is a draft, the candidate it is. How likely the first of them was
+    is added to `overlaps`."""
     if all(_q(tree, candidate) is None for candidate in candidates):
         # Point masses one after the other come to a single sample of the target's own, looked for among them.
         token = randomness.target(row)
@@ -69,6 +71,8 @@ def _token_after(tree: DraftTree, row: int, candidates: list[int], p: Target, ra
         family = (tree.parents[candidate - 1], id(declared))
         q = None if declared is None else reduced.get(family, declared)
         chance = 1.0 if q is None else float(q[token])
+        if index == 0 and q is not None:
+            overlaps.append(float(np.minimum(left, q).sum()))
         if chance <= 0.0:
             continue  # sampled before, or never from this q: it says nothing, and changes nothing
         # Strict: u may be 0, and a token the target rules out must not pass.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -37,12 +37,14 @@ class Randomness(Protocol):
 class Verdict:
     """tokens: what is emitted, in order: the accepted drafts, then one more (correction or bonus).
     rows: the row each of those tokens was sampled at. path: the accepted rows, ascending, row 0 excluded.
-    bonus: nothing had been drafted where the last token came from."""
+    bonus: nothing had been drafted where the last token came from. overlaps: where a token was sampled from a q, the
+    sum of min(p, q) over the vocabulary, which is how likely such a draft is accepted, whatever became of this one."""
 
     tokens: list[int]
     rows: list[int]
     path: list[int]
     bonus: bool = False
+    overlaps: list[float] = field(default_factory=list)
 
 
 Verify = Callable[..., Verdict]

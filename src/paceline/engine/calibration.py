@@ -1,0 +1,69 @@
+"""Calibration: what steps take, measured before the first request, by steps of requests that nobody asked for."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+from paceline.request import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.engine.core import Engine
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+STEPS = 3
+"""Of each number of rows, besides those in which further ones come in."""
+LIMIT = 1.5
+"""Seconds for all of it: where steps take long, the largest are left out."""
+PROMPT, CHUNK = 8, 96
+"""Tokens of a request's prompt, and of one more whose rows tell what those of prompts take."""
+SALT = "calibration"
+
+
+def calibrate(engine: Engine, limit: float = LIMIT) -> None:
+    """Decode for ever more sequences at once until the time is over, as requests do; engine.cost learns from it as from
+    any step. Only where nobody has asked for anything yet: what it leaves in the cache is emptied, what it counted is
+    taken back. One that fails says nothing: the first request will."""
+    counted = deepcopy(engine.metrics)
+    running: list[str] = []
+    try:
+        _decode(engine, running, limit)
+    except PacelineError:
+        pass
+    finally:
+        for request in running:
+            engine.cancel(request)
+        while engine.has_work:
+            engine.step()
+        for request in running:
+            engine.take(request)
+        engine.cache.forget()
+        for name in counted.__slots__:
+            setattr(engine.metrics, name, getattr(counted, name))
+    engine.cost.anchor()
+
+
+def _decode(engine: Engine, running: list[str], limit: float) -> None:
+    started, cost, longest = engine.clock(), engine.cost, engine.config.max_model_len
+    length = min(longest - 1, PROMPT + 4 * STEPS * len(ROWS))
+    for rows in ROWS:
+        if rows > engine.config.max_num_seqs or \
+                engine.clock() - started + (STEPS + 1) * (cost(rows) if cost.measured else 0.0) > limit:
+            break
+        while len(running) < rows:
+            _add(engine, running, min(PROMPT, length), max(1, length - PROMPT))
+        for _ in range(STEPS + 1):
+            engine.step()
+    _add(engine, running, min(CHUNK, longest - 1), 1)
+    for request in running[:-1]:
+        engine.cancel(request)
+    while engine.has_work:
+        engine.step()
+
+
+def _add(engine: Engine, running: list[str], prompt: int, tokens: int) -> None:
+    """One more request, which finds nothing in the cache."""
+    name = f"{SALT}-{len(running)}"
+    running.append(engine.add([1] * prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True,
+                                                           cache_salt=name), speculation=None, request_id=name))

@@ -1,0 +1,73 @@
+"""Profiles: what steps take, kept on disk for the next time that the same model runs on the same machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from contextlib import suppress
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.models.load.default_model import cache_dir
+from paceline.speculation.step_cost import StepCost
+
+LARGEST = 1 << 20
+"""Bytes of a profile; a larger file is none."""
+
+
+def machine(device: torch.device) -> str:
+    """What runs the steps: a card's name, or the processor's."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(("model name", "CPU part")):
+                return f"{platform.machine()} {line.split(':', 1)[1].strip()}"
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:  # it runs from its sources
+        return ""
+
+
+class Profile:
+    """One file, found by everything that step times depend on. Without it, with a broken one or one that cannot be
+    written, the engine measures anew."""
+
+    def __init__(self, **facts: Any) -> None:
+        """`facts`: of model and machine."""
+        self.facts = {"version": _version(), "cores": os.cpu_count()} | {name: str(one) for name, one in facts.items()}
+        name = sha256(json.dumps(self.facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        self.path: Path = cache_dir().parent / "profiles" / f"{name}.json"
+
+    def load(self, cost: StepCost) -> bool:
+        """Whether there was one, which `cost` knows now."""
+        try:
+            if self.path.stat().st_size > LARGEST:
+                return False
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if found["facts"] != json.loads(json.dumps(self.facts, default=str)):
+                return False
+            cost.restore(found["cost"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
+        return True
+
+    def save(self, cost: StepCost) -> None:
+        written = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(json.dumps({"facts": self.facts, "cost": cost.as_dict()}, indent=1, default=str),
+                               encoding="utf-8")
+            written.replace(self.path)
+        except OSError:
+            with suppress(OSError):
+                written.unlink(missing_ok=True)

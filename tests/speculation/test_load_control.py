@@ -1,0 +1,232 @@
+"""Over all requests of a step: what is drafted is what brings most tokens a second, whoever it is for, and under load
+nothing at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.speculation.control import AdaptiveController, Ahead, Ask
+from paceline.speculation.drafter import Needs, Observation
+from paceline.speculation.exploration import KNOWN, SHARE, Allowance
+from paceline.speculation.joint import best_choice, blocks
+from paceline.speculation.spec import Speculation
+from paceline.speculation.step_cost import Load
+from paceline.speculation.tree import DraftTree
+from speculation.controlled import timed
+from speculation.simulation import Asked, Drafter, K, Simulation, at_once, goodput, machine
+
+# ---------------------------------------------------------------- the joint choice
+
+
+def brute_force(drafts: Sequence[Sequence[float]], rows: int, cost: Callable[[int], float], pace: float) -> float:
+    """The best win of all prefixes of all drafts."""
+    return max(sum(sum(own[:count]) for own, count in zip(drafts, counts))
+               - pace * (cost(rows + sum(counts)) - cost(rows))
+               for counts in product(*(range(len(own) + 1) for own in drafts)))
+
+
+chains = st.lists(st.lists(st.floats(0.05, 0.99), max_size=4), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(chains, st.lists(st.floats(0.0, 3e-3), min_size=40, max_size=40), st.floats(10.0, 1000.0))
+def test_the_choice_is_the_best_of_all(rates: list[list[float]], stairs: list[float], pace: float) -> None:
+    """Whatever a further row costs: stairs, plains, anything that rises."""
+    def cost(rows: int) -> float:
+        return 5e-3 + sum(stairs[:rows]) + 1e-3 * max(0, rows - 40)
+
+    drafts = []
+    for own in rates:
+        alive, chances = 1.0, []
+        for rate in own:
+            alive *= rate
+            chances.append(alive)
+        drafts.append(chances)
+    choice = best_choice([blocks(own) for own in drafts], len(drafts), cost, pace)
+    won = sum(sum(own[:count]) for own, count in zip(drafts, choice.nodes)) \
+        - pace * (cost(len(drafts) + sum(choice.nodes)) - cost(len(drafts)))
+    assert choice.win == pytest.approx(won) == pytest.approx(brute_force(drafts, len(drafts), cost, pace))
+
+
+def test_a_weak_node_is_taken_for_what_follows_and_a_window_whole() -> None:
+    assert [block.nodes for block in blocks([0.1, 0.9, 0.2])] == [2, 1]
+    assert [block.nodes for block in blocks([0.5, 0.1, 0.1], whole=True)] == [3]
+    assert blocks([]) == blocks([], whole=True) == []
+
+
+def test_of_equal_chances_the_beginning_of_the_first_comes_first() -> None:
+    def stairs(rows: int) -> float:
+        return 1.0 if rows <= 4 else 100.0
+
+    choice = best_choice([blocks([0.5, 0.5, 0.5]), blocks([0.5, 0.5])], 2, stairs, 1.0)
+    assert choice.nodes == [1, 1]
+
+
+def crowd(count: int, seconds: dict[int, float], **wish: Any) -> AdaptiveController:
+    """So many sequences, named by their numbers, whose drafts are known to be worth what they say."""
+    control = AdaptiveController()
+    for rows, took in seconds.items():
+        for _ in range(3):
+            timed(control, rows, took)
+    for number in range(count):
+        control.begin(number, Drafter(), Speculation("drafter", k=K, **wish))  # type: ignore[arg-type]
+    control._methods.of("drafter").cycles = 100
+    return control
+
+
+def sent(control: AdaptiveController, scores: Sequence[Sequence[float]], behind: Sequence[int] = ()) -> list[int]:
+    ahead = Ahead(len(scores), len(scores))
+    offers = [control.judge(Ask(number, 0, number in behind), DraftTree.chain([1] * len(own), "drafter", list(own)),
+                            ahead) for number, own in enumerate(scores)]
+    trees = control.choose([offer for offer in offers if offer is not None], ahead)
+    return [0 if tree is None else len(tree) for tree in trees]
+
+
+ROOMY = {1: 5e-3, 4: 5e-3, 6: 5.2e-3, 7: 9e-3, 16: 20e-3}
+"""Up to six rows cost next to nothing."""
+
+
+def test_rows_go_to_whoever_gains_most_not_to_who_is_asked_first() -> None:
+    assert sent(crowd(4, ROOMY), [[0.3, 0.3], [0.95, 0.9], [0.3], [0.3]]) == [0, 2, 0, 0]
+    assert sent(crowd(4, ROOMY), [[0.9], [0.5], [0.9], [0.5]]) == [1, 0, 1, 0]
+
+
+def test_who_is_slower_than_its_target_comes_first() -> None:
+    scores = [[0.8, 0.8], [0.75, 0.75], [0.1], [0.1]]
+    assert sent(crowd(4, ROOMY), scores)[1] < sent(crowd(4, ROOMY), scores, behind=[1])[1]
+
+
+def test_nobody_is_drafted_for_while_a_prompt_would_be_late() -> None:
+    control = crowd(2, ROOMY)
+    control.begin("fixed", Drafter(), Speculation("drafter", k=2, adaptive=False))  # type: ignore[arg-type]
+    asks = [Ask(0), Ask(1), Ask("fixed")]
+    assert control.budgets(asks, Ahead(3, 3, pressed=True)) == [None] * 3
+    assert all(control.budgets(asks, Ahead(3, 3)))
+
+
+def test_long_contexts_make_rows_dear() -> None:
+    control = crowd(1, {1: 5e-3, 8: 6e-3})
+    control.cost.context.believe(2e-7)
+    chances = [0.9, 0.9, 0.9, 0.9]
+    counts = []
+    for context in (100, 60_000):
+        ahead = Ahead(1, 1, context)
+        offer = control.judge(Ask(0, context), DraftTree.chain([1] * 4, "drafter", chances), ahead)
+        assert offer is not None
+        (tree,) = control.choose([offer], ahead)
+        counts.append(0 if tree is None else len(tree))
+    assert counts[0] == 4 and counts[1] < 4
+
+
+# ---------------------------------------------------------------- finding out
+
+
+def test_tries_take_their_share_of_the_time_however_dear() -> None:
+    for dear in (1e-4, 3e-2):
+        allowance, spent = Allowance(), 0.0
+        for _ in range(10_000):
+            allowance.earn(1e-2)
+            spent += dear if allowance.spend(dear) else 0.0
+        assert spent <= 1.02 * SHARE * 100.0 + dear
+
+
+def test_what_nothing_is_known_of_is_tried_by_one_in_eight() -> None:
+    control = AdaptiveController()
+    for rows in (8, 16, 32, 64):
+        for _ in range(3):
+            timed(control, rows, machine(Load(rows)))
+    for number in range(16):
+        control.begin(number, Drafter(), Speculation("drafter", k=K))  # type: ignore[arg-type]
+    asks, drafted = [Ask(number) for number in range(16)], 0
+    for _ in range(30):
+        given = control.budgets(asks, Ahead(16, 16))
+        assert sum(one is not None for one in given) <= 2 or control._methods.of("drafter").cycles >= KNOWN
+        drafted += sum(one is not None for one in given)
+        for ask, one in zip(asks, given):
+            tree = None if one is None else DraftTree.chain([1], "drafter")
+            offer = control.judge(ask, tree, Ahead(16, 16))
+            control.learn(ask.sequence, Observation([9], [], None if offer is None else tree))
+        control.stepped(Load(16), 16, 16, 0.0)
+    assert KNOWN <= drafted <= 18, "those tell the others, and few are tried again"
+
+
+@pytest.mark.parametrize("count", [1, 8, 32, 64])
+@pytest.mark.parametrize("claimed", [None, 0.7])
+def test_a_worthless_drafter_costs_next_to_nothing(count: int, claimed: float | None) -> None:
+    """On prompts that come once, and answers that are short."""
+    plain, controlled = (at_once(count, mode, 0.02, claimed) for mode in ("off", "control"))
+    assert controlled >= 0.98 * plain
+
+
+# ---------------------------------------------------------------- load
+
+
+CAPACITY = 64 / machine(Load(64))
+
+
+def traffic(load: float, lucks: tuple[float, float], requests: int = 80) -> list[Asked]:
+    """Arrivals at a share of what plain decoding can do; every second drafter is lucky."""
+    chance, now, found = random.Random(3), 0.0, list[Asked]()
+    for number in range(requests):
+        now += chance.expovariate(load * CAPACITY / 84)
+        luck = lucks[number % 2]
+        found.append(Asked(now, 24, 64, luck, number, min(0.9, luck + 0.1)))
+    return found
+
+
+@pytest.mark.parametrize(("lucks", "middle"), [((0.85, 0.15), 0.4), ((0.9, 0.9), 0.55)])
+def test_goodput_is_that_of_the_better_of_always_and_never_at_every_load(lucks: tuple[float, float],
+                                                                         middle: float) -> None:
+    for load in (0.1, 0.4, 0.55, 0.85, 1.2):
+        never, always, controlled = (goodput(Simulation(mode).calibrated().serve(traffic(load, lucks)))
+                                     for mode in ("off", "on", "control"))
+        assert controlled >= 0.97 * max(never, always), load
+        if load == middle:
+            assert controlled > 1.01 * max(never, always)
+
+
+def test_without_a_calibration_it_is_learnt_on_the_way_under_traffic() -> None:
+    """Nearly all steps hold prompts: what their rows take has to be told apart."""
+    requests = traffic(0.7, (0.9, 0.9))
+    for one in requests:
+        one.tokens = 24
+    learnt, known = Simulation("control"), Simulation("control").calibrated()
+    slow, fast = goodput(learnt.serve(requests)), goodput(known.serve(traffic(0.7, (0.9, 0.9))))
+    assert slow > 0.0 and fast > 0.0 and sum(learnt.sent) > 0
+    for rows in (2, 4, 8):
+        assert learnt.control.cost(rows) == pytest.approx(machine(Load(rows)), rel=0.25)
+
+
+def test_a_method_that_load_switched_off_comes_back_and_does_not_flap() -> None:
+    """The cost of rows wavers by a tenth around what the drafts are worth."""
+    control = AdaptiveController()
+    needs = Needs(runs_model=True)
+    head: Any = type("Head", (), {"name": "head", "needs": needs})()
+    noise = random.Random(5)
+    for rows in (1, 2, 3, 4, 8):
+        for _ in range(5):
+            timed(control, rows, 5e-3)
+    control.begin("s", head, Speculation("head", k=K))
+    history = control._methods.of("head")
+    history.cycles, history.traits.scored = 100, True
+    for _ in range(200):
+        history.worth(1).learn(1.0e-3)
+    asked = []
+    for _ in range(400):
+        seconds = 1.0e-3 * noise.uniform(0.95, 1.1)
+        for _ in range(3):
+            history.traits.rounds.observe(1, seconds)
+        control.allowance.spend(1.0)  # no tries
+        asked.append(control.budgets([Ask("s")], Ahead(1, 1))[0] is not None)
+    assert sum(sooner != later for sooner, later in pairwise(asked)) <= 3
+    history.traits.rounds = type(history.traits.rounds)(float)
+    for _ in range(5):
+        history.traits.rounds.observe(1, 5e-4)
+    assert control.budgets([Ask("s")], Ahead(1, 1))[0] is not None, "clearly worth it again"

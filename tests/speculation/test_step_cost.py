@@ -1,0 +1,77 @@
+"""One model of what a step takes, learnt from every step: decoding rows, what stands before them, rows of prompts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.speculation.step_cost import Load, StepCost
+
+ROW, FIXED, PROMPT, BEFORE = 1.2e-3, 4e-3, 1.5e-3, 4e-7
+
+
+def seconds(load: Load) -> float:
+    return FIXED + ROW * load.rows + PROMPT * load.prompt_rows + BEFORE * load.context + 1e-7 * load.prompt_context
+
+
+def test_rows_are_learnt_from_steps_that_hold_prompts() -> None:
+    """After the first two steps none comes without."""
+    cost, chance = StepCost(), random.Random(1)
+    for load in (Load(0, 0.0, 32, 500.0), Load(1), Load(1), Load(2)):
+        cost.observe(load, seconds(load))
+    for _ in range(400):
+        load = Load(chance.choice([2, 4, 8, 16]), 0.0, chance.choice([0, 4, 8, 16, 40]), 200.0)
+        if load.prompt_rows:
+            cost.observe(load, chance.uniform(0.95, 1.05) * seconds(load))
+    for rows in (2, 4, 8, 16):
+        assert cost(rows) == pytest.approx(FIXED + ROW * rows, rel=0.2), rows
+    assert cost.prompt_seconds(40, 200.0) == pytest.approx(40 * PROMPT, rel=0.25)
+
+
+def test_prompts_do_not_make_decoding_seem_dear() -> None:
+    cost = StepCost()
+    for _ in range(10):
+        for rows in (1, 4):
+            cost.observe(Load(rows), seconds(Load(rows)))
+    before = cost(4)
+    for _ in range(100):
+        load = Load(4, 0.0, 200, 20_000.0)
+        cost.observe(load, seconds(load))
+    assert cost(4) == pytest.approx(before, rel=0.05)
+
+
+def test_what_stands_before_rows_is_told_from_the_rows() -> None:
+    cost, chance = StepCost(), random.Random(2)
+    for _ in range(400):
+        rows = chance.choice([1, 2, 4, 8])
+        load = Load(rows, rows * chance.choice([200.0, 2000.0, 8000.0]))
+        cost.observe(load, chance.uniform(0.9, 1.1) * seconds(load))
+    assert cost.context.seconds == pytest.approx(BEFORE, rel=0.3)
+    assert cost(8, 8 * 8000.0) == pytest.approx(seconds(Load(8, 8 * 8000.0)), rel=0.15)
+    assert cost(8, 8 * 200.0) == pytest.approx(seconds(Load(8, 8 * 200.0)), rel=0.25)
+
+
+def test_noise_behind_short_texts_is_not_taken_for_it() -> None:
+    cost, chance = StepCost(), random.Random(3)
+    for _ in range(200):
+        load = Load(1, chance.uniform(100.0, 200.0))
+        cost.observe(load, chance.uniform(0.8, 1.2) * seconds(Load(1)))
+    assert cost.context.seconds * 4000 < 0.3 * seconds(Load(1))
+
+
+def test_a_slow_moment_of_the_machine_moves_all_sizes_of_a_profile_together() -> None:
+    known, cost = StepCost(), StepCost()
+    for rows in (1, 2, 4, 8):
+        for _ in range(3):
+            known.observe(Load(rows), 2.0 * seconds(Load(rows)))  # measured while something else ran
+    cost.restore(known.as_dict())
+    for _ in range(60):
+        cost.observe(Load(1), seconds(Load(1)))
+    assert cost(4) / cost(1) == pytest.approx(seconds(Load(4)) / seconds(Load(1)), rel=0.15)
+
+
+def test_a_clock_that_stands_still_teaches_nothing() -> None:
+    cost = StepCost()
+    cost.observe(Load(2), 0.0)
+    assert not cost.measured
