@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from engine.tiny import tiny_engine
 from paceline.engine.schedule.pace import Pace
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.targets import any_late
-from paceline.request import Request, SamplingParams
+from paceline.request import Request, SamplingParams, Tenant
 from paceline.speculation.costs import Line
 from paceline.speculation.step_cost import Load
 
@@ -53,3 +55,16 @@ def test_without_targets_nobody_looks_and_with_one_drafts_wait() -> None:
     assert not engine.scheduler.pressed and engine.scheduler._timely == 0
     engine._drafting.propose(engine.scheduler.due(), engine.scheduler.pressed)
     assert seq.draft is not None
+
+
+@pytest.mark.parametrize(("usual", "own", "found"), [
+    (None, 20.0, None), (500.0, 20.0, 0.5), (500.0, 800.0, 0.8), (500.0, None, 0.5), (None, None, None)])
+def test_a_tenant_among_others_cannot_take_their_drafts_by_its_haste(usual: float | None, own: float | None,
+                                                                     found: float | None) -> None:
+    engine = tiny_engine(target_ttft_ms=usual)
+    params = SamplingParams(max_tokens=2, target_ttft_ms=own)
+    name = engine.add([1, 2, 3], params, tenant=Tenant("a key's"))
+    assert engine.record(name).request.target_ttft_s == found
+    alone = engine.add([1, 2, 3], params)
+    asked = usual if own is None else own
+    assert engine.record(alone).request.target_ttft_s == (None if asked is None else pytest.approx(asked / 1000))

@@ -240,7 +240,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         deadline = None if params.timeout_s is None else now + params.timeout_s
         request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
-                          tenant or Tenant(), *self._targets(params), shadow)
+                          tenant or Tenant(), *self._targets(params, tenant or Tenant()), shadow)
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
         sequences = self.scheduler.add(request, seeds, held=structure is not None)
         try:
@@ -365,12 +365,15 @@ class Engine:
 
     # ---------------------------------------------------------------- small things
 
-    def _targets(self, params: SamplingParams) -> tuple[float | None, float | None]:
-        """Seconds in which a request's first token and each further one should come."""
-        usual = self.config
-        ttft = usual.target_ttft_ms if params.target_ttft_ms is None else params.target_ttft_ms
-        tpot = usual.target_tpot_ms if params.target_tpot_ms is None else params.target_tpot_ms
-        return None if ttft is None else 1e-3 * ttft, None if tpot is None else 1e-3 * tpot
+    def _targets(self, params: SamplingParams, tenant: Tenant) -> tuple[float | None, float | None]:
+        """Seconds in which a request's first token and each further one should come. Of a tenant among others no less
+        than the engine's: everybody's drafts pay for haste."""
+        own = (params.target_ttft_ms, params.target_tpot_ms)
+        usual = (self.config.target_ttft_ms, self.config.target_tpot_ms)
+        least = [math.inf if one is None else one for one in usual] if tenant.name else [0.0, 0.0]
+        wanted = [most if mine is None else max(mine, few) for mine, most, few in zip(own, usual, least)]
+        ttft, tpot = (None if one is None or math.isinf(one) else 1e-3 * one for one in wanted)
+        return ttft, tpot
 
     def _spell(self, text: str) -> list[int]:
         if self.tokenizer is None:
