@@ -15,7 +15,7 @@ from paceline import LLM, SamplingParams
 from paceline.cli.main import main
 from paceline.engine.core import Engine
 from paceline.engine.replay import compare_setups, read_trace, replay, replay_on
-from paceline.errors import RequestError
+from paceline.errors import EmptySupportError, RequestError
 from paceline.kernels import cpu
 from paceline.sampling import trace as traces
 from paceline.sampling.cycles import Cycle
@@ -135,6 +135,15 @@ def test_a_structure_is_not_drafted_for_anew() -> None:
     assert replayed(structured_llm().engine, out.trace).cycles == out.trace.cycles
 
 
+def test_a_request_that_failed_is_compared_as_far_as_it_came() -> None:
+    """Its replay fails in the same place, which is the same text."""
+    trace = tiny_llm().generate([[1, 2, 3]], replace(SAMPLED, allowed_token_ids=(5, 6), no_repeat_ngram_size=1))[0].trace
+    assert trace.finish_reason == "error" and len(trace.tokens) == 2
+    assert replay_on(tiny_engine(), Trace.from_json(trace.to_json())).equal
+    with pytest.raises(EmptySupportError):  # it had not failed then
+        replay_on(tiny_engine(), replace(trace, finish_reason="length"))
+
+
 def test_a_trace_that_grew_too_large_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_NUMBERS", 400)
     register(monkeypatch, BigramDrafter(tables(VOCAB, 1), (1, 1, 1)))
@@ -207,10 +216,13 @@ def test_a_cache_smaller_than_the_context_comes_back(tmp_path: Path) -> None:
 
 
 @NO_NATIVE
-@pytest.mark.parametrize("options", [{"quantization": "blocks"}, {"adapters": {}}, {"kv_dtype": "float32"}])
+@pytest.mark.parametrize("options", [{"quantization": "blocks"}, {"adapters": {}}, {"kv_dtype": "float32"},
+                                     {"dtype": "bfloat16"}])
 def test_native_forms_come_back(options: dict[str, Any], tmp_path: Path) -> None:
-    out = family(kernels="native", **options).generate([PROMPTS[0]], SAMPLED)[0]
+    """The last one packs weights that were rounded before."""
+    out = family(kernels="native", **options).generate([PROMPTS[0]], replace(SAMPLED, max_tokens=30))[0]
     assert out.trace.setup.native_forward == ("adapters" not in options)
+    assert out.trace.setup.dtype == options.get("dtype", "float32")
     report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
     assert report.equal and not report.differences
 
