@@ -12,6 +12,7 @@ import pytest
 
 from engine.tiny import tiny_engine
 from paceline import SamplingParams
+from paceline.measure.process_memory import ProcessMemory
 from paceline.serve.metrics import ServerMetrics, engine_state
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "paceline.json"
@@ -65,7 +66,8 @@ def exported() -> dict[str, set[str]]:
     metrics.responded(200)
     metrics.responded(429)
     found: dict[str, set[str]] = {}
-    for line in metrics.exposition(engine_state(engine)).decode().splitlines():
+    memory = ProcessMemory(*range(1, 1 + len(ProcessMemory._fields)))
+    for line in metrics.exposition(engine_state(engine), memory).decode().splitlines():
         match = LINE.fullmatch(line)
         if match is not None and not line.startswith("#") and not match[1].endswith("_created"):
             found.setdefault(match[1], set()).update(re.findall(r'(\w+)="', match[2] or ""))

@@ -14,6 +14,8 @@ from engine.tiny import VOCAB, tiny_engine, tiny_llm
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
 from paceline.engine.core import Engine
+from paceline.engine.decide import decider
+from paceline.engine.decide.recording import recorded
 from paceline.engine.replay import compare_setups, read_trace, replay, replay_on
 from paceline.errors import EmptySupportError, RequestError
 from paceline.kernels import cpu
@@ -95,10 +97,10 @@ def test_a_replay_has_the_cycles_that_were(monkeypatch: pytest.MonkeyPatch) -> N
         register(monkeypatch, BigramDrafter(tables(VOCAB, 1), shape, replace=rule != "without-replacement"))
         out = tiny_llm().generate([[1, 2, 3]], replace(SAMPLED, seed=8), speculation={
             "method": "bigram", "verify": rule, "k": 4, "adaptive": False})[0]
-        recorded = Trace.from_json(out.trace.to_json())
-        assert recorded == out.trace and recorded.rule == rule
-        again = replayed(tiny_engine(), recorded)
-        assert again.cycles == recorded.cycles and again.tokens == recorded.tokens
+        trace = Trace.from_json(out.trace.to_json())
+        assert trace == out.trace and trace.rule == rule
+        again = replayed(tiny_engine(), trace)
+        assert again.cycles == trace.cycles and again.tokens == trace.tokens
 
 
 def replayed(engine: Engine, trace: Trace) -> Trace:
@@ -146,11 +148,14 @@ def test_a_request_that_failed_is_compared_as_far_as_it_came() -> None:
 
 def test_a_trace_that_grew_too_large_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_NUMBERS", 400)
+    made: list[Cycle] = []
+    monkeypatch.setattr(decider, "recorded", lambda *given: made.append(recorded(*given)) or made[-1])
     register(monkeypatch, BigramDrafter(tables(VOCAB, 1), (1, 1, 1)))
     out = tiny_llm().generate([[1, 2, 3]], SAMPLED, speculation={
         "method": "bigram", "verify": "rejection", "k": 4, "adaptive": False})[0]
     trace = Trace.from_json(out.trace.to_json())
     assert trace.cut is not None and trace.cycles and trace.cycles[-1].start < trace.cut
+    assert len(made) == len(trace.cycles) + 1 < out.speculation.cycles, "nobody waits for what is not kept"
     report = replay_on(tiny_engine(), trace)
     assert report.equal and 0 < len(report.expected) == trace.cut - 3 < report.recorded == 20
 

@@ -155,7 +155,7 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
     else:
         verdict = _verdict(rule, group, draft, first, own, processed)
     trace: Trace | None = group.seq.record.trace
-    if trace is not None and group.seq.sample == 0:
+    if trace is not None and trace.cut is None and group.seq.sample == 0:
         trace.add_cycle(recorded(draft, verdict, first_drafted(group), rule))
     decision = _emit_path(group.seq, verdict, first, draft, processed, scribe)
     if rule == "coupled":
