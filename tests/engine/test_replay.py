@@ -139,7 +139,8 @@ def test_a_structure_is_not_drafted_for_anew() -> None:
 
 def test_a_request_that_failed_is_compared_as_far_as_it_came() -> None:
     """Its replay fails in the same place, which is the same text."""
-    trace = tiny_llm().generate([[1, 2, 3]], replace(SAMPLED, allowed_token_ids=(5, 6), no_repeat_ngram_size=1))[0].trace
+    params = replace(SAMPLED, allowed_token_ids=(5, 6), no_repeat_ngram_size=1)
+    trace = tiny_llm().generate([[1, 2, 3]], params)[0].trace
     assert trace.finish_reason == "error" and len(trace.tokens) == 2
     assert replay_on(tiny_engine(), Trace.from_json(trace.to_json())).equal
     with pytest.raises(EmptySupportError):  # it had not failed then
