@@ -14,8 +14,10 @@ from engine.tiny import VOCAB, tiny_engine, tiny_llm
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
 from paceline.engine.core import Engine
+from paceline.engine.decide import decider
+from paceline.engine.decide.recording import recorded
 from paceline.engine.replay import compare_setups, read_trace, replay, replay_on
-from paceline.errors import RequestError
+from paceline.errors import EmptySupportError, RequestError
 from paceline.kernels import cpu
 from paceline.sampling import trace as traces
 from paceline.sampling.cycles import Cycle
@@ -95,10 +97,10 @@ def test_a_replay_has_the_cycles_that_were(monkeypatch: pytest.MonkeyPatch) -> N
         register(monkeypatch, BigramDrafter(tables(VOCAB, 1), shape, replace=rule != "without-replacement"))
         out = tiny_llm().generate([[1, 2, 3]], replace(SAMPLED, seed=8), speculation={
             "method": "bigram", "verify": rule, "k": 4, "adaptive": False})[0]
-        recorded = Trace.from_json(out.trace.to_json())
-        assert recorded == out.trace and recorded.rule == rule
-        again = replayed(tiny_engine(), recorded)
-        assert again.cycles == recorded.cycles and again.tokens == recorded.tokens
+        trace = Trace.from_json(out.trace.to_json())
+        assert trace == out.trace and trace.rule == rule
+        again = replayed(tiny_engine(), trace)
+        assert again.cycles == trace.cycles and again.tokens == trace.tokens
 
 
 def replayed(engine: Engine, trace: Trace) -> Trace:
@@ -135,13 +137,26 @@ def test_a_structure_is_not_drafted_for_anew() -> None:
     assert replayed(structured_llm().engine, out.trace).cycles == out.trace.cycles
 
 
+def test_a_request_that_failed_is_compared_as_far_as_it_came() -> None:
+    """Its replay fails in the same place, which is the same text."""
+    params = replace(SAMPLED, allowed_token_ids=(5, 6), no_repeat_ngram_size=1)
+    trace = tiny_llm().generate([[1, 2, 3]], params)[0].trace
+    assert trace.finish_reason == "error" and len(trace.tokens) == 2
+    assert replay_on(tiny_engine(), Trace.from_json(trace.to_json())).equal
+    with pytest.raises(EmptySupportError):  # it had not failed then
+        replay_on(tiny_engine(), replace(trace, finish_reason="length"))
+
+
 def test_a_trace_that_grew_too_large_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_NUMBERS", 400)
+    made: list[Cycle] = []
+    monkeypatch.setattr(decider, "recorded", lambda *given: made.append(recorded(*given)) or made[-1])
     register(monkeypatch, BigramDrafter(tables(VOCAB, 1), (1, 1, 1)))
     out = tiny_llm().generate([[1, 2, 3]], SAMPLED, speculation={
         "method": "bigram", "verify": "rejection", "k": 4, "adaptive": False})[0]
     trace = Trace.from_json(out.trace.to_json())
     assert trace.cut is not None and trace.cycles and trace.cycles[-1].start < trace.cut
+    assert len(made) == len(trace.cycles) + 1 < out.speculation.cycles, "nobody waits for what is not kept"
     report = replay_on(tiny_engine(), trace)
     assert report.equal and 0 < len(report.expected) == trace.cut - 3 < report.recorded == 20
 
@@ -207,10 +222,13 @@ def test_a_cache_smaller_than_the_context_comes_back(tmp_path: Path) -> None:
 
 
 @NO_NATIVE
-@pytest.mark.parametrize("options", [{"quantization": "blocks"}, {"adapters": {}}, {"kv_dtype": "float32"}])
+@pytest.mark.parametrize("options", [{"quantization": "blocks"}, {"adapters": {}}, {"kv_dtype": "float32"},
+                                     {"dtype": "bfloat16"}])
 def test_native_forms_come_back(options: dict[str, Any], tmp_path: Path) -> None:
-    out = family(kernels="native", **options).generate([PROMPTS[0]], SAMPLED)[0]
+    """The last one packs weights that were rounded before."""
+    out = family(kernels="native", **options).generate([PROMPTS[0]], replace(SAMPLED, max_tokens=30))[0]
     assert out.trace.setup.native_forward == ("adapters" not in options)
+    assert out.trace.setup.dtype == options.get("dtype", "float32")
     report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
     assert report.equal and not report.differences
 

@@ -36,6 +36,13 @@ def test_round_trip():
     assert first is not None and first[0] is first[1]  # siblings that were sampled together stay together
 
 
+def test_a_cycle_larger_than_any_that_is_kept_is_refused(monkeypatch):
+    text = example().to_json()
+    monkeypatch.setattr("paceline.sampling.cycles.MOST_NUMBERS", 2)
+    with pytest.raises(RequestError, match="of cycle 0, its distributions have more numbers than a trace keeps"):
+        Trace.from_json(text)
+
+
 def test_parameters_round_trip_and_defaults_are_left_out():
     params = example().params
     assert params_from_dict(params_to_dict(params)) == params

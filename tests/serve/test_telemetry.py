@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from paceline.cli.main import main
 from paceline.engine.observe.timeline import Timelines
 from paceline.engine.records.record import Record
 from paceline.errors import ConfigError
+from paceline.request import Tenant
 from paceline.serve import spans, telemetry
 from paceline.serve.app import create_app
 from paceline.serve.options import ServeOptions
 from paceline.serve.spans import Finished, Origin, span_of
-from paceline.serve.telemetry import Telemetry, otlp_provider, traces_url
+from paceline.serve.telemetry import Telemetry, otlp_provider, trace_context, traces_url
 
 ORIGIN = Origin("chat", "tiny", "chatcmpl-1")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -101,6 +103,14 @@ def test_preemptions_and_ends_before_the_first_token_are_told() -> None:
     assert [child.name for child in span.children] == ["queue"]
     assert span.attributes["gen_ai.response.finish_reasons"] == ["cancelled"]
     assert "paceline.replay.path" not in span.attributes
+
+
+def test_numbers_that_no_collector_takes_are_left_out() -> None:
+    """The exporter would write a traceback into the log for each, as often as a client likes."""
+    params = SamplingParams(max_tokens=10**30, top_k=10**30, seed=2**64 - 1)
+    told = span_of(finished(params, max_model_len=40)).attributes
+    assert not {"gen_ai.request.max_tokens", "gen_ai.request.top_k", "gen_ai.request.seed"} & set(told)
+    assert told["paceline.seed"] == str(2**64 - 1) and told["gen_ai.usage.output_tokens"] == 10
 
 
 def test_an_error_is_named() -> None:
@@ -215,13 +225,36 @@ def test_a_span_that_cannot_be_made_costs_the_others_nothing(exported: tuple[Any
     assert "could not be made" in caplog.text
 
 
+def test_tenants_that_choose_the_same_id_keep_their_own_traces(exported: tuple[Any, Any]) -> None:
+    """One may ask while the other's request, whose client has gone, has not ended yet."""
+    provider, kept = exported
+    telling = Telemetry(provider, Timelines(), lambda: 0.0, True)
+    for tenant in ("a", "b"):
+        telling.expect(tenant, "request-0", ORIGIN._replace(response_id=tenant))
+    for tenant in ("a", "b"):
+        record = finished(SamplingParams(max_tokens=1)).record
+        record.request = replace(record.request, tenant=Tenant(tenant))
+        telling.ended(record)
+    telling.close()
+    roots = [span for span in kept.get_finished_spans() if span.name == "chat tiny"]
+    assert [span.attributes["gen_ai.response.id"] for span in roots] == ["a", "b"]
+
+
+def test_of_headers_only_what_can_be_a_trace_is_kept() -> None:
+    """They are kept until the request ends, of as many as clients send."""
+    sent = {"traceparent": PARENT, "tracestate": "a=" + "b" * 60_000, "authorization": "Bearer key"}
+    assert trace_context(sent) == {"traceparent": PARENT}
+    assert trace_context(sent | {"tracestate": "a=b"}) == {"traceparent": PARENT, "tracestate": "a=b"}
+    assert trace_context({"traceparent": "0" * 60_000}) == {}
+
+
 def test_what_was_expected_and_never_came_is_bounded(exported: tuple[Any, Any],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MOST_ORIGINS", 4)
     telling = Telemetry(exported[0], Timelines(), lambda: 0.0, True)
     for index in range(20):
-        telling.expect(f"request-{index}", ORIGIN)
-    assert list(telling._origins) == [f"request-{index}" for index in range(16, 20)]
+        telling.expect("", f"request-{index}", ORIGIN)
+    assert list(telling._origins) == [("", f"request-{index}") for index in range(16, 20)]
     telling.close()
 
 

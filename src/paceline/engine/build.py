@@ -204,8 +204,8 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
                     "where two tokens are all but equally likely. deterministic=True never does.")
     while True:
         try:
-            return Engine(model, tokenizer, config, kernels, device=device, kv_dtype=kv_dtype, revision=revision,
-                          eos_ids=eos_ids, speculation=options.speculation, heads=heads,
+            return Engine(model, tokenizer, config, kernels, device=device, dtype=dtype, kv_dtype=kv_dtype,
+                          revision=revision, eos_ids=eos_ids, speculation=options.speculation, heads=heads,
                           head_kernels=head_kernels(model, kernels, options), **more)
         except torch.OutOfMemoryError as problem:
             config = smaller_cache(config, options, facts.bytes_per_token, problem)

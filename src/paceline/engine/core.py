@@ -82,18 +82,19 @@ class Engine:
     """
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer | None, config: EngineConfig, kernels: Kernels, *,
-                 device: torch.device, kv_dtype: torch.dtype = torch.float32, revision: str = "",
-                 eos_ids: frozenset[int] = frozenset(), chat: ChatTemplate | None = None, speculation: Any = None,
-                 source: ModelSource | None = None, heads: Mapping[str, Head] | None = None,
+                 device: torch.device, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype = torch.float32,
+                 revision: str = "", eos_ids: frozenset[int] = frozenset(), chat: ChatTemplate | None = None,
+                 speculation: Any = None, source: ModelSource | None = None, heads: Mapping[str, Head] | None = None,
                  head_kernels: Kernels | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`heads`: trained ones of the model, by the names that requests use; `head_kernels`: what they run with, where
-        that is not what the model runs with."""
+        """`dtype`: what the weights were read as. `heads`: trained ones of the model, by the names that requests use;
+        `head_kernels`: what they run with, where that is not what the model runs with."""
         self.model = model
         self.tokenizer = tokenizer
         self.chat = chat
         self._chat_encoder: ChatEncoder | None = None
         self.config = config
         self.kernels = kernels
+        self.dtype = dtype
         self.revision = revision
         self.clock = clock
         self.speculation = speculations.parse(speculation)

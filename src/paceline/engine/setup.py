@@ -13,7 +13,6 @@ import torch
 
 from paceline.config import KERNELS, EngineOptions
 from paceline.kernels.cpu import load as native_library
-from paceline.models.interface import activations
 from paceline.sampling.setup import Setup
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def setup_of(engine: Engine) -> Setup:
     return Setup(
         model=engine.revision, tokenizer=None if tokenizer is None else tokenizer.fingerprint(),
         eos=" ".join(map(str, sorted(engine.eos_ids))), device=device.type,
-        dtype=dtype_name(activations(model, device)), kv_dtype=dtype_name(engine.storage.dtype),
+        dtype=dtype_name(engine.dtype), kv_dtype=dtype_name(engine.storage.dtype),
         quantization=model.quantization, kernels=engine.kernels.name, native_forward=model.self_contained,
         deterministic=engine.kernels.deterministic, max_model_len=engine.config.max_model_len,
         built_for=model.built_for,

@@ -98,6 +98,8 @@ def _read_q(places: Any, packed: Any, tokens: list[int]) -> list[Distribution | 
     if not isinstance(packed, list) or len(packed) > len(tokens):
         raise ValueError("distributions must be a list, none longer than the draft")
     kept = [_distribution(one) for one in packed]
+    if sum(len(one.tokens) for one in kept) > MOST_NUMBERS:
+        raise ValueError("its distributions have more numbers than a trace keeps")
     if places is None:
         return None
     if not _one_each(places, tokens):

@@ -23,6 +23,7 @@ class Setup:
     """Token ids that end a text, ascending."""
     device: str = "cpu"
     dtype: str = "float32"
+    """That the weights were read as, which says how they were rounded before native code packed them, too."""
     kv_dtype: str = "float32"
     quantization: str | None = None
     """Of the native path's weights: "int8" or "blocks"; None: they are floats."""

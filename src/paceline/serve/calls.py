@@ -21,7 +21,7 @@ from paceline.serve.errors import ApiError, api_error
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
 from paceline.serve.spans import Origin
-from paceline.serve.telemetry import HEADERS, Telemetry
+from paceline.serve.telemetry import Telemetry, trace_context
 from paceline.serve.tokens import TokenNames
 from paceline.speculation.options import without_files
 
@@ -154,9 +154,9 @@ class Call:
         """No client's id has the sign in it that sets further prompts apart. Whoever makes spans hears whose it is."""
         name = self.id if place == 0 else f"{self.id}#{place}"
         if self.service.telemetry is not None:
-            sent = {header: self.headers[header] for header in HEADERS if header in self.headers}
             operation = "chat" if self.kind.startswith("chat") else "text_completion"
-            self.service.telemetry.expect(name, Origin(operation, self.envelope()["model"], self.id, sent))
+            self.service.telemetry.expect(self.tenant.name, name, Origin(
+                operation, self.envelope()["model"], self.id, trace_context(self.headers)))
         return name
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

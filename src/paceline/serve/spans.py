@@ -17,6 +17,8 @@ from paceline.engine.records.record import Record
 PROVIDER = "paceline"
 MOST_EVENTS = 128
 """Steps told of one request: the first and the last of more."""
+WHOLE_NUMBERS = range(-(1 << 63), 1 << 63)
+"""Those that OTLP has. Clients may ask for others, of which nothing is told."""
 Attributes = dict[str, Any]
 
 
@@ -87,7 +89,8 @@ def span_of(finished: Finished, replayable: bool = True) -> Span:
         whole.error = attributes["error.type"] = type(record.error).__name__
     whole.children = _phases(finished, end)
     for span in (whole, *whole.children):
-        span.attributes = {name: value for name, value in span.attributes.items() if value is not None}
+        span.attributes = {name: value for name, value in span.attributes.items()
+                           if value is not None and (not isinstance(value, int) or value in WHOLE_NUMBERS)}
     return whole
 
 

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +26,8 @@ MOST_ORIGINS = 8192
 LEAVING_S = 3.0
 """How long what is left may take to be sent when the server leaves."""
 HEADERS = ("traceparent", "tracestate")
+LONGEST_HEADER = 1024
+"""Characters: twice what W3C asks everybody to hand on."""
 UNKNOWN = Origin("text_completion", "", "")
 
 
@@ -43,17 +45,18 @@ class Telemetry:
         self._timelines = timelines
         self._clock = clock
         self._replayable = replayable
-        self._origins: OrderedDict[str, Origin] = OrderedDict()
-        """By the engine's names of requests; of one that was never admitted it stays until there are too many."""
+        self._origins: OrderedDict[tuple[str, str], Origin] = OrderedDict()
+        """By tenants and the engine's names of requests, which are made of what clients choose; of one that was never
+        admitted it stays until there are too many."""
         self._lock = threading.Lock()
         self._waiting: queue.Queue[Finished | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
 
-    def expect(self, request_id: str, origin: Origin) -> None:
+    def expect(self, tenant: str, request_id: str, origin: Origin) -> None:
         """A request is about to be admitted. In the event loop's thread."""
         with self._lock:
-            self._origins[request_id] = origin
+            self._origins[tenant, request_id] = origin
             while len(self._origins) > MOST_ORIGINS:
                 self._origins.popitem(last=False)
 
@@ -61,7 +64,7 @@ class Telemetry:
         """In the engine's thread, which has better to do than to wait."""
         request = record.request
         with self._lock:
-            origin = self._origins.pop(request.id, UNKNOWN)
+            origin = self._origins.pop((request.tenant.name, request.id), UNKNOWN)
         try:
             timeline = self._timelines.of(request)
             self._waiting.put_nowait(Finished(record, origin) if timeline is None else
@@ -111,6 +114,12 @@ def _emit(tracer: Any, span: Span, offset: int, context: Any, root: bool = True)
     for child in span.children:
         _emit(tracer, child, offset, inner, root=False)
     made.end(at(span.end))
+
+
+def trace_context(headers: Mapping[str, str]) -> dict[str, str]:
+    """Of an HTTP call's headers those that say whose trace it continues."""
+    found = {name: headers.get(name, "") for name in HEADERS}
+    return {name: value for name, value in found.items() if 0 < len(value) <= LONGEST_HEADER}
 
 
 def otlp_provider(endpoint: str | None) -> Any:

@@ -161,7 +161,7 @@ def _settle(group: RowGroup, first: int, chosen: list[int], processed: Processed
     else:
         verdict = _verdict(rule, group, draft, first, own, processed, target)
     trace: Trace | None = group.seq.record.trace
-    if trace is not None and group.seq.sample == 0:
+    if trace is not None and trace.cut is None and group.seq.sample == 0:
         trace.add_cycle(recorded(draft, verdict, first_drafted(group), rule))
     if group.seq.record.witness is not None:
         group.seq.record.witness.verified(Verified(
