@@ -275,7 +275,7 @@ def test_a_shadow_for_which_there_will_never_be_room_is_not_waited_for(options: 
 def test_a_shadow_of_several_samples_that_finds_no_blocks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its further samples have no seats while the prompt is read, and its work is lost all the same."""
     monkeypatch.setattr(DriftWatch, "_fits", lambda *_: True, raising=False)
-    engine, watch = watched(kv_blocks=6, block_size=16)
+    engine, watch = watched(kv_blocks=6, block_size=16, max_prefill_chunk=8)
     ask(engine, 8, params={"n": 2})
     passes = iter(range(200))
     finish(engine, watch, lambda: next(passes) == 199)
