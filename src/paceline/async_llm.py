@@ -244,8 +244,6 @@ class AsyncLLM:
                 self._at_hand.extend(self._inbox)
                 self._inbox = []
                 closing = self._closing
-            if self.watch is not None and self._at_hand:
-                self.watch.make_way(arrivals=True)
             while self._at_hand:
                 self._at_hand[0].carry_out(self.engine)
                 self._at_hand.popleft()

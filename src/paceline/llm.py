@@ -113,6 +113,8 @@ class LLM:
                 if self._calls:  # they run with those
                     return
                 self._step()
+                if not self.watch.running:  # there is no room for the next one: later
+                    return
 
     def _admit(self, call: _Batch, place: int, prompt: Prompt, params: Any, speculation: Any, adapter: Any) -> None:
         """Add a request as soon as there is room for it."""

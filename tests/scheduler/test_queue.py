@@ -10,7 +10,7 @@ from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.queue import WaitingQueue
 from paceline.engine.schedule.sequence import Sequence
 from paceline.errors import QueueFullError
-from paceline.request import Request, SamplingParams
+from paceline.request import Request, SamplingParams, Tenant
 
 
 class Clock:
@@ -117,3 +117,21 @@ def test_a_refusal_says_when_to_come_back(clock: Clock) -> None:
     with pytest.raises(QueueFullError) as refusal:
         world.add([5, 5, 5], 20)
     assert refusal.value.retry_after_s == 7.0
+
+
+def test_a_shadow_takes_no_place_and_changes_nobodys_turn(queue: WaitingQueue) -> None:
+    """A tenant that was given much is not forgiven because a shadow of its was seated."""
+    def of(tenant: str, order: int, shadow: bool = False) -> Sequence:
+        return Sequence(Request(f"r{order}", [1, 2], SamplingParams(), 0, 16, 0.0, tenant=Tenant(tenant),
+                                shadow=shadow), 0, 0, order)
+
+    queue.push(first := of("anna", 0))
+    queue.push(rival := of("bert", 1))
+    queue.seat(first, 100)
+    queue.seat(rival, 10)
+    queue.push(shadow := of("anna", 2, shadow=True))
+    assert queue.samples == 0 and queue.places("anna") == 0 and queue.peek() is shadow
+    queue.seat(shadow, 2)
+    queue.push(of("anna", 3))
+    queue.push(other := of("bert", 4))
+    assert queue.peek() is other

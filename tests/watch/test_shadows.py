@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,9 +17,13 @@ from engine.tiny import VOCAB, tiny_engine
 from paceline import LLM, SamplingParams
 from paceline.engine.core import Engine
 from paceline.engine.records.record import Record
-from paceline.request import Tenant
+from paceline.models.adapters import Adapter
+from paceline.request import Tenant, TokenLogprob
+from paceline.sampling.noise import gumbel, token_bits
 from paceline.watch.alarm import DISTRIBUTION, TEXT
+from paceline.watch.shadow import EXACT_KL, Shadow
 from paceline.watch.watch import MOST_TRIES, DriftWatch
+from paceline.watch.witness import MethodLaws, RequestWitness, divergence
 from speculation.bigrams import BigramDrafter, register
 from watch import faults
 from watch.faults import CHAIN, Q, serve, watched_llm, wish
@@ -196,7 +204,7 @@ def test_what_a_client_would_notice_is_left_out_of_a_shadow() -> None:
 def steps_of(engine: Engine, watch: DriftWatch | None, name: str) -> int:
     while engine.record(name).open:
         if watch is not None:
-            watch.make_way(arrivals=False)
+            watch.make_way()
         engine.step()
         if watch is not None:
             watch.attend()
@@ -236,7 +244,6 @@ def test_a_shadow_that_only_queues_takes_no_place_of_others() -> None:
     engine, watch = watched(max_queue=1)
     ask(engine, 10)
     finish(engine, watch, lambda: watch._running is not None)
-    watch.make_way(arrivals=True)
     ask(engine, 10, speculation=None)  # QueueFullError, if it were still there
     finish(engine, watch)
     assert watch.outcomes["equal"] == 1
@@ -251,6 +258,100 @@ def test_a_shadow_that_is_always_in_the_way_is_given_up() -> None:
         watch.make_way()
     finish(engine, watch)
     assert watch.outcomes == {"interrupted": MOST_TRIES} and not watch.pending
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 4}, {"kv_blocks": 6}], ids=["seats", "blocks"])
+def test_a_shadow_for_which_there_will_never_be_room_is_not_waited_for(options: dict[str, int]) -> None:
+    """Nor does it keep those behind it from running."""
+    engine, watch = watched(block_size=16, **options)
+    ask(engine, 12, params={"n": 3})
+    finish(engine, watch)
+    assert watch.outcomes == {"skipped": 1}
+    engine.add(PROMPT[:8], SamplingParams(max_tokens=8, ignore_eos=True), speculation=ORACLE)
+    finish(engine, watch)
+    assert watch.outcomes == {"skipped": 1, "equal": 1}
+
+
+def test_a_shadow_of_several_samples_that_finds_no_blocks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its further samples have no seats while the prompt is read, and its work is lost all the same."""
+    monkeypatch.setattr(DriftWatch, "_fits", lambda *_: True, raising=False)
+    engine, watch = watched(kv_blocks=6, block_size=16, max_prefill_chunk=8)
+    ask(engine, 8, params={"n": 2})
+    passes = iter(range(200))
+    finish(engine, watch, lambda: next(passes) == 199)
+    assert not watch.pending and watch.outcomes == {"interrupted": MOST_TRIES}
+
+
+def test_samples_of_a_shadow_do_not_hide_those_who_wait() -> None:
+    engine, watch = watched(max_num_seqs=16, max_prefill_chunk=16, enable_prefix_caching=False)
+    ask(engine, 8, params={"n": 4})
+    finish(engine, watch, lambda: watch._running is not None and bool(engine.scheduler.running))
+    ask(engine, 8, speculation=None)
+    assert engine.report()["waiting"] == 1
+    watch.make_way()
+    assert watch._running is None and watch.outcomes == {"interrupted": 1}
+
+
+def test_a_call_does_not_wait_for_a_shadow_that_waits_for_a_stream() -> None:
+    llm = LLM.from_engine(tiny_engine(max_num_seqs=2, watch_share=1.0))
+    params = SamplingParams(max_tokens=200, seed=1, ignore_eos=True)
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    llm.generate([PROMPT], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), speculation=ORACLE)
+    assert not next(stream).finished and llm.watch is not None and llm.watch.pending
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_client_of_the_lowest_priority_comes_before_a_shadow() -> None:
+    engine, watch = watched()
+    ask(engine)
+    finish(engine, watch, lambda: watch._running is not None)
+    name = ask(engine, speculation=None, params={"priority": -(1 << 31)})
+    assert next(seq.request.id for seq in engine.scheduler.waiting) == name
+
+
+def test_a_shadow_is_in_no_count_of_the_cache_or_of_preemptions() -> None:
+    engine, watch = watched()
+    ask(engine)
+    finish(engine, watch, lambda: watch._running is not None)
+    before = engine.report()
+    assert before["waiting"] == 0 and engine.has_work
+    finish(engine, watch, lambda: bool(engine.scheduler.running))
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    finish(engine, watch)
+    after = engine.report()
+    names = ("preemptions", "cache_hit_tokens", "cache_looked_up_tokens")
+    assert [after[name] for name in names] == [before[name] for name in names] and watch.outcomes == {"equal": 1}
+
+
+def test_a_shadow_with_an_adapter_that_is_another_by_now_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text would be another's."""
+    engine, watch = watched()
+    loaded = {"lora": Adapter("lora", "one", 0)}
+    monkeypatch.setattr(engine.adapters, "_loaded", loaded)
+    name = ask(engine, adapter="lora")
+    while engine.record(name).open:
+        engine.step()
+    loaded["lora"] = Adapter("lora", "two", 0)
+    finish(engine, watch)
+    assert watch.outcomes == {"skipped": 1}
+
+
+class Scores(list[Any]):
+    """A list that one can ask after."""
+
+
+def test_what_waits_for_a_shadow_is_not_the_whole_record() -> None:
+    engine, watch = watched()
+    name = ask(engine, params={"prompt_logprobs": 5})
+    while engine.record(name).open:
+        engine.step()
+    scores = Scores(engine.record(name).prompt_logprobs or ())
+    engine.record(name).prompt_logprobs, kept = scores, weakref.ref(scores)
+    engine.take(name)
+    del scores
+    gc.collect()
+    assert watch.pending and kept() is None
 
 
 def test_no_shadow_starts_while_the_engine_is_busy() -> None:
@@ -281,6 +382,45 @@ def test_ties_are_no_fault_of_kernels_that_promise_no_bits(monkeypatch: pytest.M
     register(monkeypatch, BigramDrafter(Q, CHAIN))
     serve(sound, wish("coupled"), 4)
     assert sound.watch is not None and not sound.watch.alarms
+
+
+NEAR = TokenLogprob(1, -1.0, -1.0, 1, {1: -1.0, 2: -1.1, 3: -4.0})
+
+
+@pytest.mark.parametrize(("params", "token", "tie"), [
+    ({"temperature": 0.0}, 2, True), ({"temperature": 0.0}, 3, False), ({"temperature": 0.0}, 9, False),
+    ({"temperature": 0.01}, 2, True), ({"temperature": 0.0, "logit_bias": {3: 3.0}}, 3, True),
+    ({"temperature": 50.0, "top_k": 20}, 9, True),
+], ids=["near", "far", "unlisted", "cool", "moved", "noise outweighs what is unlisted"])
+def test_what_is_a_tie_where_bits_are_not_promised(params: dict[str, Any], token: int, tie: bool) -> None:
+    engine, watch = watched()
+    name = ask(engine, 1, params=params)
+    finish(engine, watch)
+    record = engine.take(name)
+    shadow = Shadow(record, RequestWitness(MethodLaws("coupled", random.Random(0)), "coupled"), exact=False)
+    # The smallest seed whose noise is for the token.
+    seed = next(seed for seed in range(100) if np.diff(gumbel(token_bits(seed, len(PROMPT), [1, token])))[0] > 1.0)
+    shadow.texts = [shadow.texts[0]._replace(seed=seed, token_ids=[token])]
+    record.emitters[0].token_ids[:] = [1]
+    record.emitters[0].logprobs = [NEAR]
+    outcome = shadow.judge(record)
+    assert outcome.difference is not None and outcome.tie is tie
+
+
+def test_scores_that_were_rounded_are_not_apart() -> None:
+    """All but all of the probability is one token's: what is left is rounding."""
+    sharp = TokenLogprob(1, -2e-6, 0.0, 1, {1: -2e-6, 2: -40.0})
+    assert divergence(sharp, TokenLogprob(1, 0.0, 0.0, 1, {1: 0.0, 2: -40.0})) < EXACT_KL
+
+
+def test_a_watch_that_has_failed_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, watch = watched()
+    first, second = ask(engine, 8), ask(engine, 16)
+    while engine.record(first).open:
+        engine.step()
+    monkeypatch.setattr(DriftWatch, "_attend", lambda *_: 1 // 0)
+    finish(engine, watch)
+    assert not engine.record(second).open and not watch._waiting
 
 
 def test_a_shadow_that_cannot_be_judged_ends_the_watch_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

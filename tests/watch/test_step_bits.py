@@ -70,6 +70,8 @@ def test_a_cache_that_holds_something_else_is_found(monkeypatch: pytest.MonkeyPa
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="--positions must be from 1 to"):
         verify_steps(tiny_engine(), "tiny", 5000, 4)
+    with pytest.raises(ConfigError, match="takes at least 114: give a larger --max-model-len"):
+        verify_steps(tiny_engine(max_model_len=64), "tiny", 1, 4)
     with pytest.raises(ConfigError, match="--rows must be from"):
         verify_steps(tiny_engine(), "tiny", 10, 0)
 

@@ -85,11 +85,12 @@ class CacheManager:
         self._lookahead = max(group.lookahead for group in groups)
         self._sharing = Sharing(self.prefix, self.pools, self.groups, self._reach, block_size, self.cold)
 
-    def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True) -> Allocation | None:
+    def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True,
+             counted: bool = True) -> Allocation | None:
         """A seat, and the blocks of the longest cached beginning of `tokens` (whole blocks, never the last token).
 
-        None: every seat is taken. `reuse=False` (prompt logprobs) starts from nothing. Call fetch() or abandon() next:
-        some of those blocks may be on the host.
+        None: every seat is taken. `reuse=False` (prompt logprobs) starts from nothing. `counted`: in hits and queries.
+        Call fetch() or abandon() next: some of those blocks may be on the host.
         """
         if not self.free_seats:
             return None
@@ -100,20 +101,20 @@ class CacheManager:
         elif not reuse:
             allocation.miss = PROMPT_LOGPROBS
         else:
-            self.queries += len(tokens)
+            self.queries += len(tokens) if counted else 0
             if limit < 1:
                 allocation.miss = TOO_SHORT
             else:
                 self._sharing.take_over(allocation, tokens, limit)
-                self.hits += allocation.cached
+                self.hits += allocation.cached if counted else 0
                 for table, blocks in zip(self.tables, allocation.blocks):
                     table[allocation.seat, :len(blocks)] = blocks
         self._plan(allocation)
         return allocation
 
-    def abandon(self, allocation: Allocation, tokens: Sequence[int]) -> None:
+    def abandon(self, allocation: Allocation, tokens: Sequence[int], *, counted: bool = True) -> None:
         """Undo open(tokens) as if it had not been tried: the hit is not counted."""
-        if allocation.miss not in (DISABLED, PROMPT_LOGPROBS):
+        if counted and allocation.miss not in (DISABLED, PROMPT_LOGPROBS):
             self.queries -= len(tokens)
             self.hits -= allocation.cached
         self.close(allocation)

@@ -8,10 +8,11 @@ that the verify steps had must be those of that reading.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.record import Record
-from paceline.request import Request, SamplingParams, TokenLogprob
+from paceline.request import SamplingParams, TokenLogprob
 from paceline.sampling.noise import gumbel, token_bits
 from paceline.speculation.verify import RULES
 from paceline.watch.witness import TOP, RequestWitness, divergence
@@ -19,7 +20,10 @@ from paceline.watch.witness import TOP, RequestWitness, divergence
 LOWEST = -(1 << 31)
 """The priority of shadows."""
 TIE = 0.25
-"""Nats by which two tokens may be apart for kernels whose bits depend on the batch to choose either."""
+"""Nats by which two tokens may be apart, before temperature, for kernels whose bits depend on the batch to choose
+either."""
+MOVES_SCORES = {"logit_bias": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Parameters that move the scores of some tokens and not of others, and what they are where they do not."""
 LONGEST_READ = 2048
 """Tokens of prompt and text that a shadow reads at most: the scores of all of them are computed."""
 EXACT_KL, ROUNDED_KL = 1e-6, 0.1
@@ -41,32 +45,53 @@ class Outcome:
     """KL between verify step and plain step, one for each position that was compared."""
 
 
+class Text(NamedTuple):
+    """What a sample of the original wrote. Its record holds more, such as scores of a prompt, and shadows may wait."""
+
+    sample: int
+    seed: int
+    token_ids: list[int]
+
+
 class Shadow:
     """What is to be run for one finished request, and how it is judged."""
 
-    __slots__ = ("exact", "id", "original", "reads", "tries", "witness")
+    __slots__ = ("exact", "failed", "id", "method", "reads", "request", "rule", "texts", "tries", "witness")
 
     def __init__(self, original: Record, witness: RequestWitness, exact: bool) -> None:
         """`exact`: the kernels promise the same bits in every batch."""
-        self.original = original
+        stats = original.speculation
+        assert stats is not None  # only requests that speculate are watched
+        self.request = original.request
+        self.method, self.rule = stats.method, stats.rule
+        self.texts = [Text(one.index, one.seed, one.token_ids) for one in original.emitters]
+        self.failed = original.error is not None
         self.witness = witness
         self.exact = exact
         self.id = ""
         """While it runs."""
         self.tries = 0
-        stats = original.speculation
-        self.reads = stats is not None and RULES[stats.rule].reads_q
+        self.reads = RULES[stats.rule].reads_q
         """Whether it reads the text, in place of writing it anew."""
 
     @property
-    def request(self) -> Request:
-        return self.original.request
+    def longest(self) -> int:
+        return max(len(text.token_ids) for text in self.texts)
+
+    @property
+    def samples(self) -> int:
+        """Seats that it takes."""
+        return 1 if self.reads else len(self.texts)
+
+    @property
+    def most_tokens(self) -> int:
+        """What it may have in the cache."""
+        return len(self.request.prompt) + self.samples * self.longest
 
     @property
     def worth_it(self) -> bool:
         """Whether there is anything to compare, within reason."""
-        longest = max(len(emitter.token_ids) for emitter in self.original.emitters)
-        if not longest or self.original.error is not None:
+        if not self.longest or self.failed:
             return False
         if not self.reads:
             return True
@@ -74,14 +99,14 @@ class Shadow:
 
     def prompt(self) -> list[int]:
         """The same text and nobody else's."""
-        return [*self.request.prompt, *self.original.emitters[0].token_ids] if self.reads else self.request.prompt
+        return [*self.request.prompt, *self.texts[0].token_ids] if self.reads else self.request.prompt
 
     def params(self) -> SamplingParams:
         params = self.request.params
         if self.reads:
             return SamplingParams(max_tokens=0, prompt_logprobs=TOP, priority=LOWEST, seed=self.request.seed,
                                   cache_salt=params.cache_salt)
-        longest = max(len(emitter.token_ids) for emitter in self.original.emitters)
+        longest = self.longest
         scored = bool(self.witness.scores) or not self.exact
         return replace(params, max_tokens=longest, min_tokens=min(params.min_tokens, longest), seed=self.request.seed,
                        priority=LOWEST, timeout_s=None, interrupt=None, trace=False, prompt_logprobs=None,
@@ -96,12 +121,12 @@ class Shadow:
             return Outcome(len(seen), divergences=self._divergences(seen))
         outcome = Outcome(0)
         seen = {}
-        for own, other in zip(self.original.emitters, shadow.emitters):
+        for own, other in zip(self.texts, shadow.emitters):
             same = next((at for at, (a, b) in enumerate(zip(own.token_ids, other.token_ids)) if a != b),
                         min(len(own.token_ids), len(other.token_ids)))
             outcome.tokens += same
             for at, score in enumerate((other.logprobs or [])[:same]):
-                seen[own.index, len(self.request.prompt) + at] = score
+                seen[own.sample, len(self.request.prompt) + at] = score
             if same < len(own.token_ids) and outcome.difference is None:
                 outcome.tokens += 1
                 self._part(outcome, own, other, same)
@@ -111,22 +136,24 @@ class Shadow:
     def _divergences(self, seen: dict[tuple[int, int], TokenLogprob]) -> list[float]:
         return [divergence(score, seen[place]) for place, score in self.witness.scores.items() if place in seen]
 
-    def _part(self, outcome: Outcome, own: Emitter, other: Emitter, at: int) -> None:
+    def _part(self, outcome: Outcome, own: Text, other: Emitter, at: int) -> None:
         gap = self._gap(own, other, at)
-        outcome.tie = not self.exact and gap is not None and gap < TIE
+        outcome.tie = not self.exact and gap is not None and (gap < TIE or self._moved)
         apart = "" if gap is None else f", {gap:.3g} nats apart"
-        outcome.difference = (f"output token {at} of sample {own.index} is not the one of plain decoding"
+        outcome.difference = (f"output token {at} of sample {own.sample} is not the one of plain decoding"
                               f" (of {len(own.token_ids)}{apart})")
 
-    def _gap(self, own: Emitter, other: Emitter, at: int) -> float | None:
-        """How far plain decoding was from choosing the token of the original, noise included; None: unknown."""
+    @property
+    def _moved(self) -> bool:
+        """Whether tokens were chosen by other scores than the model's, which nobody has kept."""
+        return any(getattr(self.request.params, name) not in (usual, {}) for name, usual in MOVES_SCORES.items())
+
+    def _gap(self, own: Text, other: Emitter, at: int) -> float | None:
+        """By how much, noise included, plain decoding preferred its token to the original's, at least; below 0: it did
+        not, and something else kept it from that one, such as the edge of a truncation. None: it had ended."""
         if other.logprobs is None or at >= len(other.logprobs) or at >= len(other.token_ids):
             return None
         score, token = other.logprobs[at], own.token_ids[at]
-        if token not in score.top:
-            return float("inf")
-        heat = self.request.params.temperature
-        if heat == 0.0:
-            return abs(score.raw - score.top[token])
+        ahead = score.raw - score.top.get(token, min(score.top.values()))
         mine, theirs = gumbel(token_bits(own.seed, len(self.request.prompt) + at, [score.token, token])).tolist()
-        return float(abs((score.raw - score.top[token]) / heat + mine - theirs))
+        return float(ahead + self.request.params.temperature * (mine - theirs))

@@ -144,6 +144,9 @@ class StepBits:
         self._engine = engine
         self._prompt = _prompt(engine)
         room = engine.config.max_model_len - len(self._prompt) - MOST_ROWS - 1
+        if room < 1:
+            raise ConfigError(f"The context holds {engine.config.max_model_len} tokens and this takes at least "
+                              f"{engine.config.max_model_len + 1 - room}: give a larger --max-model-len.")
         if not 1 <= positions <= room:
             raise ConfigError(f"--positions must be from 1 to {room}: the context holds "
                               f"{engine.config.max_model_len} tokens.")

@@ -16,7 +16,7 @@ from paceline.engine.decide.decision import Decision
 from paceline.engine.records.metrics import StepTimes
 from paceline.engine.records.record import BROKEN_OFF, Record
 from paceline.engine.schedule.step import Step
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RequestError
 from paceline.speculation.verify import RULES
 from paceline.watch.acceptance import AcceptanceWatch, Change
 from paceline.watch.alarm import DISTRIBUTION, FELL, ROSE, TEXT, Alarm
@@ -92,7 +92,7 @@ class DriftWatch:
 
     def closed(self, record: Record) -> None:
         stats = record.speculation
-        if stats is None:
+        if self._failed or stats is None:
             return
         change = self.acceptance.observe(stats.method, sum(stats.by_depth), sum(stats.reached_by_depth))
         if change is not None:
@@ -105,6 +105,9 @@ class DriftWatch:
     def _wait(self, shadow: Shadow) -> None:
         if not shadow.worth_it:
             return
+        if not self._fits(shadow):
+            self.outcomes["skipped"] += 1
+            return
         self._waiting.append(shadow)
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popleft()
@@ -115,24 +118,28 @@ class DriftWatch:
     @property
     def pending(self) -> bool:
         """Whether shadows run, or wait for room."""
-        return not self._failed and (self._running is not None or bool(self._waiting))
+        return self.running or (not self._failed and bool(self._waiting))
 
-    def make_way(self, arrivals: bool = False) -> None:
-        """A shadow that stands in somebody's way is put aside. `arrivals`: requests are about to be admitted, and one
-        that only queues would take a place of theirs."""
-        self._guarded(lambda: self._make_way(arrivals))
+    @property
+    def running(self) -> bool:
+        """Whether one of them does."""
+        return not self._failed and self._running is not None
 
-    def _make_way(self, arrivals: bool) -> None:
+    def make_way(self) -> None:
+        """A shadow that stands in somebody's way is put aside."""
+        self._guarded(self._make_way)
+
+    def _make_way(self) -> None:
         shadow = self._running
         if shadow is None or not self._engine.record(shadow.id).open:
             return
         sequences = self._engine.scheduler.sequences(shadow.id)
-        queued = any(not seq.seated for seq in sequences)
+        begun = any(seq.seated for seq in sequences)
         reading = any(seq.computed < seq.prompt_len for seq in sequences)
-        if (arrivals and queued) or self._crowded() or (reading and self._others_wait()):
+        if self._crowded() or (reading and self._engine.scheduler.queue_length):
             self._engine.cancel(shadow.id)
             self._collect()
-            shadow.tries += not queued
+            shadow.tries += begun
             if shadow.tries < MOST_TRIES:
                 self._waiting.appendleft(shadow)
 
@@ -150,7 +157,7 @@ class DriftWatch:
             self._failed = True
             log.error("the drift watch failed, and watches no more until the engine is made anew", exc_info=problem)
             with suppress(Exception):
-                self.stop()
+                self._stop()
 
     def _attend(self) -> None:
         for (method, rule), laws in self._laws.items():
@@ -159,11 +166,14 @@ class DriftWatch:
                     self._raise(Alarm(kind, method, rule, law.count, _broken_law(kind, law.evidence),
                                       *self._last[method, rule]))
         self._collect()
-        if self._waiting and self._running is None and self._room():
+        while self._waiting and self._running is None and self._room():
             self._start(self._waiting.popleft())
 
     def stop(self) -> None:
         """Nothing of it runs when this returns."""
+        self._guarded(self._stop)
+
+    def _stop(self) -> None:
         self._waiting.clear()
         if self._running is not None:
             self._engine.cancel(self._running.id)
@@ -173,12 +183,15 @@ class DriftWatch:
         request = shadow.request
         if request.speculation is not None and request.speculation.method in self._engine.suspended:
             return
+        own = request.adapter
         try:
+            if own is not None and self._engine.adapters.get(own.name) != own:
+                raise RequestError(f"The adapter {own.name!r} is another by now.", "adapter")
             prepared = self._engine.prepare(shadow.prompt(), shadow.params())
             # Clients choose ids: none may meet this one.
             shadow.id = self._engine.admit(
                 prepared, speculation=None, request_id=f"shadow-{secrets.token_hex(16)}",
-                adapter=None if request.adapter is None else request.adapter.name, tenant=request.tenant, shadow=True)
+                adapter=None if own is None else own.name, tenant=request.tenant, shadow=True)
             self._running = shadow
         except PacelineError:  # its adapter is gone, or there is no room after all
             self.outcomes["skipped"] += 1
@@ -189,52 +202,53 @@ class DriftWatch:
             return
         self._running = None
         record = self._engine.take(shadow.id)
-        self.spent += record.metrics.prompt_tokens - record.metrics.cached_tokens + record.metrics.output_tokens
+        metrics = record.metrics
+        if metrics.first_scheduled is not None:
+            self.spent += metrics.prompt_tokens - metrics.cached_tokens + metrics.output_tokens
         if record.error is not None or any(one.finish_reason in BROKEN_OFF for one in record.emitters):
             self.outcomes["interrupted"] += 1
             return
         self._judge(shadow, shadow.judge(record))
 
     def _judge(self, shadow: Shadow, outcome: Outcome) -> None:
-        stats = shadow.original.speculation
-        assert stats is not None
         if not shadow.reads:
-            self.tokens[stats.method] += outcome.tokens
+            self.tokens[shadow.method] += outcome.tokens
         count, total, highest = self.divergence
         self.divergence = (count + len(outcome.divergences), total + sum(outcome.divergences),
                            max([highest, *outcome.divergences]))
-        request, tokens = shadow.request, self.tokens[stats.method]
+        request, tokens = shadow.request, self.tokens[shadow.method]
         if outcome.difference is not None and not outcome.tie:
             self.outcomes["different"] += 1
-            self._raise(Alarm(TEXT, stats.method, stats.rule, tokens, outcome.difference, request.id, request.seed))
+            self._raise(Alarm(TEXT, shadow.method, shadow.rule, tokens, outcome.difference, request.id, request.seed))
             return
         self.outcomes["tie" if outcome.tie else "read" if shadow.reads else "equal"] += 1
         most = max(outcome.divergences, default=0.0)
         if most > (EXACT_KL if shadow.exact else ROUNDED_KL):
-            self._raise(Alarm(DISTRIBUTION, stats.method, stats.rule, tokens,
+            self._raise(Alarm(DISTRIBUTION, shadow.method, shadow.rule, tokens,
                               f"a verify step's distribution is {most:.3g} nats from the plain step's", request.id,
                               request.seed))
 
     # ---------------------------------------------------------------- room
 
-    def _others_wait(self) -> bool:
-        own = 0
-        if self._running is not None:
-            own = sum(not seq.seated for seq in self._engine.scheduler.sequences(self._running.id))
-        return self._engine.scheduler.queue_length > own
+    @property
+    def _seats(self) -> int:
+        """Those that may be taken while a shadow runs, its own included."""
+        return max(1, self._engine.config.max_num_seqs // 2)
+
+    def _fits(self, shadow: Shadow) -> bool:
+        """Whether there would be room for it if nobody else were there."""
+        config = self._engine.config
+        return shadow.samples <= self._seats and shadow.most_tokens <= config.kv_blocks // 2 * config.block_size
 
     def _crowded(self) -> bool:
         """Whether those who run and wait, shadows included, take more than half of the seats, or of the blocks."""
         scheduler, usage = self._engine.scheduler, self._engine.cache.usage()
-        seats = max(1, self._engine.config.max_num_seqs // 2)
-        return len(scheduler.running) + scheduler.queue_length > seats or usage.used > usage.total // 2
+        return len(scheduler.running) + scheduler.queue_length > self._seats or usage.used > usage.total // 2
 
     def _room(self) -> bool:
         """Nobody waits or has a prompt read, and the engine has enough to spare."""
         scheduler = self._engine.scheduler
-        samples = self._waiting[0].params().samples
-        seats = max(1, self._engine.config.max_num_seqs // 2)
-        return (not scheduler.queue_length and len(scheduler.running) + samples <= seats
+        return (not scheduler.queue_length and len(scheduler.running) + self._waiting[0].samples <= self._seats
                 and not any(seq.computed < seq.prompt_len for seq in scheduler.running) and not self._crowded())
 
     # ---------------------------------------------------------------- consequences

@@ -23,6 +23,8 @@ TOP = 20
 EVERY = 16
 LEAST = 1e-12
 """In place of a probability that is zero, or less by rounding."""
+ROUNDING = 1e-5
+"""Added to what the rest of the tokens have: where scores are float32 it is nothing or a few millionths by chance."""
 MOST = 8
 """Distributions are kept of one in EVERY drafts that are verified, of MOST at most."""
 
@@ -125,6 +127,6 @@ def divergence(one: TokenLogprob, other: TokenLogprob) -> float:
 
 
 def _with_the_rest(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    whole = np.array([*np.maximum(shares, LEAST), max(1.0 - float(shares.sum()), LEAST)])
+    whole = np.array([*np.maximum(shares, LEAST), max(1.0 - float(shares.sum()), 0.0) + ROUNDING])
     whole /= whole.sum()
     return whole

@@ -150,7 +150,7 @@ class Timelines:
         self._shrink()
 
     def stepped(self, step: Step, decisions: Sequence[Decision], started: float, times: StepTimes) -> None:
-        ended, company = started + sum(times), len(step.groups)
+        ended, company = started + sum(times), sum(not group.seq.request.shadow for group in step.groups)
         for seq in step.preempted:
             self._note(seq.request, Event(PREEMPTED, seq.sample, started, started, 0, 0, company))
         tokens = prompt_rows = 0

@@ -12,6 +12,12 @@ from paceline.engine.schedule.sequence import Sequence
 DEPARTURES_KEPT = 64
 
 
+def places_of(seq: Sequence) -> int:
+    """What it takes of the queue: a sequence whose further samples wait for its prompt has their places too. A shadow
+    has none, so that nobody is refused on its account."""
+    return 0 if seq.request.shadow else 1 + len(seq.siblings)
+
+
 class Line:
     """Those of one tenant who wait, by Sequence.rank. Removal from the middle is lazy: an entry is skipped when it
     surfaces, and where such entries become more than half of the heap it is made anew. Some would never surface."""
@@ -63,7 +69,7 @@ class WaitingQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.samples = 0
-        """Places taken: a sequence whose further samples wait for its prompt takes theirs too."""
+        """Places taken (places_of)."""
         self._clock = clock
         self._lines: dict[str, Line] = {}
         """By tenant: who waits, and those who were given more than `_level`."""
@@ -91,7 +97,7 @@ class WaitingQueue:
         if not line.members:
             line.given = max(line.given, self._level)
             self._rivals += 1
-        self.samples += (places := 1 + len(seq.siblings)) - line.members.get(seq, 0)
+        self.samples += (places := places_of(seq)) - line.members.get(seq, 0)
         line.push(seq, places)
 
     def peek(self) -> Sequence | None:
@@ -120,7 +126,8 @@ class WaitingQueue:
 
     def seat(self, seq: Sequence, tokens: int) -> None:
         """It leaves the queue for a seat, and so many tokens will be computed for it at once."""
-        self._level = max(self._level, self._line(seq).given)
+        if not seq.request.shadow:
+            self._level = max(self._level, self._line(seq).given)
         self.discard(seq)
         self.serve(seq, tokens)
 

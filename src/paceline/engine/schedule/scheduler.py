@@ -13,6 +13,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, SlotMove
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.preemption import Preemption
+from paceline.engine.schedule.queue import places_of
 from paceline.engine.schedule.sequence import UNSEATED, Branch, Sequence, Status
 from paceline.engine.schedule.step import GroupResult, Repeat, RowGroup, Step
 from paceline.engine.schedule.step_builder import StepBuilder
@@ -91,8 +92,8 @@ class Scheduler:
 
     @property
     def queue_length(self) -> int:
-        """Samples that wait, those held back and those whose prompt waits counted."""
-        return self._waiting.samples + sum(1 + len(seq.siblings) for seq in self._held.values())
+        """Samples that wait, those held back and those whose prompt waits counted, and no shadows."""
+        return self._waiting.samples + sum(map(places_of, self._held.values()))
 
     @property
     def queue_full(self) -> bool:
@@ -106,7 +107,7 @@ class Scheduler:
         if most is None or not self.queue_length or self.queue_length + samples <= most:
             return True
         held = [seq for seq in self._held.values() if seq.request.tenant.name == tenant]
-        own = self._waiting.places(tenant) + sum(1 + len(seq.siblings) for seq in held)
+        own = self._waiting.places(tenant) + sum(map(places_of, held))
         others = {seq.request.tenant.name for seq in self._held.values()}.union(self._waiting.tenants()) - {tenant}
         return bool(others) and (not own or own + samples <= most // (1 + len(others)))
 

@@ -113,7 +113,7 @@ class Seats:
                 victim.in_flight -= 1
                 victim.in_flight_drafts -= group.draft is not None or group.drifts
                 break
-        if swap:
+        if swap and not victim.request.shadow:
             self._swap_out(victim)
         self.running.remove(victim)
         self.cache.close(victim.allocation)
@@ -128,7 +128,7 @@ class Seats:
         if not victim.parked:
             self.waiting.push(victim)
         self._preempted.append(victim)
-        self.preemptions += 1
+        self.preemptions += not victim.request.shadow
 
     def _drop_copies(self) -> None:
         """Forget copies on write into blocks that have just been given back, unless they go on to the host."""
@@ -185,11 +185,12 @@ class Seats:
             self.preempt(self.running[-1])
         params = seq.request.params
         reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
-        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=reuse)
+        counted = not seq.request.shadow
+        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=reuse, counted=counted)
         if allocation is None:
             return False
         if not self._fits(seq, allocation):
-            self.cache.abandon(allocation, seq.tokens)
+            self.cache.abandon(allocation, seq.tokens, counted=counted)
             return False
         self.waiting.seat(seq, len(seq.tokens) - allocation.cached if seq.admitted is None else 0)
         if seq.admitted is None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 UNSEATED: Allocation = cast("Allocation", None)
 """In place of what a sequence holds of the cache, while it does not run: whoever uses it fails at once."""
+BEHIND_ALL = (1 << 31) + 1
+"""The place of shadows among priorities: no client can choose one as low."""
 PENDING = -1
 """Stands for a token that an uncommitted step is still sampling."""
 
@@ -139,8 +141,8 @@ class Sequence:
         """On sample 0 until the prompt is computed: samples 1..n-1, forked from it then."""
         self.order = order
         """Arrival order, for FCFS inside a priority; kept across preemption."""
-        self.rank = (-request.params.priority, order)
-        """Smaller is served first: higher priority, then earlier arrival."""
+        self.rank = (BEHIND_ALL if request.shadow else -request.params.priority, order)
+        """Smaller is served first: higher priority, then earlier arrival; shadows behind everybody."""
         self.limit = self.prompt_len + request.max_tokens
         """Total tokens at which it ends with "length"; lowered by the scheduler to what model and cache can hold."""
         self.wait_for_commit = False
