@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.speculation.control import AdaptiveController, Ahead, Ask
+from paceline.speculation.control import AdaptiveController
+from paceline.speculation.controller import Ahead, Ask
 from paceline.speculation.drafter import Budget
 from paceline.speculation.step_cost import Load
 from paceline.speculation.tree import DraftTree

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.speculation.control import AdaptiveController, Ahead, Ask
+from paceline.speculation.control import AdaptiveController
+from paceline.speculation.controller import Ahead, Ask
 from paceline.speculation.drafter import Budget, Needs, Observation
 from paceline.speculation.spec import Speculation
 from paceline.speculation.step_cost import Load

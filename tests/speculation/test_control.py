@@ -15,7 +15,8 @@ from engine.tiny import VOCAB, tiny_llm
 from paceline import SamplingParams
 from paceline.errors import RequestError
 from paceline.speculation.acceptance import Places, Trust, outcomes, survival, verdicts
-from paceline.speculation.control import AdaptiveController, Ahead, Ask, Offer
+from paceline.speculation.control import AdaptiveController
+from paceline.speculation.controller import Ahead, Ask, Offer
 from paceline.speculation.costs import STALE_AFTER, CostCurve
 from paceline.speculation.drafter import Budget, Needs, Observation
 from paceline.speculation.history import LONGEST_PAUSE, SHORTEST_PAUSE

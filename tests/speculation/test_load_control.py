@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculation.control import AdaptiveController, Ahead, Ask
+from paceline.speculation.control import AdaptiveController
+from paceline.speculation.controller import Ahead, Ask
 from paceline.speculation.drafter import Needs, Observation
 from paceline.speculation.exploration import KNOWN, SHARE, Allowance
 from paceline.speculation.joint import best_choice, blocks

@@ -20,7 +20,7 @@ from paceline.engine.schedule.pace import decodes, load_of
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.step import Step
 from paceline.kernels.device.lookup import head_number, looks_up, without_head
-from paceline.speculation.control import Ahead, Ask, Controller, Offer
+from paceline.speculation.controller import Ahead, Ask, Controller, Offer
 from paceline.speculation.drafter import Budget, Drafter, Observation
 from paceline.speculation.guard import Guard, Proposal, reason
 from paceline.speculation.parts import MadeOfParts
