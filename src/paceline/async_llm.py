@@ -40,9 +40,13 @@ class AsyncLLM:
     """The engine in a thread of its own; requests come and go from any number of coroutines."""
 
     def __init__(self, model: str | None = None, *, progress: Progress | None = None, engine: Engine | None = None,
-                 **options: Any) -> None:
+                 warm_up: bool = False, **options: Any) -> None:
+        """warm_up: Engine.warm_up() before anybody can ask for anything. That runs steps, as later its thread alone
+        may."""
         options = {"max_step_ms": MAX_STEP_MS} | options
         self.engine: Engine = engine or build_engine(EngineOptions.of(model=model, **options), progress)
+        if warm_up:
+            self.engine.warm_up()
         self.watch = DriftWatch.of(self.engine)
         """Where the options ask for it; the engine's thread alone touches it (ask())."""
         self.texts = TextThreads()

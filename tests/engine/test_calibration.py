@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from engine.tiny import tiny_engine, tiny_llm, tiny_model
 from paceline import SamplingParams
+from paceline.async_llm import AsyncLLM
 from paceline.config import EngineOptions
 from paceline.engine.build import engine_for
 from paceline.engine.calibration import calibrate
@@ -110,6 +113,26 @@ def test_a_server_warms_up_once_and_knows_it_the_next_time(tmp_path: Path, monke
     second = of_revision("r")
     assert second.profiled and second.cost.knows(2)
     assert not of_revision("other").profiled
+
+
+def test_nobody_else_steps_the_engine_while_it_warms_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps take is measured by steps: an engine's thread beside them would take up half of a request."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    stepped: set[str] = set()
+    step = Engine.step
+
+    def noted(engine: Engine) -> object:
+        stepped.add(threading.current_thread().name)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", noted)
+    llm = AsyncLLM(engine=of_revision("r"), warm_up=True)
+    try:
+        assert stepped == {threading.current_thread().name} and llm.engine.cost.knows(2)
+        out = asyncio.run(llm.complete([1, 2, 3], SamplingParams(max_tokens=3)))
+        assert len(out.outputs[0].token_ids) == 3 and llm.alive
+    finally:
+        llm.close()
 
 
 def test_where_nothing_can_be_written_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

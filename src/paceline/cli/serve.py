@@ -158,12 +158,11 @@ def serve(
                              "gpu_memory_utilization": gpu_memory_utilization}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:
-        llm = AsyncLLM(model, progress=progress, device=device, dtype=dtype, kv_dtype=kv_dtype,
+        llm = AsyncLLM(model, progress=progress, warm_up=True, device=device, dtype=dtype, kv_dtype=kv_dtype,
                        quantization=quantization, deterministic=deterministic, kernels=kernels, max_queue=max_queue,
                        enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
                        heads=options.heads(head), watch_share=watch_share, watch_action=watch_action,
                        **sizes, **host_memory)
-    llm.engine.warm_up()
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

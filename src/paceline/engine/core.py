@@ -166,8 +166,8 @@ class Engine:
     def warm_up(self) -> None:
         """Make what only the first request of a kind needs made, in calls that keep everybody beside it waiting: what
         steps take (calibration.py), tables of the tokenizer's control tokens, the chat template, what traces name, the
-        grammars' view of the vocabulary. A server calls this before it has clients; whatever is missing or broken is
-        told to who asks for it."""
+        grammars' view of the vocabulary. A server calls this before it has clients and before a thread steps the
+        engine; whatever is missing or broken is told to who asks for it."""
         if not self.profiled and not self.has_work:
             calibrate(self)
             if self.revision:
