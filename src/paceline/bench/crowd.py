@@ -55,7 +55,7 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,aut
         for temperature in temperatures:
             found = compare(llm, everyone, prompts[:asked], prompts[-asked:], count, rounds,
                             lambda salt, t=temperature: SamplingParams(  # type: ignore[misc]
-                                max_tokens=max_tokens, temperature=t, seed=1, cache_salt=salt))
+                                max_tokens=max_tokens, temperature=t, seed=1, cache_salt=f"{salt} {t}"))
             plain = found.pop(PLAIN)
             for name, best in found.items():
                 equal = sum(a == b for a, b in zip(best.texts, plain.texts, strict=True))
@@ -71,13 +71,13 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,aut
 def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked: Sequence[str], at_once: int,
             rounds: int, params: Callable[[str], SamplingParams]) -> dict[str, Round]:
     """The faster of each contender's rounds; they take turns. Nobody finds what another or an earlier round has
-    written: the cache and what drafters remember are kept apart by a salt."""
+    written, in another company either: the cache and what drafters remember are kept apart by a salt."""
     best: dict[str, Round] = {}
     for one in everyone:
-        ask(llm, warm, at_once, one, params(f"warm-up {one.name}"))
+        ask(llm, warm, at_once, one, params(f"warm-up {one.name} {at_once}"))
     for turn in range(rounds):
         for one in everyone if turn % 2 == 0 else reversed(everyone):
-            found = ask(llm, asked, at_once, one, params(f"{one.name} {turn}"))
+            found = ask(llm, asked, at_once, one, params(f"{one.name} {at_once} {turn}"))
             if one.name not in best or found.rate > best[one.name].rate:
                 best[one.name] = found
     return best
