@@ -89,6 +89,6 @@ def test_rows_are_judged_apart_by_who_drafts() -> None:
         for sources, tokens in ((LOOKUPS, 2.0), (ITS, 0.9)):
             plan = draft_rows.choose(2, sources)
             draft_rows.learn(2, plan, tokens if plan.rows else 1.0, 1.0, sources)
-    assert draft_rows.choose(2).rows > 0 and not draft_rows.tries(2, draft_rows.choose(2))
+    assert [bool(draft_rows.choose(2).rows) for _ in range(12)].count(True) > 9
     assert [draft_rows.choose(2, ITS) for _ in range(12)].count(PLAIN) > 9
     assert draft_rows.plain(2) == 1.0 and draft_rows.plain(1) is None

@@ -16,7 +16,7 @@ from paceline.engine.decide.sampled import Sampled
 from paceline.engine.execute.executor import Settled, StepDropped, dropped_without_memory, nothing, over
 from paceline.engine.execute.graphs.attended import Attended
 from paceline.engine.execute.graphs.chances import ChancesByScope
-from paceline.engine.execute.graphs.draft_rows import PLAIN, TRIAL, DraftPlan, DraftRows, Sources
+from paceline.engine.execute.graphs.draft_rows import PLAIN, DraftPlan, DraftRows, Sources
 from paceline.engine.execute.graphs.host_gaps import HostGaps, StepKind
 from paceline.engine.execute.graphs.in_flight import (
     MOST_REPEATS,
@@ -142,8 +142,6 @@ class GraphExecutor:
         """Oldest first."""
         self._step_seconds, self._measured = ROUND_TRIP, False
         """What a repeated step took last on the device, each time; whether there was one."""
-        self._times = 1
-        """How often a step was to be repeated last."""
         self._host_seconds = 0.0
         """What the host needed between two waits for the device, the longest of the last few times."""
         self._read_at: float | None = None
@@ -179,8 +177,7 @@ class GraphExecutor:
 
     def plan(self, scheduler: Scheduler, since_arrival: float) -> Planned | None:
         if scheduler.can_repeat():
-            self._times = self.how_often(scheduler, since_arrival)
-            return Planned(self._repeated(scheduler.running, self._times))
+            return Planned(self._repeated(scheduler.running, self.how_often(scheduler, since_arrival)))
         return self._plan_apart(scheduler) if self._goes_apart(scheduler) else Planned()
 
     def _goes_apart(self, scheduler: Scheduler) -> bool:
@@ -195,8 +192,8 @@ class GraphExecutor:
                 return None if self._flight else Planned()
             # As long as the host takes for the others: they wait no longer than for the host.
             longest = max(seq.limit - seq.least_computed - 1 for seq in free)
-            self._times = max(1, min(longest, int(self._attended.seconds / self._step_seconds)))
-            repeat = self._repeated(free, self._times)
+            times = max(1, min(longest, int(self._attended.seconds / self._step_seconds)))
+            repeat = self._repeated(free, min(times, MOST_REPEATS))
             if repeat is not None:
                 return Planned(repeat, apart=True)
             return None if self._flight else Planned()
@@ -209,12 +206,12 @@ class GraphExecutor:
         decode = self.graphs.decode
         if self._memory.lacks(Use.DECODE) or len(running) > decode.most_rows:
             return None
-        plan, most = self._drafts(running)
+        plan = self._drafts(running, times)
         if plan.rows and not self._drafted_ready(running, plan):
             plan = PLAIN
         if not self._memory.allows(Use.DECODE, lambda: decode.ready(running, plan)):
             return None
-        return Repeat(min(most, times), plan.rows, decode.lookahead(running, plan), plan.heads)
+        return Repeat(times, plan.rows, decode.lookahead(running, plan), plan.heads)
 
     def _drafted_ready(self, running: Seq[Sequence], plan: DraftPlan) -> bool:
         """Make a step with drafts ready. False: there is no memory for it, or a head broke what was captured with it;
@@ -231,18 +228,16 @@ class GraphExecutor:
         self._refuse(plan)
         return False
 
-    def _drafts(self, running: Seq[Sequence]) -> tuple[DraftPlan, int]:
-        """Of a repeated step of those who run: as many as pay, or as somebody insists on. And how often it may be
-        repeated."""
+    def _drafts(self, running: Seq[Sequence], times: int) -> DraftPlan:
+        """Of a repeated step of those who run: as many as pay, or as somebody insists on."""
         wishes = [seq.request.speculation for seq in running if self.graphs.decode.drafts_for(seq)]
         if not wishes:
-            return PLAIN, MOST_REPEATS
+            return PLAIN
         sources = self.graphs.decode.sources(running)
         count, fixed = len(running), [wish.k for wish in wishes if wish is not None and not wish.adaptive]
         if fixed:
-            return self._draft_rows.insist(count, max(fixed), sources.heads), MOST_REPEATS
-        plan = self._draft_rows.choose(count, sources)
-        return plan, TRIAL if self._draft_rows.tries(count, plan, sources) else MOST_REPEATS
+            return self._draft_rows.insist(count, max(fixed), sources.heads)
+        return self._draft_rows.choose(count, sources, times)
 
     def how_often(self, scheduler: Scheduler, since_arrival: float) -> int:
         """Just long enough for the host to keep up: who ends inside keeps others from a seat, and who comes waits for
@@ -353,7 +348,8 @@ class GraphExecutor:
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         count, sources = len(step.groups), self._sources(step)
         if told:
-            self._draft_rows.learn(count, _plan(step), sum(each) / len(each), reading.seconds, sources)
+            self._draft_rows.learn(count, _plan(step), sum(each) / len(each), reading.seconds, sources,
+                                   step.repeat)
         return RepeatTimes(reading.seconds, self._draft_rows.plain(count))
 
     def _sources(self, step: Step) -> Sources:
@@ -450,9 +446,8 @@ class GraphExecutor:
             self._host_seconds = max(host_seconds, FORGETTING * self._host_seconds)
             if self._read_last is not None:
                 step = self._read_last
-                # What is only tried is repeated less, and would have as much to do for it.
-                times = max(step.repeat, self._times)
-                self._draft_rows.learn_host(len(step.groups), _plan(step), host_seconds / times, self._sources(step))
+                self._draft_rows.learn_host(len(step.groups), _plan(step), host_seconds / step.repeat,
+                                            self._sources(step))
         sampled = reading.read()
         self._read_at = time.perf_counter() if self._flight else None
         return sampled

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.kernels.device.lookup import MOST_DRAFTED
+from paceline.speculation.exploration import Allowance
 
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sequences of a step with drafts. Far apart, so that few are captured: its rows are what takes time, and padding has
@@ -19,9 +20,7 @@ WEIGHT = 0.25
 LEAST_WIN = 1.01
 """Times the speed of plain steps that drafts must have."""
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256
-"""Steps between two tries of a choice that is not the best."""
-TRIAL = 4
-"""Times that a step is repeated which is only tried: long enough to be measured, short beside those that pay."""
+"""Steps between two tries of a choice that is not the best, where there is time for them."""
 
 
 class Sources(NamedTuple):
@@ -73,6 +72,10 @@ class _Choice:
         """Of whoever is slower, the device or the host."""
         return self.tokens / max(self.seconds, self.host) if self.seconds else 0.0
 
+    def loss(self, best: _Choice) -> float:
+        """Seconds that its tokens take longer than with the best choice, each time the step runs."""
+        return max(0.0, max(self.seconds, self.host) - self.tokens / best.speed)
+
     def learn(self, tokens: float, seconds: float) -> None:
         weight = WEIGHT if self.seconds else 1.0
         self.tokens += weight * (tokens - self.tokens)
@@ -81,13 +84,15 @@ class _Choice:
 
 class DraftRows:
     """For one engine. Choices are kept by how many sequences there are, roughly, and by where drafts can come from: a
-    head's passes take time, and its drafts are accepted more often, or less."""
+    head's passes take time, and its drafts are accepted more often, or less. Each is tried once; what loses again and
+    again only as far as there is time to spare."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Sources], dict[DraftPlan, _Choice]] = {}
         self._plain: dict[int, _Choice] = {}
         """Without drafts, by how many there are alone: nobody's drafts cost anything then."""
         self._refused: list[DraftPlan] = []
+        self._allowance = Allowance()
 
     def refuse(self, plan: DraftPlan) -> None:
         """There was no memory for such a step."""
@@ -107,8 +112,8 @@ class DraftRows:
         """Whether there is memory for it, as far as is known."""
         return plan.rows <= MOST_ROWS and not any(plan.takes_as_much_as(other) for other in self._refused)
 
-    def choose(self, running: int, sources: Sources = LOOKUPS) -> DraftPlan:
-        """For the next step of so many sequences."""
+    def choose(self, running: int, sources: Sources = LOOKUPS, times: int = 1) -> DraftPlan:
+        """For the next step of so many sequences, which runs so many times."""
         groups = _groups(running)
         if not groups:
             return PLAIN
@@ -124,7 +129,8 @@ class DraftRows:
             if not one.pause:
                 one.pause = one.left = FIRST_PAUSE
             one.left -= 1
-            if one.left <= 0:  # once more: the texts may have changed
+            # Once more: the texts may have changed.
+            if one.left <= 0 and self._allowance.spend(times * one.loss(known[best])):
                 one.pause = one.left = min(2 * one.pause, LONGEST_PAUSE)
                 return plan
         return best
@@ -135,13 +141,10 @@ class DraftRows:
         if choice is not None:
             choice.host += (WEIGHT if choice.host else 1.0) * (seconds - choice.host)
 
-    def tries(self, running: int, plan: DraftPlan, sources: Sources = LOOKUPS) -> bool:
-        """Whether what was chosen for so many sequences is not what is known to be best for them."""
-        known = self._known.get((_groups(running), sources))
-        return known is not None and (plan != _best(known) or not all(one.seconds for one in known.values()))
-
-    def learn(self, running: int, plan: DraftPlan, tokens: float, seconds: float, sources: Sources = LOOKUPS) -> None:
+    def learn(self, running: int, plan: DraftPlan, tokens: float, seconds: float, sources: Sources = LOOKUPS,
+              times: int = 1) -> None:
         """Such a step of so many sequences yielded so many tokens for each of them, every time it ran."""
+        self._allowance.earn(times * seconds)
         groups = _groups(running)
         choice = self._choices(groups, sources).get(plan) if groups else None
         if choice is not None and seconds > 0.0:
