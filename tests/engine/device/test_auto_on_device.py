@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -92,3 +93,23 @@ def test_rows_are_judged_apart_by_who_drafts() -> None:
     assert [bool(draft_rows.choose(2).rows) for _ in range(12)].count(True) > 9
     assert [draft_rows.choose(2, ITS) for _ in range(12)].count(PLAIN) > 9
     assert draft_rows.plain(2) == 1.0 and draft_rows.plain(1) is None
+
+
+def test_requests_share_a_drafter_though_the_device_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one takes a good part of what admitting a request takes."""
+    made: list[str] = []
+    begin = AutoDrafter.__init__
+
+    def counted(self: AutoDrafter, *given: Any, **named: Any) -> None:
+        made.append("one more")
+        begin(self, *given, **named)
+
+    monkeypatch.setattr(AutoDrafter, "__init__", counted)
+    llm = on_device({"it": random_head("dspark", tiny_model())})
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    llm.generate(REPEATS * 3, params, speculation=WISH)
+    assert len(made) == 1
+    made.clear()
+    gc.collect()
+    llm.generate(REPEATS, params, speculation=WISH)
+    assert len(made) == 1  # nobody was left whose it was

@@ -61,6 +61,8 @@ class Drafting(Guard[Sequence]):
         self._vocab = vocab_size
         self._clock = clock
         self._drafters: dict[Sequence, tuple[Drafter, SpeculationStats]] = {}
+        self._by_device: dict[Sequence, Drafter] = {}
+        """Who needs none of these, whose drafter is kept all the same: requests share those that are alive."""
         self._recorded: dict[Sequence, RecordedDrafts] = {}
         """Who has drafts of a trace, and no drafter."""
         self._forced: dict[Sequence, tuple[int, int]] = {}
@@ -71,6 +73,7 @@ class Drafting(Guard[Sequence]):
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         """A sequence starts. One whose drafts a device looks up by itself needs no drafter here."""
         if seq.lookup:
+            self._by_device[seq] = drafter
             return
         wish = seq.request.speculation or Speculation(drafter.name, adaptive=False)
         self._drafters[seq] = (drafter, stats)
@@ -274,6 +277,7 @@ class Drafting(Guard[Sequence]):
     def release(self, seq: Sequence) -> None:
         self.controller.release(seq)
         self._forced.pop(seq, None)
+        self._by_device.pop(seq, None)
         self._recorded.pop(seq, None)
         entry = self._drafters.get(seq)
         if entry is not None:
@@ -282,7 +286,8 @@ class Drafting(Guard[Sequence]):
 
     def release_all(self, record: Record) -> None:
         """Of a request whose sequences nobody can name any more."""
-        for seq in [seq for seq in {**self._drafters, **self._forced, **self._recorded} if seq.record is record]:
+        known = {**self._drafters, **self._by_device, **self._forced, **self._recorded}
+        for seq in [seq for seq in known if seq.record is record]:
             self.release(seq)
 
     def lose(self, drafter: Drafter, seqs: SequenceOf[Sequence], problem: Exception) -> None:

@@ -344,7 +344,8 @@ class GraphExecutor:
         for group, decision in zip(step.groups, decisions):
             # What comes behind the end of a text says nothing of it.
             rounds = decision.rounds if decision.finish is None else decision.rounds[:-1]
-            self._chances.of(group.seq.scope).learn(rounds)
+            if rounds:
+                self._chances.of(group.seq.scope).learn(rounds)
         each = [len(one.tokens) / (len(one.rounds) or len(one.tokens)) for one in told]
         count, sources = len(step.groups), self._sources(step)
         if told:

@@ -219,6 +219,8 @@ class Seats:
             short = yieldable = False
             for g, pool in enumerate(cache.pools):
                 need = cache.needed(allocation, g, len(seq.tokens)) + self._watermarks[g]
+                if need + len(stronger) * cache.max_blocks_per_seq <= pool.free:
+                    continue  # however long they are
                 for other in stronger:
                     need += cache.needed(other.allocation, g, len(other.tokens))
                 if need > pool.free:

@@ -20,16 +20,15 @@ MEMORY = 2000.0
 LENGTHS = LOOK_BACK + MOST_DRAFTED
 MOST_SCOPES = 256
 """Whose chances are kept, the latest ones."""
+_FITTED = (0.0, *(confidence(matched) for matched in range(1, LENGTHS)))
 
 
 class Chances:
     """In the texts of one scope."""
 
     def __init__(self) -> None:
-        fitted = [0.0, *(confidence(matched) for matched in range(1, LENGTHS))]
         self._tried = [DOUBT] * LENGTHS
-        self._right = [DOUBT * chance for chance in fitted]
-        self._fitted = fitted
+        self._right = [DOUBT * chance for chance in _FITTED]
         self._seen = 0.0
         self._levels: NDArray[np.int64] | None = None
 
@@ -78,10 +77,12 @@ class ChancesByScope:
         return len(self._known)
 
     def of(self, scope: str) -> Chances:
-        chances = self._known.setdefault(scope, Chances())
+        chances = self._known.get(scope)
+        if chances is None:
+            chances = self._known[scope] = Chances()
+            if len(self._known) > MOST_SCOPES:
+                self._known.popitem(last=False)
         self._known.move_to_end(scope)
-        if len(self._known) > MOST_SCOPES:
-            self._known.popitem(last=False)
         return chances
 
     def among(self, scopes: Iterable[str]) -> Chances:
