@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.device.on_device import made, on_host
-from paceline.bench import gpu, gpu_host, gpu_oracle, gpu_peers
+from paceline.bench import gpu, gpu_host, gpu_load, gpu_oracle, gpu_peers
 from paceline.bench.gpu_shapes import SHAPES, cache_bytes, config_of, weight_bytes
 from paceline.cli.bench import gpu as command
 from paceline.cli.main import main
@@ -112,3 +112,14 @@ def test_an_oracle_drafts_in_the_step_and_is_right_as_often_as_it_says() -> None
     assert executor.graphs.decode.drafter is before
     with pytest.raises(ConfigError, match="steps are captured"):
         gpu_oracle.measure(on_host(max_model_len=200, kv_blocks=200), [3, 14, 15, 92], 97, 1, 0.5)
+
+
+def test_every_load_is_served_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_load, "LOADS", (20, 150))
+    monkeypatch.setattr(gpu_load, "OUTPUT", 12)
+    monkeypatch.setattr(gpu_load, "CROWD", 4)
+    monkeypatch.setattr(gpu_load, "_WARM", (1, 4))
+    llm = made(4, max_model_len=200, kv_blocks=200)
+    capacity, found = gpu_load.sweep(llm, [3, 14, 15, 92], llm.engine.model.config.vocab_size, 0.3, 60)
+    assert capacity > 0 and set(found) == {(load, way) for load in (20, 150) for way in ("off", "on", "control")}
+    assert all(0.0 <= one.goodput <= one.rate and one.ttft > 0 and one.tpot > 0 for one in found.values())

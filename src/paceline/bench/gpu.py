@@ -1,6 +1,6 @@
 """The engine on a CUDA card, with random weights in real shapes: time a token, time to the first token, throughput on
-a mix of requests, what verifying several tokens of one request costs, how long the card waits for the host, and what
-drafts of a known quality bring."""
+a mix of requests, what verifying several tokens of one request costs, how long the card waits for the host, what drafts
+of a known quality bring, and what becomes of that under load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.bench import gpu_oracle
+from paceline.bench import gpu_load, gpu_oracle
 from paceline.bench.gpu_breakdown import breakdown, verification_curve
 from paceline.bench.gpu_host import REQUESTS, WAYS, host_gap
 from paceline.bench.gpu_peers import measure
@@ -31,7 +31,7 @@ BATCHES = (1, 8, 32, 128)
 BREAKDOWN_ROWS = (1, 64)
 """A plain step and one that verifies many tokens of the same request."""
 PROMPT = 512
-CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown", "host", "oracle")
+CASES = ("tpot", "ttft", "mixed", "verify", "controls", "breakdown", "host", "oracle", "load")
 CONTROLS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top_p": {"temperature": 0.8, "top_p": 0.95},
@@ -158,6 +158,15 @@ def run(shape: str = "smollm2-135m", cases: tuple[str, ...] = CASES, dtype: str 
                 note(f"oracle_{chance}_{count}", "ms", drafted.taken,
                      text=f"a token, {drafted.per_step:.2f} tokens a step; the device took {drafted.device:.3f} ms, "
                           f"so {drafted.over:+.1%}")
+    if "load" in cases:
+        (prompt,) = prompts_of([PROMPT], config.vocab_size, 4)
+        capacity, loads = gpu_load.sweep(llm, prompt, config.vocab_size)
+        note("capacity", "requests/s", capacity, higher=True,
+             text=f"plain, {gpu_load.CROWD} always there, {PROMPT} tokens in and {gpu_load.OUTPUT} out")
+        for (load, way), served in loads.items():
+            note(f"load_{load}_{way}", "requests/s", served.goodput, higher=True,
+                 text=f"in time, of {served.rate:.2f}; first token {served.ttft * 1e3:.0f} ms, "
+                      f"others {served.tpot * 1e3:.2f} ms (median)")
     if "breakdown" in cases:
         for count in BREAKDOWN_ROWS:
             for name, value in breakdown(llm, PROMPT, count).items():

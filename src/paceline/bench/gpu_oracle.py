@@ -18,8 +18,8 @@ from paceline.kernels.device.seats import SeatTables
 from paceline.llm import LLM
 from paceline.request import SamplingParams
 
-REQUESTS = (1, 8, 32)
-CHANCES = (60, 80)
+REQUESTS = (1, 8, 32, 128)
+CHANCES = (40, 60, 80)
 """Percent, of each token of a draft after those before it."""
 DEPTH = 4
 TOKENS = 200
@@ -68,7 +68,7 @@ def measure(llm: LLM, prompt: list[int], vocab: int, requests: int, chance: floa
     (plain,) = llm.generate(prompt, params, speculation=None)
     text = [*prompt, *plain.outputs[0].token_ids]
     found: list[Drafted] = []
-    with _drafts_by(llm, text, vocab, chance):
+    with told_by_an_oracle(llm, text, vocab, chance):
         for _ in range(1 + runs):
             outs = llm.generate([prompt] * requests, params, speculation=wish)
             assert all(out.outputs[0].token_ids == plain.outputs[0].token_ids for out in outs)
@@ -84,7 +84,7 @@ def measure(llm: LLM, prompt: list[int], vocab: int, requests: int, chance: floa
 
 
 @contextmanager
-def _drafts_by(llm: LLM, text: list[int], vocab: int, chance: float) -> Iterator[None]:
+def told_by_an_oracle(llm: LLM, text: list[int], vocab: int, chance: float) -> Iterator[None]:
     """What would be looked up is told by an oracle meanwhile."""
     executor = llm.engine.executor
     if not isinstance(executor, GraphExecutor):

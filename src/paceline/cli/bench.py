@@ -126,7 +126,7 @@ def gpu(
     shape: Annotated[str, typer.Option(help="llama-3.1-8b, smollm2-135m, qwen3-0.6b or another; a wrong name lists "
                                             "them.")] = "smollm2-135m",
     cases: Annotated[str, typer.Option(help="Separated by commas.")] =
-    "tpot,ttft,mixed,verify,controls,breakdown,host,oracle",
+    "tpot,ttft,mixed,verify,controls,breakdown,host,oracle,load",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--no-deterministic", help="Batch-invariant kernels.")] = True,
