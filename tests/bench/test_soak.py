@@ -77,6 +77,8 @@ def test_what_grows_is_found() -> None:
     assert [leaks(some)[0].split(":")[0] for some in ([*flat, files], [*flat, threads], memory)] == [
         "files", "threads", "memory"]
     assert "heap +1.00" in leaks(memory)[0] and growth(memory).slope == pytest.approx(MIB)
+    kept = [replace(one, objects=40.0 * one.at) for one in memory]
+    assert "Python's objects +2400.00" in leaks(kept)[0], "what is kept shows there, what is split up does not"
     assert leaks(looks(lambda at: 500.0 + 9 * at, seconds=200)) == [], "too short a run to be judged"
     assert leaks([Look(0.0)]) == [] and math.isinf(growth(flat[:4]).margin)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from paceline import SamplingParams
 from paceline.engine.structures import Structures
 from paceline.errors import GrammarError, QueueFullError, RequestError
 from paceline.grammar import structure
-from paceline.grammar.compiler import SPARE, THREADS, WAITING, GrammarCompiler
+from paceline.grammar.compiler import SPARE, THREADS, WAITING, GrammarCompiler, wait_for
 from paceline.grammar.library import Library
 from paceline.grammar.sequence import SequenceGrammar
 from paceline.grammar.structure import Structure
@@ -71,6 +73,25 @@ def test_bad_structures_fail_alone(field: str, value: Any, reason: str) -> None:
     assert good.error is None and len(good.outputs[0].token_ids) == 6
     assert not llm.engine.has_work
     llm.engine.cache.check([])
+
+
+def test_what_is_remembered_of_a_bad_structure_keeps_nobody_who_asked() -> None:
+    """An error keeps the frames that it passed, and with them all that those held."""
+    class Held:
+        pass
+
+    def ask() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(GrammarError) as caught:
+            compiler.compile(Structure("regex", "((")).result()
+        assert caught.value.param == "regex"
+        return weakref.ref(held)
+
+    compiler = GrammarCompiler(lambda: BYTES)
+    wait_for([compiler.compile(Structure("regex", "(("))], 60)
+    asked = [ask() for _ in range(3)]
+    gc.collect()
+    assert [one() for one in asked] == [None] * 3
 
 
 def test_a_structure_can_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,3 +102,9 @@ def test_sequences_do_not_learn_from_each_other_and_are_forgotten() -> None:
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(RequestError):
         build(parse({"method": "ngram", **options}), DraftContext(100))
+
+
+def test_a_drafter_that_nobody_has_any_more_does_not_wait_for_the_collector() -> None:
+    """There is one for every request."""
+    gone = weakref.ref(NgramDrafter())
+    assert gone() is None

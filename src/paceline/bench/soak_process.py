@@ -119,5 +119,7 @@ def leaks(looks: Sequence[Look]) -> list[str]:
     grown = growth(looks)
     if grown.least > ALLOWED:
         parts = ", ".join(f"{part} {one.slope / 2**20:+.2f}" for part, one in part_growth(looks).items())
-        found.append(f"memory: {grown.told()} over the last half, the cache apart ({parts})")
+        objects = trend(looks, lambda look: look.objects)
+        found.append(f"memory: {grown.told()} over the last half, the cache apart ({parts}; Python's objects "
+                     f"{objects.told(1, '')})")
     return found

@@ -87,7 +87,7 @@ class Structures:
             try:
                 compiled = compilation.result()
             except GrammarError as problem:
-                record.error = problem
+                record.error = problem.with_traceback(None)  # which holds this frame, and so the record
                 failed.append(request_id)
                 continue
             for seq in scheduler.sequences(request_id):

@@ -89,9 +89,14 @@ class Compilation:
 
     def result(self) -> CompiledGrammar:
         """Once `over`: the grammar, or the GrammarError that says why there is none."""
-        if self.future.done():
-            return self.future.result()
         field = self.structure.field
+        if self.future.done():
+            problem = self.future.exception()
+            if problem is None:
+                return self.future.result()
+            # A new one for each who asks: what is raised gathers the frames that it passes, with all that lies in them,
+            # and the one that is remembered would keep those of every request that ever asked.
+            raise GrammarError(str(problem), field)
         if self.late:
             raise GrammarError(f"{field} is too complex: it was not compiled within {self._seconds:g} seconds. "
                                "Simplify it.", field)

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +63,7 @@ def resident_bytes(address: int, size: int) -> int:
     begin = address - address % mmap.PAGESIZE
     pages = -(-(address + size - begin) // mmap.PAGESIZE)
     given = np.zeros(pages, dtype=np.uint8)
-    library: Any = ctypes.CDLL(None)
-    if library.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(pages * mmap.PAGESIZE),
+    if _c_library().mincore(ctypes.c_void_p(begin), ctypes.c_size_t(pages * mmap.PAGESIZE),
                        ctypes.c_void_p(given.ctypes.data)):
         return 0
     return int(np.count_nonzero(given & 1)) * mmap.PAGESIZE
@@ -76,11 +76,20 @@ class _Mallinfo2(ctypes.Structure):
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
+@cache
+def _c_library() -> Any:
+    """Opened once: each time makes classes, which only the collector takes away again, and whoever looks every second
+    would see those grow."""
+    library: Any = ctypes.CDLL(None)
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _Mallinfo2
+    return library
+
+
 def _malloc() -> tuple[int, int]:
     """Bytes in use and free in the C library's heaps."""
-    library: Any = ctypes.CDLL(None)
+    library = _c_library()
     if not hasattr(library, "mallinfo2"):
         return 0, 0
-    library.mallinfo2.restype = _Mallinfo2
     found = library.mallinfo2()
     return int(found.uordblks), int(found.fordblks)

@@ -110,22 +110,20 @@ async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, D
         async for delta in listeners[0]:
             yield 0, delta
         return
-    problem: Exception | None = None
+    problem: BaseException | None = None
     waiting = {asyncio.ensure_future(anext(listener)): place for place, listener in enumerate(listeners)}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                place = waiting.pop(task)
-                try:
-                    delta = task.result()
-                except StopAsyncIteration:
-                    continue
-                except Exception as failure:
+                # Asked for, not raised: what passes this frame keeps it, and so its task and the request, until the
+                # collector comes.
+                place, failure = waiting.pop(task), task.exception()
+                if failure is None:
+                    waiting[asyncio.ensure_future(anext(listeners[place]))] = place
+                    yield place, task.result()
+                elif not isinstance(failure, StopAsyncIteration):
                     problem = problem or failure
-                    continue
-                waiting[asyncio.ensure_future(anext(listeners[place]))] = place
-                yield place, delta
         if problem is not None:
             raise problem
     finally:

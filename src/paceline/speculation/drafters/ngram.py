@@ -7,6 +7,7 @@ length of the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from paceline.errors import RequestError
 from paceline.kernels.device.lookup import LONGEST_N, LOOK_BACK, Lookup
@@ -64,12 +65,7 @@ class NgramDrafter:
         self._min_n = min_n
         self._max_n = max_n
         self._index: dict[DraftedSequence, NgramIndex] = {}
-        self._prompts = ByPrompt(self._read)
-
-    def _read(self, prompt: list[int]) -> NgramIndex:
-        index = NgramIndex(self._min_n, self._max_n)
-        index.catch_up(prompt)
-        return index
+        self._prompts = ByPrompt(partial(_read, min_n, max_n))
 
     def begin(self, sequence: DraftedSequence) -> None:
         begun, _ = self._prompts.join(sequence)
@@ -100,6 +96,12 @@ class NgramDrafter:
                 copied.append(copied[-period])
         matched = _match_length(tokens, at, n)
         return DraftTree.chain(copied, self.name, [confidence(matched + depth) for depth in range(len(copied))])
+
+
+def _read(min_n: int, max_n: int, prompt: list[int]) -> NgramIndex:
+    index = NgramIndex(min_n, max_n)
+    index.catch_up(prompt)
+    return index
 
 
 def confidence(matched: int) -> float:
