@@ -46,7 +46,7 @@ class _ControlState:
     """One sequence."""
 
     __slots__ = ("branching", "by_value", "history", "method", "needs", "nodes", "off", "opened", "opening", "pause",
-                 "tokens", "tries", "wish")
+                 "silent", "tokens", "tries", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
         """`method`: what all requests of its scope that use the drafter's method taught."""
@@ -66,6 +66,8 @@ class _ControlState:
         """Some proposal was no chain: from then on nodes are counted instead of depths."""
         self.nodes = 0
         """Of the last proposal."""
+        self.silent = 0
+        """Times in a row that there was none."""
         self.tries = 0
         """That are left of those which were granted."""
 
@@ -192,16 +194,22 @@ class AdaptiveController:
             sizes = choice.nodes
             pace += choice.win / self.cost(ahead.rows + sum(sizes), ahead.context)
         strangers = tellers(ahead.running)
+        step = self.cost(ahead.rows, ahead.context)
         for index, place in enumerate(places):
             state = states[place]
+            least, draft_cost = drafts[index][0].nodes, state.history.traits.cost
+            deep = state.wish.k if state.branching or state.needs.probes else least
+            asking = draft_cost(deep) if draft_cost.measured else 0.0
+            mute = state.silent >= KNOWN and asking > CHEAP * step
+            if mute:  # what it has said before, here or elsewhere, is not what it will say now
+                sizes[index] = 0
             state.off = not sizes[index]
-            least = drafts[index][0].nodes
-            if state.unknown and not self._dear_to_open(state, ahead):
+            if state.unknown and not mute and not self._dear_to_open(state, ahead):
                 strangers -= 1  # the others are told by these
                 sizes[index] = max(sizes[index], least) if strangers >= 0 else 0
             elif sizes[index]:
                 state.pause.forgive()
-            elif self._tried(state, self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
+            elif self._tried(state, asking + self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
                 sizes[index] = least
         return sizes
 
@@ -273,6 +281,7 @@ class AdaptiveController:
         state = self._states[ask.sequence]
         state.history.proposal = draft
         if draft is None:
+            state.silent += 1
             if state.wish.adaptive and not state.needs.probes:  # nobody else's drafts are judged
                 state.history.worth(ahead.running).learn(0.0)
             return None
@@ -280,7 +289,7 @@ class AdaptiveController:
             state.opened = True
             state.history.traits.opening.observe(state.tokens, state.opening)
         state.branching = state.branching or not draft.is_chain
-        state.nodes = len(draft)
+        state.nodes, state.silent = len(draft), 0
         state.history.traits.scored = draft.scores is not None
         by_value = state.by_value and (draft.q is None or state.wish.verify == "coupled")
         if draft.scores is None or not by_value or not state.wish.adaptive:
