@@ -57,6 +57,26 @@ def test_calibration_stops_where_steps_take_long() -> None:
     assert most[0] <= 4
 
 
+@pytest.mark.parametrize(("row", "seconds"), [(0.02, 1.5), (0.1, 1.5)])
+def test_no_prompt_takes_calibration_beyond_its_time(row: float, seconds: float) -> None:
+    """A clock that ticks as the rows of a large model would, those of prompts too."""
+    now = [0.0]
+    engine = tiny_engine()
+    engine.clock = lambda: now[0]  # type: ignore[method-assign]
+    executor: Any = engine.executor
+    run = executor._run
+
+    def slow(step: Any, batch: Any) -> None:
+        begun = now[0]
+        run(step, batch)
+        now[0] = begun + row * step.rows
+        executor._forward_s = now[0] - begun
+
+    executor._run = slow
+    calibrate(engine)
+    assert engine.cost.knows(1) and now[0] <= seconds
+
+
 def measured() -> StepCost:
     cost = StepCost()
     for rows, seconds in ((1, 5e-3), (2, 6e-3), (4, 9e-3), (8, 17e-3)):
@@ -84,7 +104,7 @@ def test_a_profile_is_found_by_the_same_model_and_machine_alone(tmp_path: Path,
 BROKEN = ["", "{", "[]", "7", '{"facts": {}}', '"x"', "[" * 10_000]
 
 
-@pytest.mark.parametrize("text", [*BROKEN, "nan", "negative", "empty"])
+@pytest.mark.parametrize("text", [*BROKEN, "nan", "negative", "empty", "huge", "huge row"])
 def test_a_broken_profile_is_none(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     profile, cost = Profile(model="a"), StepCost()
@@ -94,6 +114,10 @@ def test_a_broken_profile_is_none(text: str, tmp_path: Path, monkeypatch: pytest
         document["cost"]["table"]["1"] = float("nan")
     elif text == "negative":
         document["cost"]["context"] = -1.0
+    elif text == "huge":
+        document["cost"]["context"] = 10 ** 400
+    elif text == "huge row":
+        document["cost"]["table"]["1" + "0" * 400] = 1.0
     elif text == "empty":
         document["cost"]["table"] = {}
     profile.path.write_text(text if text in BROKEN else json.dumps(document))
@@ -140,3 +164,16 @@ def test_where_nothing_can_be_written_nothing_is_said(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     Profile(model="a").save(measured())
     assert not Profile(model="a").load(StepCost())
+
+
+def test_a_user_without_a_home_has_an_engine_and_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    engine = of_revision("r")
+    engine.profile.save(measured())
+    assert not engine.profiled

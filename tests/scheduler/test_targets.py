@@ -57,6 +57,20 @@ def test_without_targets_nobody_looks_and_with_one_drafts_wait() -> None:
     assert seq.draft is not None
 
 
+def test_who_waits_for_a_seat_takes_nobodys_drafts() -> None:
+    """It waits for those who run to end, and the longer without their drafts."""
+    engine: Any = tiny_engine(max_num_seqs=2)
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, target_ttft_ms=20_000.0)
+    names = [engine.add([5, 6, 7] * 3, params) for _ in range(3)]
+    for _ in range(3):
+        engine.step()
+    engine.cost.prompts = Line(64.0, 64.0)
+    engine.cost.prompts.observe(0.0, 10.0, 64.0)
+    assert engine.scheduler.queue_length == 1 and not engine.scheduler.pressed
+    engine.cancel(names[0])
+    assert engine.scheduler.pressed, "now it could have one"
+
+
 @pytest.mark.parametrize(("usual", "own", "found"), [
     (None, 20.0, None), (500.0, 20.0, 0.5), (500.0, 800.0, 0.8), (500.0, None, 0.5), (None, None, None)])
 def test_a_tenant_among_others_cannot_take_their_drafts_by_its_haste(usual: float | None, own: float | None,

@@ -135,7 +135,7 @@ class Simulation:
         offers = []
         for ask, budget in asked:
             one: Any = ask.sequence
-            self.control.drafted(one, budget.depth, self.drafting, len(asked))
+            self.control.drafted(one, budget.depth, self.drafting)
             offer = self.control.judge(ask, one.proposal(min(budget.depth, K)), ahead)
             assert offer is not None
             offers.append(offer)

@@ -166,6 +166,64 @@ def test_a_worthless_drafter_costs_next_to_nothing(count: int, claimed: float | 
     assert controlled >= 0.98 * plain
 
 
+@pytest.mark.parametrize("count", [2, 8, 32])
+def test_the_time_of_a_dear_drafter_is_counted_when_it_is_tried(count: int) -> None:
+    """It takes as long as a step for each sequence, is always wrong and does not say so."""
+    plain, controlled = (Simulation(mode, count, drafting=5e-3).calibrated() for mode in ("off", "control"))
+    for one in (plain, controlled):
+        one.serve([Asked(0.0, 8, 48, 0.02, seed) for seed in range(16 * count)])
+    assert plain.now >= 0.96 * controlled.now
+
+
+def test_a_dear_drafter_that_never_has_anything_to_say_is_asked_ever_more_rarely() -> None:
+    control, ahead = crowd(1, {1: 5e-3, 2: 6e-3, 8: 9e-3}), Ahead(1, 1)
+    control._methods.of("drafter").cycles = 0
+    asked = 0
+    for _ in range(400):
+        if control.budgets([Ask(0)], ahead)[0] is not None:
+            asked += 1
+            control.drafted(0, K, 3e-3)
+            assert control.judge(Ask(0), None, ahead) is None
+        control.learn(0, Observation([7]))
+        control.stepped(Load(1), 1, 1, 0.0)
+    assert KNOWN <= asked <= KNOWN + 8
+
+
+def test_steps_that_waver_make_no_drafts_seem_worth_it() -> None:
+    """Of many sizes some were quick by chance: those are not chosen for it. (They cost 4 %.)"""
+    plain = controlled = 0.0
+    for seed in range(3):
+        chance = random.Random(seed)
+
+        def wavering(load: Load, chance: random.Random = chance) -> float:
+            return machine(load) * chance.uniform(0.9, 1.1)
+
+        plain += at_once(64, "off", 0.3, None, 128, seconds=wavering)
+        controlled += at_once(64, "control", 0.3, None, 128, seconds=wavering)
+    assert controlled >= 0.97 * plain
+
+
+def test_a_drafter_of_each_request_takes_as_long_as_all_of_them() -> None:
+    """They share a method and what is known of its speed, not the time of a round."""
+    control = crowd(8, ROOMY)
+    for _ in range(3):
+        for number in range(8):
+            control.drafted(number, K, 1e-3)
+        control.budgets([Ask(number) for number in range(8)], Ahead(8, 8))
+    assert control._methods.of("drafter").traits.rounds(8) == pytest.approx(8e-3)
+
+
+def test_rows_of_drafts_are_not_counted_as_plain_decoding_would_have_them() -> None:
+    """Behind long texts: five rows that bring one token are no faster than one."""
+    control = crowd(1, {1: 5e-3, 2: 5.5e-3, 5: 6.5e-3, 8: 8e-3})
+    control.cost.context.believe(5e-7)
+    for tokens in (1, 5):
+        control._speeds.clear()
+        control.stepped(Load(5, 5 * 20_000.0), 1, tokens, 0.0)
+        plain, spent = control._speeds[1]
+        assert plain / spent == pytest.approx(tokens * control.cost(1, 20_000.0) / control.cost(5, 100_000.0))
+
+
 # ---------------------------------------------------------------- load
 
 

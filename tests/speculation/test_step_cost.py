@@ -75,3 +75,15 @@ def test_a_clock_that_stands_still_teaches_nothing() -> None:
     cost = StepCost()
     cost.observe(Load(2), 0.0)
     assert not cost.measured
+
+
+def test_one_odd_step_of_a_size_says_little_of_all_others() -> None:
+    for odd in (0.1, 0.7, 10.0):
+        cost = StepCost()
+        for rows in (1, 2, 4, 8, 16, 32, 64):
+            for _ in range(20):
+                cost.observe(Load(rows), seconds(Load(rows)))
+        for rows in (24, 66) if odd < 1.0 else (24,):
+            cost.observe(Load(rows), odd * seconds(Load(rows)))
+        for rows in (1, 8, 16, 20, 32, 48, 64):
+            assert cost(rows) == pytest.approx(seconds(Load(rows)), rel=0.3), (odd, rows)

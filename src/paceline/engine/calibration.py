@@ -15,7 +15,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 STEPS = 3
 """Of each number of rows, besides those in which further ones come in."""
 LIMIT = 1.5
-"""Seconds for all of it: where steps take long, the largest are left out."""
+"""Seconds for all of it: where steps take long, the largest are left out, and those of one row are what there is."""
 PROMPT, CHUNK = 8, 96
 """Tokens of a request's prompt, and of one more whose rows tell what those of prompts take."""
 SALT = "calibration"
@@ -45,19 +45,21 @@ def calibrate(engine: Engine, limit: float = LIMIT) -> None:
 
 
 def _decode(engine: Engine, running: list[str], limit: float) -> None:
-    started, cost, longest = engine.clock(), engine.cost, engine.config.max_model_len
+    until, cost, longest = engine.clock() + limit, engine.cost, engine.config.max_model_len
     length = min(longest - 1, PROMPT + 4 * STEPS * len(ROWS))
     for rows in ROWS:
-        if rows > engine.config.max_num_seqs or \
-                engine.clock() - started + (STEPS + 1) * (cost(rows) if cost.measured else 0.0) > limit:
+        seconds = cost.prompt_seconds(PROMPT * (rows - len(running)), 0.0)
+        seconds += (STEPS + 1) * cost(rows) if cost.measured else 0.0
+        if rows > engine.config.max_num_seqs or engine.clock() + seconds > until:
             break
         while len(running) < rows:
             _add(engine, running, min(PROMPT, length), max(1, length - PROMPT))
         for _ in range(STEPS + 1):
             engine.step()
-    _add(engine, running, min(CHUNK, longest - 1), 1)
-    for request in running[:-1]:
+    for request in running:
         engine.cancel(request)
+    if engine.clock() + cost.prompt_seconds(CHUNK, 0.0) <= until:
+        _add(engine, running, min(CHUNK, longest - 1), 1)
     while engine.has_work:
         engine.step()
 

@@ -45,29 +45,35 @@ class Profile:
     def __init__(self, **facts: Any) -> None:
         """`facts`: of model and machine."""
         self.facts = {"version": _version(), "cores": os.cpu_count()} | {name: str(one) for name, one in facts.items()}
-        name = sha256(json.dumps(self.facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        self.path: Path = cache_dir().parent / "profiles" / f"{name}.json"
+        self._name = sha256(json.dumps(self.facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+    @property
+    def path(self) -> Path:
+        """Raises RuntimeError for a user without a home."""
+        return cache_dir().parent / "profiles" / f"{self._name}.json"
 
     def load(self, cost: StepCost) -> bool:
         """Whether there was one, which `cost` knows now."""
         try:
-            if self.path.stat().st_size > LARGEST:
+            path = self.path
+            if path.stat().st_size > LARGEST:
                 return False
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"))
             if found["facts"] != json.loads(json.dumps(self.facts, default=str)):
                 return False
             cost.restore(found["cost"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError):
             return False
         return True
 
     def save(self, cost: StepCost) -> None:
-        written = self.path.with_suffix(f".{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(json.dumps({"facts": self.facts, "cost": cost.as_dict()}, indent=1, default=str),
-                               encoding="utf-8")
-            written.replace(self.path)
-        except OSError:
-            with suppress(OSError):
+        with suppress(OSError, RuntimeError):
+            path = self.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = path.with_suffix(f".{os.getpid()}")
+            try:
+                written.write_text(json.dumps({"facts": self.facts, "cost": cost.as_dict()}, indent=1, default=str),
+                                   encoding="utf-8")
+                written.replace(path)
+            finally:
                 written.unlink(missing_ok=True)

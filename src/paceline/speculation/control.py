@@ -13,7 +13,7 @@ from paceline.speculation.controller import Ahead, Ask, Offer
 from paceline.speculation.drafter import Budget, Drafter, Needs, Observation
 from paceline.speculation.exploration import KNOWN, Allowance, tellers
 from paceline.speculation.forecast import worthwhile
-from paceline.speculation.history import Histories, History, Pause
+from paceline.speculation.history import Histories, History, Pause, Traits
 from paceline.speculation.joint import Block, best_choice, blocks
 from paceline.speculation.spec import Speculation
 from paceline.speculation.step_cost import Load, StepCost
@@ -23,7 +23,8 @@ WINDOW = 4
 """Drafts that a drafter with a window to fill is tried for at a time: the first ones cannot be any good."""
 SPEED_MEMORY = 0.97
 LEAST_WIN = 0.02
-"""Tokens that the drafts of a step must be expected to win to be sent."""
+"""Tokens that the drafts of a step must be expected to win to be sent. For those that do not tell what they are worth,
+of each token that comes anyway: in a crowd what is known of costs is not more exact than that."""
 CHEAP = 0.02
 """Share of a step that asking about drafts may always take; where it takes more, it has to save as much."""
 RELUCTANCE = 0.1
@@ -45,7 +46,7 @@ class _ControlState:
     """One sequence."""
 
     __slots__ = ("branching", "by_value", "history", "method", "needs", "nodes", "off", "opened", "opening", "pause",
-                 "tokens", "tries", "wish")
+                 "silent", "tokens", "tries", "wish")
 
     def __init__(self, wish: Speculation, needs: Needs, method: History, tokens: int) -> None:
         """`method`: what all requests of its scope that use the drafter's method taught."""
@@ -65,6 +66,8 @@ class _ControlState:
         """Some proposal was no chain: from then on nodes are counted instead of depths."""
         self.nodes = 0
         """Of the last proposal."""
+        self.silent = 0
+        """Times in a row that there was none."""
         self.tries = 0
         """That are left of those which were granted."""
 
@@ -93,6 +96,8 @@ class AdaptiveController:
         self.allowance = Allowance()
         self._methods = Histories()
         self._states: dict[Hashable, _ControlState] = {}
+        self._asked: dict[Traits, tuple[int, float]] = {}
+        """By drafter, since the last budgets: sequences that were asked about, and seconds."""
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
 
@@ -106,6 +111,9 @@ class AdaptiveController:
     # ---------------------------------------------------------------- before there are drafts
 
     def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
+        for traits, (sequences, seconds) in self._asked.items():
+            traits.rounds.observe(sequences, seconds)
+        self._asked.clear()
         if ahead.pressed:
             return [None] * len(asks)
         states = [self._states[ask.sequence] for ask in asks]
@@ -181,21 +189,27 @@ class AdaptiveController:
         for _ in range(ROUNDS):
             drafts = [self._forecast(states[place], asks[place], pace) for place in places]
             choice = best_choice(drafts, ahead.rows, self.cost, pace)
-            if choice.win <= LEAST_WIN:
+            if choice.win <= LEAST_WIN * ahead.running:
                 break
             sizes = choice.nodes
             pace += choice.win / self.cost(ahead.rows + sum(sizes), ahead.context)
         strangers = tellers(ahead.running)
+        step = self.cost(ahead.rows, ahead.context)
         for index, place in enumerate(places):
             state = states[place]
+            least, draft_cost = drafts[index][0].nodes, state.history.traits.cost
+            deep = state.wish.k if state.branching or state.needs.probes else least
+            asking = draft_cost(deep) if draft_cost.measured else 0.0
+            mute = state.silent >= KNOWN and asking > CHEAP * step
+            if mute:  # what it has said before, here or elsewhere, is not what it will say now
+                sizes[index] = 0
             state.off = not sizes[index]
-            least = drafts[index][0].nodes
-            if state.unknown and not self._dear_to_open(state, ahead):
+            if state.unknown and not mute and not self._dear_to_open(state, ahead):
                 strangers -= 1  # the others are told by these
                 sizes[index] = max(sizes[index], least) if strangers >= 0 else 0
             elif sizes[index]:
                 state.pause.forgive()
-            elif self._tried(state, self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
+            elif self._tried(state, asking + self.cost(ahead.rows + least) - self.cost(ahead.rows), ahead):
                 sizes[index] = least
         return sizes
 
@@ -254,10 +268,12 @@ class AdaptiveController:
 
     # ---------------------------------------------------------------- once they are there
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float, together: int = 1) -> None:
+    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
         state = self._states[sequence]
-        state.history.traits.cost.observe(depth, seconds)
-        state.history.traits.rounds.observe(together, seconds * together)
+        traits = state.history.traits
+        traits.cost.observe(depth, seconds)
+        others, theirs = self._asked.get(traits, (0, 0.0))
+        self._asked[traits] = (others + 1, theirs + seconds)
         if not state.opened:
             state.opening += seconds
 
@@ -265,6 +281,7 @@ class AdaptiveController:
         state = self._states[ask.sequence]
         state.history.proposal = draft
         if draft is None:
+            state.silent += 1
             if state.wish.adaptive and not state.needs.probes:  # nobody else's drafts are judged
                 state.history.worth(ahead.running).learn(0.0)
             return None
@@ -272,7 +289,7 @@ class AdaptiveController:
             state.opened = True
             state.history.traits.opening.observe(state.tokens, state.opening)
         state.branching = state.branching or not draft.is_chain
-        state.nodes = len(draft)
+        state.nodes, state.silent = len(draft), 0
         state.history.traits.scored = draft.scores is not None
         by_value = state.by_value and (draft.q is None or state.wish.verify == "coupled")
         if draft.scores is None or not by_value or not state.wish.adaptive:
@@ -335,8 +352,8 @@ class AdaptiveController:
         self.allowance.earn(taken)
         company = running.bit_length()
         plain, spent = self._speeds.get(company, (0.0, 0.0))
-        self._speeds[company] = (SPEED_MEMORY * plain + tokens * self.plain_cost(running, load.context),
-                                 SPEED_MEMORY * spent + taken)
+        alone = self.plain_cost(running, load.context * running / load.rows)  # without the rows of drafts
+        self._speeds[company] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)
 
     def plain_cost(self, running: int, context: float = 0.0) -> float:
         return self.cost(running, context) / running if self.cost.measured else 0.0

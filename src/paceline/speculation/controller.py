@@ -55,9 +55,8 @@ class Controller(Protocol):
     def budgets(self, asks: Sequence[Ask], ahead: Ahead) -> list[Budget | None]:
         """How much may be drafted for each of these in the next step; None: nothing."""
 
-    def drafted(self, sequence: Hashable, depth: int, seconds: float, together: int = 1) -> None:
-        """Its drafter was asked for so deep a draft, about so many sequences together, and this was its share of the
-        time."""
+    def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
+        """Its drafter was asked for so deep a draft, and this was its share of the time."""
 
     def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
         """What a proposal promises; None: there is none."""

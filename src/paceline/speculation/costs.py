@@ -16,6 +16,8 @@ TRUSTED = 2
 """Samples from which on a count is known."""
 STALE_AFTER = 1000
 """Observations after which a count that was not seen again is forgotten: the machine may have changed."""
+KNOWN_WELL = 30.0
+"""Samples that an average counts for, beside counts that were seen a few times."""
 REFRESH_EVERY = 16
 STEADY = 0.001
 """What a slope is held by, as a share of all that is remembered: with little to tell it by, it stays what it was."""
@@ -28,21 +30,33 @@ OPENING_MEMORY = 0.9
 
 
 class _Point:
-    __slots__ = ("anchored", "first", "last_seen", "value")
+    __slots__ = ("anchored", "first", "guess", "last_seen", "value")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, guess: float | None) -> None:
+        """`guess`: what other counts say of it; None: nothing."""
         self.anchored = False
         self.first = [seconds]
-        self.value = seconds
+        self.guess = guess
+        self.value = self.median()
         self.last_seen = 0
+
+    def median(self) -> float:
+        """Of the first samples, and of the guess as of one more."""
+        return median(self.first if self.guess is None else [self.guess, *self.first])
+
+    @property
+    def weight(self) -> float:
+        """How well it is known, beside others."""
+        return KNOWN_WELL if len(self.first) >= FIRST else len(self.first)
 
 
 class CostCurve:
     """Seconds by count. `prior` gives the shape (any unit) where nothing was measured.
 
     Every exact count has its own average. Between measured counts the curve is a straight line, outside it follows
-    the prior's shape; and since more rows never take less time, a count costs at most what a larger one does. One
-    slow sample (another process, a cold page) moves little: averages start as medians and large values are clipped.
+    the prior's shape; and since more rows never take less time, counts that seem to are taken to cost the same, each
+    weighing as much as it is known. One odd sample (another process, a cold page) moves little: averages start as
+    medians, in which those around a new count have a voice, and large values are clipped.
 
     Longer texts and a busy machine make all counts dearer at once. What is kept of a count is therefore what it takes
     at one level of all costs, and samples of well-known counts move that level sooner than the counts: else one that
@@ -95,10 +109,11 @@ class CostCurve:
         point = self._points.get(count)
         early = point is None or len(point.first) < FIRST
         if point is None:
-            self._points[count] = point = _Point(seconds)
+            between = bool(self._counts) and self._counts[0] < count < self._counts[-1]
+            self._points[count] = point = _Point(seconds, self._estimate(count) if between else None)
         elif len(point.first) < FIRST:
             point.first.append(seconds)
-            point.value = median(point.first)
+            point.value = point.median()
         else:
             off = min(seconds, 2.0 * point.value) - point.value
             point.value += WEIGHT * off
@@ -121,9 +136,16 @@ class CostCurve:
             self._points = {count: point for count, point in self._points.items()
                             if point.last_seen >= oldest or point.anchored}
         self._counts = sorted(self._points)
-        self._values = [self._points[count].value for count in self._counts]
-        for index in range(len(self._values) - 2, -1, -1):
-            self._values[index] = min(self._values[index], self._values[index + 1])
+        plains: list[tuple[float, float, int]] = []
+        """Value, weight and number of neighbours that are taken to cost the same."""
+        for count in self._counts:
+            value, weight, counts = self._points[count].value, self._points[count].weight, 1
+            while plains and plains[-1][0] > value:
+                before, heavy, several = plains.pop()
+                value = (heavy * before + weight * value) / (heavy + weight)
+                weight, counts = heavy + weight, several + counts
+            plains.append((value, weight, counts))
+        self._values = [value for value, _, counts in plains for _ in range(counts)]
         self._answers.clear()
 
     def _estimate(self, count: int) -> float:

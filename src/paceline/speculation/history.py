@@ -42,7 +42,7 @@ class Traits:
         self.cost: CostCurve = CostCurve(float)
         """Seconds by the depth that was asked for."""
         self.rounds: CostCurve = CostCurve(round_prior)
-        """Seconds by the sequences that were asked about together."""
+        """Seconds of a step's drafts by the sequences that it was asked about."""
         self.opening: OpeningCost = OpeningCost()
         """Seconds until the first draft."""
         self.scored: bool | None = None

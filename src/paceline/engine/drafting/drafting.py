@@ -136,14 +136,14 @@ class Drafting(Guard[Sequence]):
             for proposal in self.proposals(drafter, list(own), limits):
                 seq = proposal.sequence
                 self._seconds[seq] = self._seconds.get(seq, 0.0) + proposal.seconds
-                offers.append(self.guarded(drafter, seq, self._judged, own[seq], proposal, len(own), ahead))
+                offers.append(self.guarded(drafter, seq, self._judged, own[seq], proposal, ahead))
         # Whoever lost its drafter over its own draft has no offer; one that it lost over another's is not sent.
         return [offer for offer in offers if offer is not None and offer.ask.sequence in self._drafters]
 
-    def _judged(self, ask: Ask, proposal: Proposal[Sequence], together: int, ahead: Ahead) -> Offer | None:
+    def _judged(self, ask: Ask, proposal: Proposal[Sequence], ahead: Ahead) -> Offer | None:
         """A proposal as it may be sent, and what it promises."""
         draft = self._checked(proposal.draft, proposal.sequence.rule)
-        self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds, together)
+        self.controller.drafted(proposal.sequence, proposal.budget.depth, proposal.seconds)
         return self.controller.judge(ask, draft, ahead)
 
     def _draft_forced(self, seq: Sequence) -> DraftTree | None:

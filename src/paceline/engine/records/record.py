@@ -49,8 +49,8 @@ class Record:
     @property
     def behind(self) -> bool:
         """Whether tokens come more slowly than they should."""
-        target, pace = self.request.target_tpot_s, self.metrics.tpot
-        return target is not None and pace is not None and pace > target
+        target = self.request.target_tpot_s
+        return target is not None and (self.metrics.tpot or 0.0) > target
 
     def snapshot(self) -> RequestOutput:
         request = self.request

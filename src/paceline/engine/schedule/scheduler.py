@@ -220,12 +220,15 @@ class Scheduler:
 
     @property
     def pressed(self) -> bool:
-        """Whether drafts would make some prompt's first token come later than its target."""
+        """Whether drafts would make some prompt's first token come later than its target. Who has to wait for a seat
+        waits for those who run to end, and drafts that pay bring that nearer."""
         if not self._timely:
             return False
         prompts = [seq for seq in self._running if seq.computed < seq.prompt_len]
         decoding = len(self._running) - len(prompts)
-        return any_late([*prompts, *self._waiting.snapshot()], self.pace, decoding, self.clock())
+        seats = self._filler.max_seqs - len(self._running)
+        waiting = self._waiting.snapshot()[:seats] if seats > 0 else []
+        return any_late([*prompts, *waiting], self.pace, decoding, self.clock())
 
     def free(self) -> list[Sequence]:
         """Those who are not in flight and whose next step could be repeated."""
