@@ -1,7 +1,8 @@
 """What Python's collector looks at while an engine serves.
 
 Its full collections walk every object of the process: with torch imported a tenth of a second, in which everybody
-waits. What was there before an engine began to serve is left out meanwhile.
+waits. What was there before an engine began to serve is left out meanwhile. What has come since grows too, with every
+block of text that the cache keeps: full collections are rare then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+PYTHONS_OWN = 1000
+"""Objects that Python 3.12 has left out by itself when it starts, at most."""
+RARELY = 500
+"""Collections of younger objects between two full ones, at least; 10 by default. What they would find by then is a few
+objects a request, those that refer to each other."""
 
 
 class Serving:
@@ -20,6 +27,8 @@ class Serving:
         self.count = 0
         self.frozen = False
         """By us: where somebody else has said what is left out, it stays at that."""
+        self.threshold = gc.get_threshold()
+        """Before the first of them."""
 
 
 _SERVING = Serving()
@@ -30,15 +39,20 @@ def only_new_objects_are_collected(serving: Serving = _SERVING) -> Iterator[None
     """For long: what is there now is collected once more before, and found again when this is over."""
     with serving.lock:
         serving.count += 1
-        if serving.count == 1 and not gc.get_freeze_count():
-            gc.collect()
-            gc.freeze()
-            serving.frozen = True
+        if serving.count == 1:
+            serving.threshold = young, middle, old = gc.get_threshold()
+            gc.set_threshold(young, middle, max(old, RARELY))
+            if gc.get_freeze_count() <= PYTHONS_OWN:
+                gc.collect()
+                gc.freeze()
+                serving.frozen = True
     try:
         yield
     finally:
         with serving.lock:
             serving.count -= 1
-            if not serving.count and serving.frozen:
-                gc.unfreeze()
-                serving.frozen = False
+            if not serving.count:
+                gc.set_threshold(*serving.threshold)
+                if serving.frozen:
+                    gc.unfreeze()
+                    serving.frozen = False

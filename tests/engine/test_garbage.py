@@ -12,7 +12,7 @@ import pytest
 
 from engine.tiny import tiny_llm
 from paceline import AsyncLLM, SamplingParams
-from paceline.garbage import Serving, only_new_objects_are_collected
+from paceline.garbage import RARELY, Serving, only_new_objects_are_collected
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,26 @@ def test_what_somebody_else_has_left_out_stays_so() -> None:
         assert gc.get_freeze_count() == before
     assert gc.get_freeze_count() == before
     gc.unfreeze()
+
+
+def test_what_python_itself_leaves_out_keeps_nobody_from_leaving_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)  # 3.12, at its start
+    frozen: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append("frozen"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.append("found again"))
+    with only_new_objects_are_collected(Serving()):
+        assert frozen == ["frozen"]
+    assert frozen == ["frozen", "found again"]
+
+
+def test_full_collections_are_rare_as_long_as_somebody_serves() -> None:
+    serving, usual = Serving(), gc.get_threshold()
+    with only_new_objects_are_collected(serving):
+        assert gc.get_threshold() == (*usual[:2], RARELY)
+        with only_new_objects_are_collected(serving):
+            pass
+        assert gc.get_threshold() == (*usual[:2], RARELY)
+    assert gc.get_threshold() == usual
 
 
 def test_an_engine_that_serves_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
