@@ -72,10 +72,13 @@ def test_the_next_prompt_comes_when_one_is_answered(llm: LLM, monkeypatch: pytes
     monkeypatch.setattr(llm.engine, "add", counted)
     plain = crowd.Contender("plain", None)
     found = crowd.ask(llm, ["a", "bb", "ccc", "dd", "e"], 2, plain, SamplingParams(max_tokens=3, temperature=0.0))
-    assert under_way == [1, 2, 1, 2, 1]  # two that end together
-    assert [len(text) for text in found.texts] == [3] * 5 and found.rate > 0
+    lengths = [crowd.length(place, 3) for place in range(5)]
+    assert lengths == [3, 2, 3, 2, 3]
+    assert under_way == [1, 2, 2, 2, 1]  # the last one comes when two have ended together
+    assert [len(text) for text in found.texts] == lengths and found.rate > 0
     alone = crowd.ask(llm, ["ccc"], 2, plain, SamplingParams(max_tokens=3, temperature=0.0))
     assert alone.texts == found.texts[2:3]
+    assert {crowd.length(place, 128) for place in range(65)} == set(range(64, 129)) and crowd.length(3, None) is None
 
 
 def test_prompts_too_few_or_too_long_are_refused(dataset: Path, llm: LLM) -> None:

@@ -7,7 +7,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from paceline.request import RequestOutput, SamplingParams
 from paceline.speculation.spec import heads_named
 
 AT_ONCE = (1, 8, 32)
+STRIDE = 37
+"""Between the lengths of neighbours."""
 LEAST, BATCHES = 48, 3
 """Prompts that are asked, at least, and batches of them."""
 
@@ -110,6 +112,12 @@ def _asked(crowd: _Crowd, prompts: Sequence[list[int] | str], at_once: int) -> R
                  sum(stats) / len(stats) if stats else 1.0)
 
 
+def length(place: int, most: int | None) -> int | None:
+    """Tokens that the answer to one of many prompts may have, half to all of `most`: where all had as many, those who
+    began together would end together, and their successors' prompts come in one step, as they do nowhere."""
+    return most if most is None else most - place * STRIDE % (most // 2 + 1)
+
+
 class _Crowd:
     """Requests under way, and what those were told that are not."""
 
@@ -128,7 +136,8 @@ class _Crowd:
     def add(self, prompt: list[int] | str) -> None:
         engine = self._llm.engine
         place = len(self.places) + len(self._answers)
-        self.places[engine.add(prompt, self._params, speculation=self._one.wish)] = place
+        params = replace(self._params, max_tokens=length(place, self._params.max_tokens))
+        self.places[engine.add(prompt, params, speculation=self._one.wish)] = place
 
     def advance(self) -> None:
         engine = self._llm.engine
