@@ -14,7 +14,7 @@ from engine.whole import check_at_rest, check_nobody_is_remembered
 from fuzz.mixes import Ask, Said, alone, llm_of, mix
 from paceline.async_llm import AsyncLLM
 
-FEW, MANY = (1, 2), range(3, 53)
+FEW, MANY = (1, 2), range(3, 203)
 KINDS = ("native", "native", "llama", "stepped")
 WAIT = 120.0
 """Generous: the machine may be busy."""
