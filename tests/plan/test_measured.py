@@ -44,6 +44,15 @@ def test_a_machine_is_recovered_from_what_it_took(name: str, dtype: str, batches
         assert abs(one.error) < 0.02, one
 
 
+def test_a_processor_that_computes_while_it_reads_is_known_by_a_few_rows() -> None:
+    """As two Arm cores do: 5.3, 7.7, 13.9 and 51.7 ms for 1, 4, 8 and 32 rows."""
+    shape = find_shape("smollm2-135m")
+    took = {1: 0.0053, 4: 0.0077, 8: 0.0139, 32: 0.0517}
+    found = calibrate(shape, "int8", "float16", find_hardware("epyc-9654"), Timings(took, CONTEXT, 0.08))
+    assert found.hardware.overlaps
+    assert all(abs(one.error) < 0.2 for one in found.comparisons[:-1]), found.comparisons
+
+
 def test_predictions_that_fail_are_shown() -> None:
     shape = find_shape("smollm2-135m")
     truth = timings_of(Roofline(shape, find_hardware("epyc-9654").sustained(), "int8", "float16"), 1, 8, 64)
@@ -100,8 +109,8 @@ def test_a_plan_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     found = json.loads(capsys.readouterr().out)
     assert asked == {"model": str(folder), "enable_prefix_caching": False, "heads": None}
     assert found["hardware"]["calibrated"] and found["hardware"]["bandwidth"] > 0
-    assert [one["what"] for one in found["measured"]] == ["a step of 1 at once", "a step of 3 at once",
-                                                          f"a prompt of {PROMPT} tokens"]
+    assert [one["what"] for one in found["measured"]] == [
+        "a step of 1 at once", "a step of 3 at once", "a step of 4 at once", f"a prompt of {PROMPT} tokens"]
     assert [one["drafter"] for one in found["drafters"]] == ["ngram", "suffix"]
     assert all("of 2 prompts" in one["source"] for one in found["drafters"])
 

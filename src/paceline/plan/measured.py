@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PROMPT = 64
 """Tokens before those that are timed."""
+FEW = 4
+"""Sequences that are timed in any case: as many rows as a step with drafts has."""
 STEPS = 24
 """That are timed, all sequences together in each."""
 REPEATS = 2
@@ -59,40 +61,52 @@ class Calibration:
 
 def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, timings: Timings) -> Calibration:
     """Two unknowns from two measurements, decoding alone and in the largest batch (or a prompt, where there is no
-    other batch); the rest is predicted."""
+    other batch); the rest is predicted. Whether reading and computing go on at once or one after the other, the other
+    batches tell."""
     context, most = timings.context, max(timings.decode)
     other = ((most, 1, context), timings.decode[most]) if most > 1 else ((1, PROMPT, 0), timings.prompt)
     steps = {(1, 1, context): timings.decode[1], other[0]: other[1]}
-    hardware = fit(shape, dtype, kv_dtype, machine, steps)
-    found = Roofline(shape, hardware, dtype, kv_dtype)
-    rows = [Comparison(f"a step of {batch} at once", seconds, found.decode(batch, context),
-                       (batch, 1, context) in steps) for batch, seconds in sorted(timings.decode.items())]
-    return Calibration(hardware, [*rows, Comparison(f"a prompt of {PROMPT} tokens", timings.prompt,
-                                                    found.prefill(PROMPT), most == 1)])
+
+    def compared(overlaps: bool) -> Calibration:
+        hardware = fit(shape, dtype, kv_dtype, machine, steps, overlaps)
+        found = Roofline(shape, hardware, dtype, kv_dtype)
+        rows = [Comparison(f"a step of {batch} at once", seconds, found.decode(batch, context),
+                           (batch, 1, context) in steps) for batch, seconds in sorted(timings.decode.items())]
+        return Calibration(hardware, [*rows, Comparison(f"a prompt of {PROMPT} tokens", timings.prompt,
+                                                        found.prefill(PROMPT), most == 1)])
+
+    def missed(found: Calibration) -> float:
+        return sum(one.error ** 2 for one in found.comparisons[:-1])
+
+    return min((compared(overlaps) for overlaps in (False, True)), key=missed) if most > 1 else compared(False)
 
 
-def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: dict[tuple[int, int, int], float]
-        ) -> Hardware:
-    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to."""
+def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: dict[tuple[int, int, int], float],
+        overlaps: bool = False) -> Hardware:
+    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to; where
+    they overlap, the first is taken to read and the second to compute."""
     (first, alone), (second, many) = steps.items()
     layers = len(shape.layers)
     starts = min(_STARTS * layers, alone / 2) if machine.kind == "card" else 0.0
 
     def made(bandwidth: float, arithmetic: float, layer_s: float = 0.0) -> Hardware:
         return replace(machine, bandwidth=bandwidth, flops=dict.fromkeys(("float32", "bfloat16"), arithmetic),
-                       overlaps=False, layer_s=layer_s, calibrated=True)
+                       overlaps=overlaps, layer_s=layer_s, calibrated=True)
 
     reading, computing = (Roofline(shape, one, dtype, kv_dtype) for one in (made(1.0, _NEVER), made(_NEVER, 1.0)))
     r1, r2 = (reading.step(*step).total for step in (first, second))
     c1, c2 = (computing.step(*step).total for step in (first, second))
     alone, many = alone - starts, max(many - starts, 1e-9)
-    determinant = r1 * c2 - r2 * c1
-    per_byte = (alone * c2 - many * c1) / determinant
-    per_flop = (r1 * many - r2 * alone) / determinant
-    if per_byte <= 0:  # arithmetic alone explains it
-        per_byte, per_flop = 0.0, many / c2
-    elif per_flop <= 0:
-        per_byte, per_flop = alone / r1, 0.0
+    if overlaps:
+        per_byte, per_flop = alone / r1, many / c2
+    else:
+        determinant = r1 * c2 - r2 * c1
+        per_byte = (alone * c2 - many * c1) / determinant
+        per_flop = (r1 * many - r2 * alone) / determinant
+        if per_byte <= 0:  # arithmetic alone explains it
+            per_byte, per_flop = 0.0, many / c2
+        elif per_flop <= 0:
+            per_byte, per_flop = alone / r1, 0.0
     return made(1.0 / max(per_byte, 1e-18), 1.0 / max(per_flop, 1e-21), starts / layers)
 
 
@@ -105,7 +119,7 @@ def time_engine(llm: LLM, batches: Sequence[int]) -> Timings:
                           "those: raise max_model_len.")
     run(llm, 1, STEPS, 0)  # what is made once is made now
     decode: dict[int, float] = {}
-    for batch in sorted({1, *(batch for batch in batches if batch <= room)}):
+    for batch in sorted({1, *(batch for batch in (FEW, *batches) if batch <= room)}):
         # Prompts come in several steps, in which those that came first already decode.
         output = min(STEPS + 2 * batch * PROMPT // config.max_batch_tokens, config.max_model_len - PROMPT)
         decode[batch] = min(_together(run(llm, batch, output, repeat)) for repeat in range(REPEATS))
