@@ -27,8 +27,8 @@ class Serving:
         self.count = 0
         self.frozen = False
         """By us: where somebody else has said what is left out, it stays at that."""
-        self.threshold = gc.get_threshold()
-        """Before the first of them."""
+        self.threshold: tuple[int, int, int] | None = None
+        """The collector's before the first of them; None: nobody serves."""
 
 
 _SERVING = Serving()
@@ -39,20 +39,27 @@ def only_new_objects_are_collected(serving: Serving = _SERVING) -> Iterator[None
     """For long: what is there now is collected once more before, and found again when this is over."""
     with serving.lock:
         serving.count += 1
-        if serving.count == 1:
-            serving.threshold = young, middle, old = gc.get_threshold()
-            gc.set_threshold(young, middle, max(old, RARELY))
-            if gc.get_freeze_count() <= PYTHONS_OWN:
-                gc.collect()
-                gc.freeze()
-                serving.frozen = True
     try:
+        _begin(serving)
         yield
     finally:
         with serving.lock:
             serving.count -= 1
-            if not serving.count:
+            if not serving.count and serving.threshold is not None:
                 gc.set_threshold(*serving.threshold)
+                serving.threshold = None
                 if serving.frozen:
                     gc.unfreeze()
                     serving.frozen = False
+
+
+def _begin(serving: Serving) -> None:
+    with serving.lock:
+        if serving.threshold is not None:
+            return
+        serving.threshold = young, middle, old = gc.get_threshold()
+        gc.set_threshold(young, middle, max(old, RARELY))
+        if gc.get_freeze_count() <= PYTHONS_OWN:
+            gc.collect()
+            serving.frozen = True
+            gc.freeze()

@@ -78,7 +78,10 @@ def test_the_next_prompt_comes_when_one_is_answered(llm: LLM, monkeypatch: pytes
     assert [len(text) for text in found.texts] == lengths and found.rate > 0
     alone = crowd.ask(llm, ["ccc"], 2, plain, SamplingParams(max_tokens=3, temperature=0.0))
     assert alone.texts == found.texts[2:3]
-    assert {crowd.length(place, 128) for place in range(65)} == set(range(64, 129)) and crowd.length(3, None) is None
+    assert crowd.length(3, None) is None
+    for most in (72, 128, 146):
+        found_lengths = {crowd.length(place, most) for place in range(most)}
+        assert found_lengths <= set(range(most // 2, most + 1)) and len(found_lengths) > 0.45 * most
 
 
 def test_prompts_too_few_or_too_long_are_refused(dataset: Path, llm: LLM) -> None:

@@ -241,6 +241,25 @@ def test_who_waits_too_long_for_a_thread_is_told_and_may_try_again(gate: Gate) -
     assert behind.future.result(60) is behind.result()
 
 
+def test_a_request_that_waited_too_long_for_a_thread_ends_alone(gate: Gate) -> None:
+    """The last who waits for a structure takes it out of the queue when it gives up."""
+    engine = structured_llm().engine
+    compiler, now = engine.structures.compiler, [0.0]
+    compiler._clock, compiler._seconds = lambda: now[0], 5.0
+    for place in range(THREADS + SPARE):
+        now[0] += 5.5  # those before are late
+        task = compiler.compile(Structure("regex", f"slow{place}"), f"tenant {place % 2}")
+        while task._begun is None:
+            time.sleep(0.001)
+    waits = engine.add(PROMPT, SamplingParams(regex="quick"))
+    engine.step()
+    now[0] += WAITING + 1
+    assert [record.request.id for record in engine.step()] == [waits]
+    error = engine.take(waits).snapshot().error
+    assert isinstance(error, GrammarError) and "kept it waiting" in str(error)
+    assert not engine.has_work
+
+
 def test_a_held_request_can_be_cancelled_and_expire(gate: Gate) -> None:
     llm = structured_llm(max_queue=2)
     engine = llm.engine

@@ -21,8 +21,8 @@ from paceline.request import RequestOutput, SamplingParams
 from paceline.speculation.spec import heads_named
 
 AT_ONCE = (1, 8, 32)
-STRIDE = 37
-"""Between the lengths of neighbours."""
+STRIDE = 0.618
+"""Of the lengths there are, between neighbours: whatever their number, nearly all come about."""
 LEAST, BATCHES = 48, 3
 """Prompts that are asked, at least, and batches of them."""
 
@@ -115,7 +115,7 @@ def _asked(crowd: _Crowd, prompts: Sequence[list[int] | str], at_once: int) -> R
 def length(place: int, most: int | None) -> int | None:
     """Tokens that the answer to one of many prompts may have, half to all of `most`: where all had as many, those who
     began together would end together, and their successors' prompts come in one step, as they do nowhere."""
-    return most if most is None else most - place * STRIDE % (most // 2 + 1)
+    return most if most is None else most - int(place * STRIDE % 1.0 * (most // 2 + 1))
 
 
 class _Crowd:

@@ -58,9 +58,7 @@ def sweep(llm: LLM, prompt: list[int], vocab: int, seconds: float = 8.0,
         for wish in WAYS.values():  # what is captured is captured now, and what control learns of it too
             for count in _WARM:
                 llm.generate([prompt] * min(count, llm.engine.config.max_num_seqs), params, speculation=wish)
-        started = time.perf_counter()
-        serve(llm, prompt, text, [0.0] * (3 * CROWD), None, CROWD)
-        capacity = 3 * CROWD / (time.perf_counter() - started)
+        capacity = serve(llm, prompt, text, [0.0] * (3 * CROWD), None, CROWD).rate
         for load in LOADS:
             luck, rate = random.Random(load), capacity * load / 100
             arrivals = [luck.expovariate(rate)]

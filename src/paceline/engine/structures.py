@@ -83,13 +83,14 @@ class Structures:
             wait_for([one for one, _ in self._waiting.values()], PATIENCE)
         for request_id in [name for name, (one, _) in self._waiting.items() if one.over]:
             record, compilation = records[request_id], self._waiting[request_id][0]
-            self.forget(request_id)
             try:
                 compiled = compilation.result()
             except GrammarError as problem:
                 record.error = problem.with_traceback(None)  # which holds this frame, and so the record
                 failed.append(request_id)
                 continue
+            finally:
+                self.forget(request_id)  # not before: what nobody waits for any more is cancelled
             for seq in scheduler.sequences(request_id):
                 self.attach(seq, compiled)
             scheduler.release(request_id)

@@ -60,11 +60,12 @@ class Calibration:
 
 
 def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, timings: Timings) -> Calibration:
-    """Two unknowns from two measurements, decoding alone and in the largest batch (or a prompt, where there is no
-    other batch); the rest is predicted. Whether reading and computing go on at once or one after the other, the other
-    batches tell."""
+    """Two unknowns from two measurements, decoding alone and in the largest batch (or a prompt, where no other batch is
+    large enough to tell of arithmetic); the rest is predicted. Whether reading and computing go on at once or one after
+    the other, the batches between say: only where that is beyond doubt."""
     context, most = timings.context, max(timings.decode)
-    other = ((most, 1, context), timings.decode[most]) if most > 1 else ((1, PROMPT, 0), timings.prompt)
+    batched = most > FEW
+    other = ((most, 1, context), timings.decode[most]) if batched else ((1, PROMPT, 0), timings.prompt)
     steps = {(1, 1, context): timings.decode[1], other[0]: other[1]}
 
     def compared(overlaps: bool) -> Calibration:
@@ -73,12 +74,18 @@ def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, t
         rows = [Comparison(f"a step of {batch} at once", seconds, found.decode(batch, context),
                            (batch, 1, context) in steps) for batch, seconds in sorted(timings.decode.items())]
         return Calibration(hardware, [*rows, Comparison(f"a prompt of {PROMPT} tokens", timings.prompt,
-                                                        found.prefill(PROMPT), most == 1)])
+                                                        found.prefill(PROMPT), not batched)])
 
-    def missed(found: Calibration) -> float:
-        return sum(one.error ** 2 for one in found.comparisons[:-1])
+    apart = compared(False)
+    if machine.kind == "card" or not batched:  # a card's largest batch may still be one that reads
+        return apart
+    together = compared(True)
+    return together if 1.5 * _missed(together) < _missed(apart) else apart
 
-    return min((compared(overlaps) for overlaps in (False, True)), key=missed) if most > 1 else compared(False)
+
+def _missed(found: Calibration) -> float:
+    """By how much the batches were, at most, the prompt left out: it is computed in other ways than steps are."""
+    return max(abs(one.error) for one in found.comparisons[:-1])
 
 
 def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: dict[tuple[int, int, int], float],

@@ -126,7 +126,7 @@ class StepCost:
         context = float(known["context"])
         prompt = None if known["prompt"] is None else [float(one) for one in known["prompt"]]
         numbers = [*table.values(), context, *(prompt or ())]
-        rows_fit = table and min(table) >= 1 and max(table) < 1e6
+        rows_fit = table and min(table) >= 1 and max(table) < 1e6 and len(prompt or (0, 0)) == 2
         if not rows_fit or not all(0.0 <= one < 1e6 for one in numbers) or not min(table.values()) > 0.0:
             raise ValueError("a profile's seconds must be positive numbers")
         self.context.believe(context)

@@ -124,14 +124,19 @@ class DraftRows:
                 return plan
         best = _best(known)
         known[best].pause = 0
+        due: list[tuple[int, DraftPlan]] = []
         for plan, one in known.items():
             if plan == best:
                 continue
             if not one.pause:
                 one.pause = one.left = FIRST_PAUSE
             one.left -= 1
-            # Once more: the texts may have changed.
-            if one.left <= 0 and self._allowance.spend(times * one.loss(known[best])):
+            if one.left <= 0:
+                due.append((one.left, plan))
+        if due:  # once more, who has waited longest: the texts may have changed
+            plan = min(due, key=lambda pair: pair[0])[1]
+            one = known[plan]
+            if self._allowance.spend(times * one.loss(known[best])):
                 one.pause = one.left = min(2 * one.pause, LONGEST_PAUSE)
                 return plan
         return best
