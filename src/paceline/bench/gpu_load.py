@@ -8,6 +8,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from paceline.bench.gpu_oracle import DEPTH, told_by_an_oracle
@@ -31,6 +32,7 @@ CROWD = 128
 TTFT, TPOT = 0.5, 0.010
 """Seconds within which a request's first token has to come, and its others on average."""
 _TURNS = 3
+"""Of a load in which something had to be captured."""
 _WARM = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -106,8 +108,4 @@ def serve(llm: LLM, prompt: list[int], text: list[int], arrivals: list[float], w
                     end = times[-1]
     good = sum(first <= TTFT and between <= TPOT for first, between in zip(firsts, betweens))
     whole = max(end - begin, 1e-9)
-    return Served(len(firsts) / whole, good / whole, _median(firsts), _median(betweens))
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    return Served(len(firsts) / whole, good / whole, median(firsts), median(betweens))
