@@ -1,0 +1,123 @@
+"""Leader: rank 0's share of a model, as the whole model: whatever it is asked, all ranks do."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from paceline.cache.host_storage import HostStorage
+from paceline.cache.storage import KVStorage
+from paceline.cache.transfers import BlockCopy, Route, SlotMove
+from paceline.engine.parallel.calls import (
+    AddHost, Allocate, Apply, Call, Described, Embed, Layers, Logits, Pass, Whole, described, send)
+from paceline.errors import ConfigError, ParallelError
+from paceline.kernels.interface import Kernels
+from paceline.models.forward import Forward
+from paceline.models.interface import CausalLM, ModelTraits
+from paceline.models.layers import Linear
+from paceline.parallel.communicator import Communicator
+
+log = logging.getLogger("paceline.engine")
+Found = TypeVar("Found")
+
+
+class Followers(Protocol):
+    """The other ranks, as rank 0 reaches them."""
+
+    @property
+    def ranks(self) -> Communicator:
+        """Rank 0's end."""
+        ...
+
+    def tell(self, call: Call, tensors: Described) -> None:
+        """Have them make a call; its tensors follow by `ranks`. Raises where one is known to be gone."""
+        ...
+
+    def why(self) -> str | None:
+        """What is known of a rank that is gone, as a sentence; None: nothing."""
+        ...
+
+    def close(self) -> None:
+        """They end. May be called again."""
+        ...
+
+
+class Leader(ModelTraits):
+    """Implements CausalLM. Ranks that are out of step cannot be brought back, so after any failure in the middle of a
+    call it is `lost`: every further call says so at once."""
+
+    capturable = False
+
+    def __init__(self, model: CausalLM, followers: Followers) -> None:
+        """`model`: rank 0's share."""
+        self.share = model
+        self.lost: ParallelError | None = None
+        self._followers = followers
+        self._storage: KVStorage | None = None
+        self.config, self.cache_groups = model.config, model.cache_groups
+        self.bits, self.kv_dtype, self.quantization = model.bits, model.kv_dtype, model.quantization
+        self.built_for, self.skips_sublayers = model.built_for, model.skips_sublayers
+        weakref.finalize(self, followers.close)
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self._followers.ranks.size
+
+    def linears(self) -> list[Linear]:
+        raise ConfigError("A model that several ranks hold together (tensor_parallel_size) takes no adapters in this "
+                          "version: leave one of the two out.")
+
+    def keep(self, storage: KVStorage) -> None:
+        """The cache that this model runs over from now on: what becomes of it here becomes of the others' shares."""
+        self._storage = storage
+        blocks = [planes[0].shape[0] // storage.block_size for planes in storage.planes]
+        self._call(Allocate(blocks, storage.block_size, storage.dtype), (), lambda: None)
+        storage.mirror = self
+
+    def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None:
+        self._call(Apply(moves, copies), (), lambda: None)
+
+    def add_host(self, routes: Sequence[Route], host: HostStorage) -> None:
+        self._call(AddHost(routes, host.num_blocks), (), lambda: None)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._call(Embed(), [token_ids], lambda: self.share.embed(token_ids))
+
+    def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return self._call(Logits(), [hidden], lambda: self.share.logits(hidden, kernels))
+
+    def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
+        run, tensors = self._pass(context)
+        return self._call(Whole(run), [token_ids, *tensors], lambda: self.share.forward(token_ids, context))
+
+    def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
+        run, tensors = self._pass(context)
+        return self._call(Layers(run, first, last), [hidden, *tensors],
+                          lambda: self.share.layers(hidden, context, first, last))
+
+    def _pass(self, context: Forward) -> tuple[Pass, list[torch.Tensor]]:
+        if self._storage is None or context.keys is not self._storage.keys:
+            raise ConfigError("A model that several ranks hold together (tensor_parallel_size) runs over its engine's "
+                              "cache alone.")
+        return Pass.of(context)
+
+    def _call(self, call: Call, tensors: Sequence[torch.Tensor], own: Callable[[], Found]) -> Found:
+        if self.lost is not None:
+            raise self.lost
+        try:
+            self._followers.tell(call, described(tensors))
+            send(self._followers.ranks, tensors)
+            return own()
+        except BaseException as problem:  # interrupted too: the ranks are out of step from here on
+            self.lost = ParallelError(self._followers.why() or "A step broke in the middle of what the ranks of this "
+                                      "model compute together, and it cannot go on: make the engine anew.", problem)
+            log.error("%s", self.lost, exc_info=problem)
+            self._followers.close()
+            if not isinstance(problem, Exception):
+                raise
+            raise self.lost from problem
