@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
-import torch
 
 from engine.test_equality_matrix import (
-    FAST_MODELS, OTHER_MODELS, Cell, drafts, fast_cells, host_cells, model, reference, run_cell)
+    FAST_MODELS,
+    OTHER_MODELS,
+    Cell,
+    drafts,
+    fast_cells,
+    host_cells,
+    model,
+    reference,
+    run_cell,
+)
 from parallel.ranks import shared_model
 
 CELLS = [Cell("batch 8, chunks of 7", batch=8, options={"max_prefill_chunk": 7}),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
+from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.part import Part
 from paceline.models.weight_source import WeightSource
 from paceline.parallel.communicator import Alone, Communicator
 
+log = logging.getLogger("paceline.models")
 UNIT = 32
 """What is split is split between so many outputs or inputs where there are enough: packed rows and the blocks of files
 stay whole."""
@@ -57,7 +61,7 @@ class Shard:
         """Each rank's [begin, end) of `total` things, as even as can be."""
         unit = UNIT if total % UNIT == 0 and total // UNIT >= self.size else 1
         ends = [(rank * (total // unit) // self.size) * unit for rank in range(self.size + 1)]
-        return list(zip(ends, ends[1:]))
+        return list(pairwise(ends))
 
     def span(self, total: int) -> tuple[int, int]:
         return self.spans(total)[self.rank]
@@ -112,6 +116,23 @@ class Shard:
 
 WHOLE = Shard()
 """Of a model that one rank holds by itself."""
+
+
+def check_shares(config: ModelConfig, size: int) -> None:
+    """Refuse more ranks than there are shares; say where every rank holds everything."""
+    if size > config.num_heads:
+        raise ConfigError(f"tensor_parallel_size={size} is more than this model's {config.num_heads} attention heads: "
+                          f"lower it to {config.num_heads} at most.")
+    if not Shard(_Rank(size)).heads(config).split:
+        log.warning("%d attention heads over %d key heads cannot be shared by %d ranks evenly: every rank holds and "
+                    "computes all of them, and a share of the rest", config.num_heads, config.num_kv_heads, size)
+
+
+class _Rank(Alone):
+    """One of so many, to ask what it would hold."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 def shard_of(weights: WeightSource) -> Shard:

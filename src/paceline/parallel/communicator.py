@@ -35,7 +35,8 @@ class Communicator(Protocol):
 class Alone:
     """The Communicator of a model that nobody shares."""
 
-    rank, size = 0, 1
+    rank: int = 0
+    size: int = 1
 
     def gather(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
         return [part]

@@ -178,4 +178,4 @@ def _received(ranks: Communicator, shapes: Sequence[tuple[int, ...]], dtype: tor
     sizes = [torch.Size(shape).numel() for shape in shapes]
     whole = torch.empty(sum(sizes), dtype=dtype, device=device)
     ranks.broadcast(whole)
-    return [part.view(shape) for part, shape in zip(whole.split(sizes), shapes)]
+    return [part.view(shape) for part, shape in zip(torch.split(whole, sizes), shapes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -13,7 +12,19 @@ from paceline.cache.host_storage import HostStorage
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
 from paceline.engine.parallel.calls import (
-    AddHost, Allocate, Apply, Call, Described, Embed, Layers, Logits, Pass, Whole, described, send)
+    AddHost,
+    Allocate,
+    Apply,
+    Call,
+    Described,
+    Embed,
+    Layers,
+    Logits,
+    Pass,
+    Whole,
+    described,
+    send,
+)
 from paceline.errors import ConfigError, ParallelError
 from paceline.kernels.interface import Kernels
 from paceline.models.forward import Forward
@@ -21,7 +32,6 @@ from paceline.models.interface import CausalLM, ModelTraits
 from paceline.models.layers import Linear
 from paceline.parallel.communicator import Communicator
 
-log = logging.getLogger("paceline.engine")
 Found = TypeVar("Found")
 
 
@@ -108,15 +118,16 @@ class Leader(ModelTraits):
 
     def _call(self, call: Call, tensors: Sequence[torch.Tensor], own: Callable[[], Found]) -> Found:
         if self.lost is not None:
-            raise self.lost
+            raise ParallelError(self.lost.told)
         try:
             self._followers.tell(call, described(tensors))
             send(self._followers.ranks, tensors)
             return own()
         except BaseException as problem:  # interrupted too: the ranks are out of step from here on
-            self.lost = ParallelError(self._followers.why() or "A step broke in the middle of what the ranks of this "
-                                      "model compute together, and it cannot go on: make the engine anew.", problem)
-            log.error("%s", self.lost, exc_info=problem)
+            known = self._followers.why()
+            self.lost = ParallelError(known) if known is not None else ParallelError(
+                "A step broke in the middle of what the ranks of this model compute together, and they cannot go on: "
+                "make the engine anew.", problem)
             self._followers.close()
             if not isinstance(problem, Exception):
                 raise

@@ -93,7 +93,8 @@ class GGUFCheckpoint(Checkpoint):
         rows = self.file.data(entry.info)
         if entry.expert is None:
             return rows
-        return rows.reshape(entry.info.shape[0], -1, entry.info.row_bytes)[entry.expert]
+        own: npt.NDArray[np.uint8] = rows.reshape(entry.info.shape[0], -1, entry.info.row_bytes)[entry.expert]
+        return own
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         entry, shape = self._entry(name), self.shape(name)
