@@ -90,7 +90,7 @@ def test_a_rank_ends_with_rank_0_and_says_why_it_cannot_start(rank: Any, tmp_pat
         pass
     assert "There is no model at" in said.reason
     rank.wire.close()
-    assert rank.process.wait(20) == 1
+    assert rank.process.wait(20) in (0, 1)  # by its failure, or because the wire has ended
 
 
 @pytest.mark.full

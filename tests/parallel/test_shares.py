@@ -164,3 +164,18 @@ def test_an_engine_that_is_gone_takes_its_ranks_along() -> None:
     for thread in threads:
         thread.join(10.0)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_on_a_card_sums_are_cut_as_those_of_the_whole_matrix() -> None:
+    """Long rows of few outputs are summed in pieces: how many outputs there are is the whole matrix's affair."""
+    pytest.importorskip("triton")
+    from paceline.kernels.triton.backend import TritonKernels
+
+    shape = shape_of("llama", hidden_size=2200, head_dim=8, num_hidden_layers=1, intermediate_size=64)
+    whole, part = (build(shape, SharedWeights(shard), 64).blocks[0].attention.out.weight  # type: ignore[attr-defined]
+                   for shard in (Shard(), *shards(2)[:1]))
+    kernels = TritonKernels(True, torch.device("cpu"))
+    assert part.shape[0] < 2048 < whole.shape[0]
+    x = torch.zeros(1, 4096, dtype=torch.bfloat16)
+    assert kernels._how(x, part).piece == kernels._how(x, whole).piece
+    assert kernels._how(x, part.clone()).piece != kernels._how(x, whole).piece, "or this proves nothing"

@@ -12,7 +12,7 @@ from paceline.errors import ModelFormatError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Norm
-from paceline.kernels.packed import PackedWeight, Weight
+from paceline.kernels.packed import PackedWeight, Weight, part_of
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import ModelTraits
@@ -130,7 +130,7 @@ class Decoder(ModelTraits, ABC):
         part = self.shard.rows(size)
         if part is None:
             return load_matrix(weights, [name], [size], width)
-        return load_matrix(parted(weights, {name: ((size, width), part)}), [name], [part.count], width)
+        return part_of(load_matrix(parted(weights, {name: ((size, width), part)}), [name], [part.count], width), size)
 
     def _learned_positions(self, weights: WeightSource, max_model_len: int) -> torch.Tensor:
         known = self.config.max_position_embeddings

@@ -11,7 +11,7 @@ import torch
 from paceline.errors import ModelFormatError
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Heads, Norm
-from paceline.kernels.packed import Weight
+from paceline.kernels.packed import Weight, part_of
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.packing import COLUMNS, PackingWeights
@@ -44,8 +44,8 @@ def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs:
            if part is not None}
     weights = parted(weights, {f"{name}.weight": found for name, found in own.items()}
                      | {f"{name}.bias": (shape[:1], part) for name, (shape, part) in own.items()})
-    out = [own[name][1].count if name in own else size for name, size in zip(names, out)]
-    weight = load_matrix(weights, [f"{name}.weight" for name in names], out, inputs)
+    whole, out = sum(out), [own[name][1].count if name in own else size for name, size in zip(names, out)]
+    weight = part_of(load_matrix(weights, [f"{name}.weight" for name in names], out, inputs), whole)
     if not bias:
         return Linear(weight, modules=modules)
     biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]
