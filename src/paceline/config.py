@@ -255,10 +255,9 @@ def check_ranks(options: EngineOptions) -> None:
             raise ConfigError("tensor_parallel_address is of no use with tensor_parallel_size=1: raise that, or leave "
                               "this out.")
         return
-    for name, value in (("adapters", options.adapters), ("heads", options.heads or None)):
-        if value is not None:
-            raise ConfigError(f"{name} are not there with tensor_parallel_size={size} in this version: leave one of "
-                              "the two out.")
+    if options.heads:
+        raise ConfigError(f"heads are not there with tensor_parallel_size={size} in this version: leave one of the two "
+                          "out.")
 
 
 def check_host(options: EngineOptions) -> None:

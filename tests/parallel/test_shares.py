@@ -88,7 +88,6 @@ def test_more_ranks_than_heads_are_refused_and_uneven_ones_said(caplog: pytest.L
 @pytest.mark.parametrize(("options", "said"), [
     ({"tensor_parallel_size": 0}, "whole number from 1"), ({"tensor_parallel_size": "2"}, "whole number from 1"),
     ({"tensor_parallel_size": True}, "whole number from 1"),
-    ({"tensor_parallel_size": 2, "adapters": {}}, "adapters are not there with tensor_parallel_size=2"),
     ({"tensor_parallel_size": 2, "heads": ["x"]}, "heads are not there with tensor_parallel_size=2"),
     ({"tensor_parallel_address": "a:1"}, "of no use with tensor_parallel_size=1")])
 def test_what_cannot_be_is_said_before_anything_is_read(options: dict[str, Any], said: str) -> None:
@@ -106,8 +105,6 @@ def test_methods_on_the_models_own_cache_draft_and_others_are_refused() -> None:
         assert out.speculation is not None and out.speculation.failure is None, method
     with pytest.raises(RequestError, match="precision"):
         llm.generate([PROMPT], params, speculation="precision")
-    with pytest.raises(ConfigError, match="takes no adapters"):
-        llm.engine.model.linears()
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek_v3", "gemma3", "gpt2", "olmo2"])

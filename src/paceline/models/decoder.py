@@ -18,6 +18,7 @@ from paceline.models.forward import Forward
 from paceline.models.interface import ModelTraits
 from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
+from paceline.models.part import Held
 from paceline.models.rope import Rope
 from paceline.models.shard import WHOLE, Shard, shard_of
 from paceline.models.split import parted
@@ -83,7 +84,8 @@ class Decoder(ModelTraits, ABC):
         self.norm = self.load_norm(weights, "model.norm")
         tied = config.tie_word_embeddings
         self.head = Linear(self.embedding if tied else self._vocabulary(weights, "lm_head.weight"),
-                           modules=[module_of(weights, "lm_head", config.vocab_size)])
+                           modules=[module_of(weights, "lm_head", config.vocab_size)],
+                           held=Held((config.vocab_size, config.hidden_size), self.shard.rows(config.vocab_size)))
         if isinstance(weights, PackingWeights):
             self.bits, self.quantization = weights.bits, weights.quantization
         dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32

@@ -15,7 +15,7 @@ from paceline.kernels.packed import Weight, part_of
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.packing import COLUMNS, PackingWeights
-from paceline.models.part import Part
+from paceline.models.part import Held, Part
 from paceline.models.shard import WHOLE, HeadShare, Shard, shard_of
 from paceline.models.split import AddingLinear, GatheringLinear, Linear, parted, unshared
 from paceline.models.translate import module_of
@@ -44,12 +44,14 @@ def load_linear(weights: WeightSource, names: list[str], out: list[int], inputs:
            if part is not None}
     weights = parted(weights, {f"{name}.weight": found for name, found in own.items()}
                      | {f"{name}.bias": (shape[:1], part) for name, (shape, part) in own.items()})
-    whole, out = sum(out), [own[name][1].count if name in own else size for name, size in zip(names, out)]
+    sizes, whole = out, sum(out)
+    out = [own[name][1].count if name in own else size for name, size in zip(names, out)]
     weight = part_of(load_matrix(weights, [f"{name}.weight" for name in names], out, inputs), whole)
+    held = Held((whole, inputs), None if rows is None else stacked(rows, sizes))
     if not bias:
-        return Linear(weight, modules=modules)
+        return Linear(weight, None, modules, held)
     biases = [weights.take(f"{name}.bias", (size,)) for name, size in zip(names, out, strict=True)]
-    return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases), modules)
+    return Linear(weight, biases[0] if len(biases) == 1 else torch.cat(biases), modules, held)
 
 
 def load_return(weights: WeightSource, name: str, out: int, widths: Sequence[int], bias: bool) -> Linear:
@@ -59,12 +61,13 @@ def load_return(weights: WeightSource, name: str, out: int, widths: Sequence[int
     if len(widths) == 1:
         return load_linear(weights, [name], [out], inputs, bias)
     if shard.exact:
-        held = load_linear(weights, [name], [out], inputs, bias, [shard.rows(out)])
-        return GatheringLinear(held.weight, held.bias, held.modules, shard, widths, shard.widths(out))
+        own = load_linear(weights, [name], [out], inputs, bias, [shard.rows(out)])
+        return GatheringLinear(own, shard, widths, shard.widths(out))
     begin = sum(widths[:shard.rank])
     part = Part(1, ((begin, begin + widths[shard.rank]),))
-    held = load_linear(parted(weights, {f"{name}.weight": ((out, inputs), part)}), [name], [out], part.count, bias)
-    return AddingLinear(held.weight, held.bias, [module_of(weights, name, out)], shard)
+    own = load_linear(parted(weights, {f"{name}.weight": ((out, inputs), part)}), [name], [out], part.count, bias)
+    return AddingLinear(Linear(own.weight, own.bias, [module_of(weights, name, out)],
+                               Held((out, inputs), columns=part)), shard)
 
 
 class Attention:

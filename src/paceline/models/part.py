@@ -9,6 +9,17 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds of a matrix [outputs, inputs]."""
+
+    shape: tuple[int, int]
+    """Of the whole."""
+    rows: Part | None = None
+    """None: all."""
+    columns: Part | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Ranges [begin, end) along one axis, one after the other."""
 

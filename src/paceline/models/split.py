@@ -12,7 +12,7 @@ import torch
 from paceline.kernels.interface import Kernels
 from paceline.kernels.packed import Weight
 from paceline.models.packing import PackingWeights
-from paceline.models.part import Part
+from paceline.models.part import Held, Part
 from paceline.models.shard import WHOLE, Shard
 from paceline.models.translate import Module
 from paceline.models.weight_source import WeightSource, take_part
@@ -24,11 +24,13 @@ class Linear:
     """y = x W^T + b."""
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None = None,
-                 modules: Sequence[Module] = ()) -> None:
+                 modules: Sequence[Module] = (), held: Held | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self.modules = tuple(modules)
         """What lies stacked in the weight; () where that cannot be told apart."""
+        self.held = held or Held((weight.shape[0], weight.shape[1]))
+        """Of what it is this rank's part."""
 
     def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         return kernels.linear(x, self.weight, self.bias)
@@ -42,10 +44,9 @@ class GatheringLinear(Linear):
     """Split by outputs. Each rank comes with its share of the inputs; those are gathered, and so are the outputs: every
     sum is the one of the whole matrix."""
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None, modules: Sequence[Module], shard: Shard,
-                 inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """inputs, outputs: how many each rank has."""
-        super().__init__(weight, bias, modules)
+    def __init__(self, own: Linear, shard: Shard, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """own: this rank's part. inputs, outputs: how many each rank has."""
+        super().__init__(own.weight, own.bias, own.modules, own.held)
         self._shard = shard
         self._inputs = inputs
         self._outputs = outputs
@@ -55,14 +56,19 @@ class GatheringLinear(Linear):
         return self._shard.joined(out, self._outputs)
 
     def add(self, onto: torch.Tensor, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return onto + self(x, kernels)
+        # Each rank adds to its part of the stream: what follows the sum (an adapter) does so as on one rank.
+        first = sum(self._outputs[:self._shard.rank])
+        own = onto.narrow(1, first, self._outputs[self._shard.rank]).contiguous()
+        out = kernels.linear_add(self._shard.joined(x, self._inputs), self.weight, self.bias, own)
+        return self._shard.joined(out, self._outputs)
 
 
 class AddingLinear(Linear):
     """Split by inputs: what the ranks make of their shares is added up, and then the bias."""
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None, modules: Sequence[Module], shard: Shard) -> None:
-        super().__init__(weight, bias, modules)
+    def __init__(self, own: Linear, shard: Shard) -> None:
+        """own: this rank's part."""
+        super().__init__(own.weight, own.bias, own.modules, own.held)
         self._shard = shard
 
     def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:

@@ -11,10 +11,14 @@ import torch
 from paceline.cache.host_storage import HostStorage
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
+from paceline.kernels.adapted import adapted, slots_of
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
+from paceline.kernels.low_rank import AdapterSlots
+from paceline.models.adapters import bind
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
+from paceline.models.load.adapters import PeftAdapter
 from paceline.parallel.communicator import Communicator
 
 Tensors = Sequence[torch.Tensor]
@@ -29,7 +33,12 @@ class Share:
         self.model = model
         self.kernels = kernels
         self.device = device
+        self.adapters = AdapterSlots()
         self._storage: KVStorage | None = None
+
+    def kernels_for(self, slots: torch.Tensor | None) -> Kernels:
+        """For a step whose rows have these adapters."""
+        return adapted(self.kernels, self.adapters, slots)
 
     @property
     def storage(self) -> KVStorage:
@@ -83,6 +92,25 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Into the slot that rank 0 has just given it: all ranks load and free in the same order."""
+
+    name: str
+    adapter: PeftAdapter
+
+    def carry_out(self, share: Share, tensors: Tensors) -> None:
+        share.adapters.load(bind(self.name, self.adapter, share.model.linears()))
+
+
+@dataclass(frozen=True, slots=True)
+class FreeAdapter:
+    slot: int
+
+    def carry_out(self, share: Share, tensors: Tensors) -> None:
+        share.adapters.free(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
 class Embed:
     def carry_out(self, share: Share, tensors: Tensors) -> None:
         share.model.embed(tensors[0])
@@ -90,8 +118,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
+    """CausalLM.logits; where a row has an adapter, the slots of all of them come along."""
+
     def carry_out(self, share: Share, tensors: Tensors) -> None:
-        share.model.logits(tensors[0], share.kernels)
+        share.model.logits(tensors[0], share.kernels_for(tensors[1] if len(tensors) > 1 else None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +137,7 @@ class Pass:
     """Of each cache group its window and the first position that holds something."""
     skip: frozenset[tuple[int, str]]
     leaving: bool
+    adapters: bool
 
     @classmethod
     def of(cls, context: Forward) -> tuple[Pass, list[torch.Tensor]]:
@@ -115,11 +146,11 @@ class Pass:
         tensors = [layout.positions]
         for view in layout.views:
             tensors += [view.tables, view.slots]
-        if context.leaving is not None:
-            tensors.append(context.leaving)
+        slots = slots_of(context.kernels)
+        tensors += [extra for extra in (context.leaving, slots) if extra is not None]
         return cls(layout.offsets, layout.starts, layout.parents, layout.block_size, layout.mutual,
                    [(view.window, view.first) for view in layout.views], context.skip,
-                   context.leaving is not None), tensors
+                   context.leaving is not None, slots is not None), tensors
 
     def context(self, share: Share, tensors: Tensors) -> Forward:
         storage = share.storage
@@ -128,9 +159,11 @@ class Pass:
         layout = Layout(tensors[0], list(self.offsets), list(self.starts),
                         [None if tree is None else list(tree) for tree in self.parents], self.block_size, views,
                         mutual=self.mutual)
-        return Forward(share.kernels, layout, storage.keys, storage.values, share.model.cache_groups, skip=self.skip,
-                       leaving=tensors[-1] if self.leaving else None, key_scales=storage.key_scales,
-                       value_scales=storage.value_scales)
+        more = iter(tensors[1 + 2 * len(self.views):])
+        leaving = next(more) if self.leaving else None
+        kernels = share.kernels_for(next(more) if self.adapters else None)
+        return Forward(kernels, layout, storage.keys, storage.values, share.model.cache_groups, skip=self.skip,
+                       leaving=leaving, key_scales=storage.key_scales, value_scales=storage.value_scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from paceline.engine.parallel.calls import (
     Call,
     Described,
     Embed,
+    FreeAdapter,
     Layers,
+    LoadAdapter,
     Logits,
     Pass,
     Whole,
@@ -26,10 +28,12 @@ from paceline.engine.parallel.calls import (
     send,
 )
 from paceline.errors import ConfigError, ParallelError
+from paceline.kernels.adapted import slots_of
 from paceline.kernels.interface import Kernels
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, ModelTraits
 from paceline.models.layers import Linear
+from paceline.models.load.adapters import PeftAdapter
 from paceline.parallel.communicator import Communicator
 
 Found = TypeVar("Found")
@@ -79,8 +83,15 @@ class Leader(ModelTraits):
         return self._followers.ranks.size
 
     def linears(self) -> list[Linear]:
-        raise ConfigError("A model that several ranks hold together (tensor_parallel_size) takes no adapters in this "
-                          "version: leave one of the two out.")
+        """Of rank 0's share; what else has to be done with an adapter: load_adapter."""
+        return self.share.linears()
+
+    def load_adapter(self, name: str, adapter: PeftAdapter) -> None:
+        """Rank 0 has loaded its part of it."""
+        self._call(LoadAdapter(name, adapter), (), lambda: None)
+
+    def free_adapter(self, slot: int) -> None:
+        self._call(FreeAdapter(slot), (), lambda: None)
 
     def keep(self, storage: KVStorage) -> None:
         """The cache that this model runs over from now on: what becomes of it here becomes of the others' shares."""
@@ -99,7 +110,9 @@ class Leader(ModelTraits):
         return self._call(Embed(), [token_ids], lambda: self.share.embed(token_ids))
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        return self._call(Logits(), [hidden], lambda: self.share.logits(hidden, kernels))
+        slots = slots_of(kernels)
+        return self._call(Logits(), [hidden] if slots is None else [hidden, slots],
+                          lambda: self.share.logits(hidden, kernels))
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         run, tensors = self._pass(context)
