@@ -250,13 +250,8 @@ def check_ranks(options: EngineOptions) -> None:
     size = options.tensor_parallel_size
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
         raise ConfigError(f"tensor_parallel_size must be a whole number from 1 to 1024, got {size!r}.")
-    if size == 1:
-        if options.tensor_parallel_address is not None:
-            raise ConfigError("tensor_parallel_address is of no use with tensor_parallel_size=1: raise that, or leave "
-                              "this out.")
-        return
-    if options.heads:
-        raise ConfigError(f"heads are not there with tensor_parallel_size={size} in this version: leave one of the two "
+    if size == 1 and options.tensor_parallel_address is not None:
+        raise ConfigError("tensor_parallel_address is of no use with tensor_parallel_size=1: raise that, or leave this "
                           "out.")
 
 

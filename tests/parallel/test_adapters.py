@@ -37,7 +37,7 @@ def said(llm: LLM, folder: Path, whole: Any) -> tuple[list[list[int]], list[torc
                                                      ("olmo2", 2, True)])
 def test_adapters_are_split(name: str, size: int, exact: bool, tmp_path: Path) -> None:
     whole = tiny_model(name, **UNTIED)
-    deterministic = {"deterministic": True if exact else False}
+    deterministic = {"deterministic": exact}
     want, logits = said(tiny_llm(whole, **deterministic), tmp_path / "whole", whole)
     shared = shared_model(name, size, exact, **UNTIED)
     got, ours = said(tiny_llm(shared, **deterministic), tmp_path / "shared", whole)

@@ -82,6 +82,7 @@ def rank() -> Iterator[Any]:
     other.process.wait()
 
 
+@pytest.mark.full
 def test_a_rank_ends_with_rank_0_and_says_why_it_cannot_start(rank: Any, tmp_path: Path) -> None:
     """However rank 0 ends, its end of the wire does; a rank that failed before has said why."""
     rank.wire.send(Work(EngineOptions(tensor_parallel_size=1), str(tmp_path / "nothing"), 0, "cpu", torch.float32, 1,

@@ -88,7 +88,6 @@ def test_more_ranks_than_heads_are_refused_and_uneven_ones_said(caplog: pytest.L
 @pytest.mark.parametrize(("options", "said"), [
     ({"tensor_parallel_size": 0}, "whole number from 1"), ({"tensor_parallel_size": "2"}, "whole number from 1"),
     ({"tensor_parallel_size": True}, "whole number from 1"),
-    ({"tensor_parallel_size": 2, "heads": ["x"]}, "heads are not there with tensor_parallel_size=2"),
     ({"tensor_parallel_address": "a:1"}, "of no use with tensor_parallel_size=1")])
 def test_what_cannot_be_is_said_before_anything_is_read(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

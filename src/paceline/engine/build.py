@@ -65,9 +65,6 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
     named = {name: head_folder(name, packaged)
              for name in dict.fromkeys([*(options.heads or ()), *heads_named(wish)])}
     ranks = options.tensor_parallel_size
-    if named and ranks > 1:
-        raise ConfigError(f"Trained heads are not there with tensor_parallel_size={ranks} in this version: use "
-                          "another speculation method, or one rank.")
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     card = inspect_card(device) if device.type == "cuda" else None

@@ -12,7 +12,7 @@ from paceline.errors import ModelFormatError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Norm
-from paceline.kernels.packed import PackedWeight, Weight, part_of
+from paceline.kernels.packed import PackedWeight, Weight, part_of, plain
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import ModelTraits
@@ -181,6 +181,13 @@ class Decoder(ModelTraits, ABC):
         logits = self.shard.joined(kernels.head(hidden, self.norm, self.head.weight, self.head.bias),
                                    self.shard.widths(self.config.vocab_size))
         return kernels.softcap(logits, self.config.logit_cap) if self.config.logit_cap else logits
+
+    def whole_head(self) -> torch.Tensor:
+        """[vocabulary, h] in floats, where ranks have some rows each: for draft heads, which borrow it."""
+        if self.shard.size == 1:
+            return plain(self.head.weight)
+        widths = self.shard.widths(self.config.vocab_size)
+        return self.shard.joined(plain(self.head.weight).t().contiguous(), widths).t().contiguous()
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         return self.layers(self.embed(token_ids), context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -16,6 +16,7 @@ from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.adapters import bind
+from paceline.models.decoder import Decoder
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM
 from paceline.models.load.adapters import PeftAdapter
@@ -114,6 +115,14 @@ class FreeAdapter:
 class Embed:
     def carry_out(self, share: Share, tensors: Tensors) -> None:
         share.model.embed(tensors[0])
+
+
+@dataclass(frozen=True, slots=True)
+class WholeHead:
+    """Decoder.whole_head."""
+
+    def carry_out(self, share: Share, tensors: Tensors) -> None:
+        cast(Decoder, share.model).whole_head()
 
 
 @dataclass(frozen=True, slots=True)

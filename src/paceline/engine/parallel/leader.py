@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -24,12 +25,15 @@ from paceline.engine.parallel.calls import (
     Logits,
     Pass,
     Whole,
+    WholeHead,
     described,
     send,
 )
 from paceline.errors import ConfigError, ParallelError
 from paceline.kernels.adapted import slots_of
 from paceline.kernels.interface import Kernels
+from paceline.kernels.operands import Norm
+from paceline.models.decoder import Decoder
 from paceline.models.forward import Forward
 from paceline.models.interface import CausalLM, ModelTraits
 from paceline.models.layers import Linear
@@ -92,6 +96,18 @@ class Leader(ModelTraits):
 
     def free_adapter(self, slot: int) -> None:
         self._call(FreeAdapter(slot), (), lambda: None)
+
+    # What a trained head borrows (models.heads.target.Target). It runs on rank 0 alone, which has all of the stream.
+
+    @property
+    def norm(self) -> Norm:
+        return cast(Decoder, self.share).norm
+
+    @cached_property
+    def head(self) -> Linear:
+        """The whole one, brought together when it is first asked for: rank 0 holds it from then on."""
+        model = cast(Decoder, self.share)
+        return Linear(self._call(WholeHead(), (), model.whole_head))
 
     def keep(self, storage: KVStorage) -> None:
         """The cache that this model runs over from now on: what becomes of it here becomes of the others' shares."""

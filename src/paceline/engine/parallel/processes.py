@@ -164,6 +164,9 @@ class ProcessFollowers:
 
     def _gather(self, options: EngineOptions) -> tuple[Any, Meeting]:
         stores: Any = dist
+        if not dist.is_available():
+            raise ConfigError("tensor_parallel_size needs torch.distributed, which this build of torch does not have: "
+                              "install another one, or leave it out.")
         if options.tensor_parallel_address is None:
             self._folder = tempfile.mkdtemp(prefix="paceline-ranks-")
             meeting = Meeting(file=os.path.join(self._folder, "meeting"))
