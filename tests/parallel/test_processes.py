@@ -56,6 +56,9 @@ def test_two_processes_say_what_one_says_until_one_is_killed(folder: Path, expec
     assert tokens(llm, speculation="auto") == expected
     assert tokens(llm, speculation="exit") == expected
     followers: Any = llm.engine.model._followers  # type: ignore[attr-defined]
+    os.kill(followers.pids[0], signal.SIGTERM)  # as to all of a group: that is rank 0's to answer
+    assert tokens(llm, speculation="ngram") == expected
+    assert llm.engine.model.lost is None
     os.kill(followers.pids[0], signal.SIGKILL)
     for _ in range(2):  # the first notices, the others are told
         for out in llm.generate(PROMPTS, PARAMS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.test_equality_matrix import PROMPT
 from engine.tiny import RandomWeights, tiny_llm, tiny_model
 from paceline import SamplingParams
 from paceline.config import EngineOptions, check
+from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.parallel.calls import Share
 from paceline.engine.parallel.leader import Leader
 from paceline.engine.parallel.together import ThreadFollowers, together
@@ -102,6 +104,10 @@ def test_methods_on_the_models_own_cache_draft_and_others_are_refused() -> None:
         out = llm.generate([PROMPT], params, speculation=method)[0]
         assert out.outputs[0].token_ids == want, method
         assert out.speculation is not None and out.speculation.failure is None, method
+    small = LoadedModel(tiny_model("llama", num_hidden_layers=1), None, ReferenceKernels())
+    llm.engine.draft_models.add("small", small)  # which rank 0 has by itself
+    assert llm.generate([PROMPT], params, speculation={"method": "draft", "model": "small"})[0].outputs[
+        0].token_ids == want
     with pytest.raises(RequestError, match="precision"):
         llm.generate([PROMPT], params, speculation="precision")
 
@@ -149,6 +155,37 @@ def test_a_rank_that_fails_is_named_and_nobody_waits() -> None:
             raise llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].error or AssertionError("no error")
     assert llm.engine.model.lost is not None
     llm.engine.cache.check([])
+
+
+def test_an_interrupt_waits_until_all_ranks_have_made_a_call() -> None:
+    """So that the next request finds them in step."""
+    model = shared_model("llama", 2)
+    llm, params = tiny_llm(model), SamplingParams(max_tokens=4, temperature=0.0)
+    want = llm.generate([PROMPT], params)[0].outputs[0].token_ids
+    forward = model.share.forward
+
+    def interrupted(*args: Any) -> torch.Tensor:
+        signal.raise_signal(signal.SIGINT)
+        return forward(*args)
+
+    model.share.forward = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPT], params)
+    model.share.forward = forward  # type: ignore[method-assign]
+    assert model.lost is None
+    assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == want
+
+
+@pytest.mark.parametrize(("params", "options"), [
+    ({"n": 3, "seed": 4}, {}), ({"beam_width": 3, "temperature": 0.0, "seed": 4}, {}), ({"seed": 4}, {"kv_dtype": "fp8"}),
+    ({"prompt_logprobs": 2, "logprobs": 2, "seed": 4}, {"max_prefill_chunk": 5})])
+def test_whatever_a_request_asks_for_is_the_same(params: dict[str, Any], options: dict[str, Any]) -> None:
+    asked = SamplingParams(max_tokens=8, ignore_eos=True, **{"temperature": 0.9} | params)
+    one, two = (tiny_llm(model, **options).generate([PROMPT, PROMPT[:9]], asked)
+                for model in (tiny_model("llama"), shared_model("llama", 2)))
+    for left, right in zip(one, two, strict=True):
+        assert right.error is None
+        assert left.outputs == right.outputs and left.prompt_logprobs == right.prompt_logprobs
 
 
 def test_an_engine_that_is_gone_takes_its_ranks_along() -> None:

@@ -73,7 +73,8 @@ def run(wire: Connection) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # which reach everybody, and are rank 0's to answer
+        signal.signal(number, signal.SIG_IGN)
     if len(sys.argv) != 2:
         sys.exit("usage: python -m paceline.engine.parallel HOST:PORT")
     try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from types import FrameType
 from typing import Protocol, TypeVar, cast
 
 import torch
@@ -55,8 +59,13 @@ class Followers(Protocol):
         """Have them make a call; its tensors follow by `ranks`. Raises where one is known to be gone."""
         ...
 
+    @property
+    def gone(self) -> str | None:
+        """What is known of a rank that has ended, as a sentence; None: nothing."""
+        ...
+
     def why(self) -> str | None:
-        """What is known of a rank that is gone, as a sentence; None: nothing."""
+        """The same, after an exchange has failed: it may take a moment until more is known."""
         ...
 
     def close(self) -> None:
@@ -73,13 +82,19 @@ class Leader(ModelTraits):
     def __init__(self, model: CausalLM, followers: Followers) -> None:
         """`model`: rank 0's share."""
         self.share = model
-        self.lost: ParallelError | None = None
+        self._lost: ParallelError | None = None
         self._followers = followers
         self._storage: KVStorage | None = None
         self.config, self.cache_groups = model.config, model.cache_groups
         self.bits, self.kv_dtype, self.quantization = model.bits, model.kv_dtype, model.quantization
         self.built_for, self.skips_sublayers = model.built_for, model.skips_sublayers
         weakref.finalize(self, followers.close)
+
+    @property
+    def lost(self) -> ParallelError | None:  # type: ignore[override]
+        if self._lost is None and self._followers.gone is not None:
+            self._lost = ParallelError(self._followers.gone)
+        return self._lost
 
     @property
     def size(self) -> int:
@@ -148,16 +163,40 @@ class Leader(ModelTraits):
     def _call(self, call: Call, tensors: Sequence[torch.Tensor], own: Callable[[], Found]) -> Found:
         if self.lost is not None:
             raise ParallelError(self.lost.told)
-        try:
-            self._followers.tell(call, described(tensors))
-            send(self._followers.ranks, tensors)
-            return own()
-        except BaseException as problem:  # interrupted too: the ranks are out of step from here on
-            known = self._followers.why()
-            self.lost = ParallelError(known) if known is not None else ParallelError(
-                "A step broke in the middle of what the ranks of this model compute together, and they cannot go on: "
-                "make the engine anew.", problem)
-            self._followers.close()
-            if not isinstance(problem, Exception):
-                raise
-            raise self.lost from problem
+        with uninterrupted():
+            try:
+                self._followers.tell(call, described(tensors))
+                send(self._followers.ranks, tensors)
+                return own()
+            except BaseException as problem:  # interrupted too: the ranks are out of step from here on
+                known = self._followers.why()
+                lost = self._lost = ParallelError(known) if known is not None else ParallelError(
+                    "A step broke in the middle of what the ranks of this model compute together, and they cannot go "
+                    "on: make the engine anew.", problem)
+                self._followers.close()
+                if not isinstance(problem, Exception):
+                    raise
+                raise lost from problem
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until all ranks have made a call, so that they can make the next one; a second one does not."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if len(came) == 1:
+        before(*came[0])

@@ -135,6 +135,10 @@ class ProcessFollowers:
         for other in self._others:
             other.wire.send_bytes(packed)
 
+    @property
+    def gone(self) -> str | None:
+        return self._why
+
     def why(self) -> str | None:
         self._gone.wait(NOTICE)
         return self._why

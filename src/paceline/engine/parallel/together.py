@@ -40,6 +40,10 @@ class ThreadFollowers:
         for calls in self._calls:
             calls.put((call, tensors))
 
+    @property
+    def gone(self) -> str | None:
+        return self._why
+
     def why(self) -> str | None:
         return self._why
 
