@@ -45,6 +45,7 @@ class ProcessRank:
             raise ParallelError(f"Rank {rank} of {size} could not join the others by "
                                 f"{'NCCL' if self._nccl else 'gloo'}: see that this torch has it, and that the ranks "
                                 "reach each other.", problem) from problem
+        self.gather(torch.zeros(1, device=device))  # some libraries meet when they are first used
 
     def gather(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
         # Bytes, which every version of every library can send.

@@ -126,6 +126,8 @@ class ProcessFollowers:
     def wait(self) -> None:
         """Until all of them have loaded their shares. Raises with the reason of one that could not."""
         self._await(Ready)
+        if self._devices[0].type == "cpu":  # NCCL looks into the file now and then
+            self._leave_meeting()
         threading.Thread(target=self._watch, name="paceline-ranks", daemon=True).start()
 
     def tell(self, call: Call, tensors: Described) -> None:
@@ -161,8 +163,7 @@ class ProcessFollowers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._leave_meeting()
 
     # ---------------------------------------------------------------- start
 
@@ -183,6 +184,11 @@ class ProcessFollowers:
         store = stores.TCPStore(host, listening.getsockname()[1], self._size, True, wait_for_workers=False,
                                 master_listen_fd=listening.detach())
         return store, Meeting(host=host, port=store.port)
+
+    def _leave_meeting(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def _await(self, kind: type) -> None:
         """Something of this kind from each."""
