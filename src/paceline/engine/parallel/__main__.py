@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 
-from paceline import __version__
 from paceline.engine.build import follower_share
 from paceline.engine.parallel.calls import Call, Described
 from paceline.engine.parallel.follower import follow
-from paceline.engine.parallel.processes import Failed, Hello, Here, Ready, Work, address, token
+from paceline.engine.parallel.processes import Failed, Hello, Here, Ready, Work, address, token, version
 from paceline.errors import PacelineError, ParallelError
 from paceline.models.load.resolve import resolve
 from paceline.models.shard import Shard
@@ -52,7 +51,7 @@ def listen(wire: Connection, calls: Calls) -> None:
 
 
 def run(wire: Connection) -> None:
-    wire.send(Hello(__version__))
+    wire.send(Hello(version()))
     work: Work = wire.recv()
     size, device = work.options.tensor_parallel_size, torch.device(work.device)
     calls: Calls = queue.SimpleQueue()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from multiprocessing import AuthenticationError, connection
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from paceline import __version__
 from paceline.config import EngineOptions
 from paceline.engine.parallel.calls import Call, Described
 from paceline.errors import ConfigError, ParallelError
@@ -126,8 +126,8 @@ class ProcessFollowers:
         self._devices = rank_devices(device, self._size, options.tensor_parallel_address is not None)
         try:
             store, meeting = self._gather(options)
-            self._await(Hello, lambda hello: None if hello.version == __version__ else
-                        f"it is Paceline {hello.version}, and rank 0 is {__version__}: install the same")
+            self._await(Hello, lambda hello: None if hello.version == version() else
+                        f"it is Paceline {hello.version}, and rank 0 is {version()}: install the same")
             for other in self._others:
                 with suppress(OSError):  # gone already, as is seen below
                     other.wire.send(Work(options, str(path) if other.process is not None else None, other.number,
@@ -241,6 +241,12 @@ class ProcessFollowers:
                 self._ranks.abort()
             break
         self._gone.set()
+
+
+def version() -> str:
+    with suppress(metadata.PackageNotFoundError):  # run from its sources
+        return metadata.version("paceline")
+    return "from its sources"
 
 
 def rank_devices(device: torch.device, size: int, elsewhere: bool) -> list[torch.device]:
