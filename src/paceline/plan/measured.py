@@ -3,12 +3,13 @@ two of them, and what that predicts of the others is shown beside what they took
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.plan.hardware import STARTS, Hardware
+from paceline.plan.hardware import KNOWN, STARTS, Hardware
 from paceline.plan.roofline import Roofline
 from paceline.plan.shape import ModelShape
 
@@ -93,7 +94,7 @@ def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: 
         overlaps: bool = False) -> Hardware:
     """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to. Where
     they overlap, the first is taken to read and the second to compute, unless that, on a card, is one that reads too:
-    its arithmetic is what such cards have then."""
+    its arithmetic is what such cards have then, where that is known."""
     (first, alone), (second, many) = steps.items()
     layers = len(shape.layers)
     starts = min(STARTS * layers, alone / 2) if machine.kind == "card" else 0.0
@@ -108,7 +109,7 @@ def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: 
     alone, many = alone - starts, max(many - starts, 1e-9)
     if overlaps:
         per_byte, per_flop = alone / r1, many / c2
-        if machine.kind == "card" and many < _BEYOND * r2 * per_byte:
+        if machine.kind == "card" and machine.flops and many < _BEYOND * r2 * per_byte:
             per_flop = 1.0 / machine.sustained().arithmetic(dtype)
     else:
         determinant = r1 * c2 - r2 * c1
@@ -163,6 +164,13 @@ def _together(times: Sequence[Sequence[float]]) -> float:
     return (inside[-1] - inside[0]) / (len(inside) - 1)
 
 
+def flops_of(card: str) -> Mapping[str, float]:
+    """By format, of a card as its driver calls it; nothing: it is not known."""
+    called = re.sub("[^a-z0-9]", "", card.lower())
+    known = [one for name, one in KNOWN.items() if one.kind == "card" and re.sub("[^a-z0-9]", "", name) in called]
+    return max(known, key=lambda one: len(one.name)).flops if known else {}
+
+
 def this_machine() -> Hardware:
     """Its memory and what it is; bandwidth and arithmetic are to be measured."""
     import torch
@@ -171,7 +179,7 @@ def this_machine() -> Hardware:
 
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        return Hardware(properties.name, float(properties.total_memory), 1.0, {"float32": 1.0},
+        return Hardware(properties.name, float(properties.total_memory), 1.0, flops_of(properties.name),
                         capability=(properties.major, properties.minor))
     machine = inspect_machine()
     return Hardware(f"{machine.cpu} ({machine.usable_cores} cores)", float(machine.memory_total or 0) or 1e9, 1.0,
