@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import RequestError
@@ -25,7 +25,7 @@ class Order:
     speculation: Any = ...
     """As a request names it; `...`: what the worker does for those who name nothing."""
     adapter: str | None = None
-    tenant: Tenant = Tenant()
+    tenant: Tenant = field(default_factory=Tenant)
     age_s: float = 0.0
     """Seconds since the client asked, at the moment of sending: no two machines have the same clock."""
     moves: int = 0

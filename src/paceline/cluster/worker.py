@@ -53,7 +53,8 @@ class LocalWorker:
     def __init__(self, llm: AsyncLLM, name: str = "local") -> None:
         self._llm = llm
         self._name = name
-        self._live: dict[str, Listener[Any]] = {}
+        self._live: dict[str, Listener[Delta]] = {}
+        """By Order.request_id."""
         self.draining = False
         """It takes no more orders."""
 
@@ -62,32 +63,27 @@ class LocalWorker:
         return self._name
 
     async def stream(self, order: Order) -> AsyncIterator[Delta]:
-        if self.draining:
-            raise self._lost("is leaving")
-        listener: Listener[Delta] | None = None
         try:
-            listener = self._live[order.request_id] = await self._open(order)
-            yield Delta()
-            async for delta in listener:
-                if delta.output is not None and any(one.finish_reason == LEFT for one in delta.output.outputs):
-                    raise self._lost("is leaving")
-                yield self._told(delta, order, listener)
+            listener = await self._open(order)
+            try:
+                yield Delta()
+                async for delta in listener:
+                    if delta.output is not None and any(one.finish_reason == LEFT for one in delta.output.outputs):
+                        raise self._lost("is leaving")
+                    yield self._told(delta, order, listener)
+            finally:
+                self._close(order.request_id, listener)
         except WorkerLost:
             raise
         except PacelineError as problem:
             if not self._llm.alive:  # whatever it said about the order
                 raise self._lost("has stopped") from problem
             raise
-        finally:
-            if listener is not None:
-                if self._live.get(order.request_id) is listener:
-                    del self._live[order.request_id]
-                listener.close()
 
     async def cancel(self, request_id: str) -> None:
-        listener = self._live.pop(request_id, None)
+        listener = self._live.get(request_id)
         if listener is not None:
-            listener.close()
+            self._close(request_id, listener)
             listener.hear(RequestError("This request was cancelled."), True)
 
     async def report(self) -> dict[str, Any]:
@@ -100,6 +96,8 @@ class LocalWorker:
             self._llm.cancel_all(LEFT)
 
     async def _open(self, order: Order) -> Listener[Delta]:
+        if self.draining:
+            raise self._lost("is leaving")
         llm = self._llm
         past = Past(order.so_far, llm.engine.clock() - order.age_s, accepted=order.moves > 0)
 
@@ -107,8 +105,15 @@ class LocalWorker:
             return llm.engine.prepare(list(order.prompt), order.params, past=past)
 
         prepared = await llm.texts.run(len(order.prompt), prepare, order.tenant.name)
-        return await llm.deltas(prepared, speculation=order.speculation, request_id=order.name, adapter=order.adapter,
-                                tenant=order.tenant)
+        listener = await llm.deltas(prepared, speculation=order.speculation, request_id=order.name,
+                                    adapter=order.adapter, tenant=order.tenant)
+        self._live[order.request_id] = listener
+        return listener
+
+    def _close(self, request_id: str, listener: Listener[Delta]) -> None:
+        if self._live.get(request_id) is listener:
+            del self._live[request_id]
+        listener.close()
 
     def _told(self, delta: Delta, order: Order, listener: Listener[Delta]) -> Delta:
         """The whole output bears the name that the client knows, and says what moving did to the text."""
