@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import aclosing
+from dataclasses import replace
 
 from paceline.cluster.order import Order
 from paceline.cluster.story import Story
@@ -74,6 +75,7 @@ class MovingStream:
     def close(self) -> None:
         """Stop listening; wherever the request runs it is cancelled soon."""
         self._task.cancel()
+        self._end()  # a task that is cancelled before it begins says nothing
 
     async def aclose(self) -> None:
         """As close(), and returns when the worker has been told."""
@@ -99,6 +101,11 @@ class MovingStream:
         self._admitted.set()
         self._wake()
 
+    def _end(self) -> None:
+        self._ended = True
+        self._admitted.set()
+        self._wake()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -112,9 +119,7 @@ class MovingStream:
         except Exception as problem:
             self._tell(problem)
         finally:
-            self._ended = True
-            self._admitted.set()
-            self._wake()
+            self._end()
 
     async def _carry_out(self) -> None:
         fruitless = 0
@@ -141,6 +146,7 @@ class MovingStream:
                 worker = await self._choose(order, self._lost)
                 if order.left_s is not None:  # the worker knows of the deadline too, and says best how far it came
                     limit.reschedule(max(limit.when() or 0.0, loop.time()) + GRACE_S)
+                order = replace(order, age_s=story.age_s)  # there may have been nobody for a while
                 async with aclosing(worker.stream(order)) as deltas:
                     async for delta in deltas:
                         self._admitted.set()
