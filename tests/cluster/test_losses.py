@@ -147,10 +147,24 @@ def test_a_cancel_leaves_nothing_running(when: str, workers: list[Mortal]) -> No
     run(main)
 
 
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_a_deadline_that_passes_during_a_move(workers: list[Mortal]) -> None:
+    clock = Clock()
+
+    class Slow(Mortal):
+        def die(self) -> WorkerLost:
+            clock.now += 999.95  # what is left is waited for
+            return super().die()
+
     async def main() -> Heard:
-        order = order_of(GREEDY | {"ignore_eos": True, "timeout_s": 1.0, "n": 2, "logprobs": 1})
-        return await hear(MovingStream(order, Stuck(workers, [6]).choose))
+        order = order_of(GREEDY | {"ignore_eos": True, "timeout_s": 1000.0, "n": 2, "logprobs": 1})
+        return await hear(MovingStream(order, Stuck([Slow(workers[0].inner)], [6]).choose, clock=clock))
 
     heard = run(main)
     assert set(heard.ends.values()) == {("timeout", None)}
@@ -163,12 +177,6 @@ def test_a_deadline_that_passes_during_a_move(workers: list[Mortal]) -> None:
 
 
 def test_a_deadline_counts_from_when_the_client_asked(workers: list[Mortal]) -> None:
-    class Clock:
-        now = 50.0
-
-        def __call__(self) -> float:
-            return self.now
-
     clock = Clock()
 
     class Late(Crew):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster.mortal import UNBORN, Heard, Mortal, check_nothing_runs, follow, mortal
+from cluster.mortal import UNBORN, Crew, Heard, Mortal, check_nothing_runs, follow, hear, mortal
 from grammar.structured import token, tokenizer
+from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
 from paceline.request import SamplingParams, Tenant
 
@@ -83,7 +84,7 @@ def test_a_stream_that_moves_is_the_undisturbed_one(name: str, workers: list[Mor
 
 def test_a_stop_string_may_be_cut_anywhere(workers: list[Mortal]) -> None:
     luck = random.Random(5)
-    for seed in range(6):
+    for seed in range(3):
         free, _ = follow(order_of(SAMPLED, seed=seed), workers[:1], [])
         text = free.texts[0]
         begin = luck.randrange(len(text) // 3, len(text) - 4)
@@ -91,7 +92,7 @@ def test_a_stop_string_may_be_cut_anywhere(workers: list[Mortal]) -> None:
         order = order_of(SAMPLED | {"stop": (stop, stop[:-1] + "~", "nowhere")}, seed=seed)
         calm, _ = follow(order, workers[:1], [])
         assert calm.ends[0] == ("stop", stop)
-        for dies_after in {1, len(calm.tokens[0]) // 2, *range(len(calm.tokens[0]) - 3, len(calm.tokens[0]))}:
+        for dies_after in {len(calm.tokens[0]) // 2, *range(len(calm.tokens[0]) - 3, len(calm.tokens[0]))}:
             wild, _ = follow(order, workers[:2], [dies_after])
             wild.check_same(calm)
 
@@ -109,12 +110,10 @@ def test_every_single_cut(workers: list[Mortal]) -> None:
 def test_many_streams_at_once_while_workers_die(workers: list[Mortal]) -> None:
     luck = random.Random(11)
     orders = [order_of(*CASES[luck.choice(list(CASES))], seed=luck.randrange(1 << 32), name=f"r{place}")
-              for place in range(8)]
+              for place in range(5)]
     calm = [follow(order, workers[:1], [])[0] for order in orders]
 
     async def all_of_them() -> list[Heard]:
-        from cluster.mortal import Crew, hear
-        from paceline.cluster.moving import MovingStream
         crews = [Crew(luck.sample(workers, 3), deaths_for(luck)) for _ in orders]
         return list(await asyncio.gather(*(hear(MovingStream(order, crew.choose))
                                            for order, crew in zip(orders, crews))))
