@@ -23,7 +23,7 @@ Choose = Callable[[Order, Set[str]], Awaitable[Worker]]
 hope for one, then raises NoWorkerError. One that was lost may be chosen again: it may have come back."""
 
 ATTEMPTS = 4
-"""Workers that may be lost one after the other without a new token: then it may be the request that ends them."""
+"""Workers that may be lost one after another without a single new token: then it may be the request that ends them."""
 GRACE_S = 1.0
 """A worker that has not ended a request so long after its deadline is not waited for."""
 PAUSE_S = 0.1
@@ -75,7 +75,7 @@ class MovingStream:
     def close(self) -> None:
         """Stop listening; wherever the request runs it is cancelled soon."""
         self._task.cancel()
-        self._end()  # a task that is cancelled before it begins says nothing
+        self._hush()  # a task that is cancelled before it begins says nothing
 
     async def aclose(self) -> None:
         """As close(), and returns when the worker has been told."""
@@ -101,7 +101,8 @@ class MovingStream:
         self._admitted.set()
         self._wake()
 
-    def _end(self) -> None:
+    def _hush(self) -> None:
+        """There is nothing more to hear."""
         self._ended = True
         self._admitted.set()
         self._wake()
@@ -119,7 +120,7 @@ class MovingStream:
         except Exception as problem:
             self._tell(problem)
         finally:
-            self._end()
+            self._hush()
 
     async def _carry_out(self) -> None:
         fruitless = 0
@@ -132,7 +133,7 @@ class MovingStream:
             if fruitless >= self._attempts:
                 raise NoWorkerError(f"{fruitless} workers were lost one after the other while they had this request: "
                                     "try it again later; the workers' logs say why they ended.") from problem
-            log.warning("request %s goes on with another worker: %s", self._first.request_id, problem)
+            log.info("request %s goes on with another worker: %s", self._first.request_id, problem)
             if fruitless > 1:
                 await asyncio.sleep(PAUSE_S * 2 ** (fruitless - 2))
 
