@@ -82,6 +82,35 @@ def test_a_stream_that_moves_is_the_undisturbed_one(name: str, workers: list[Mor
     asyncio.run(check_nothing_runs(workers))
 
 
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[Mortal]]:
+    """Two that sample on a device, as far as it can."""
+    made = [mortal("four", kernels="stepped"), mortal("five", kernels="stepped", block_size=16)]
+    yield made
+    for worker in made:
+        worker.inner._llm.close()
+
+
+@pytest.mark.parametrize("name", ["penalties, three samples", "schema, three samples, drafts", "masks", "auto"])
+def test_on_a_device(name: str, devices: list[Mortal]) -> None:
+    params, speculation = CASES[name]
+    luck = random.Random(name)
+    order = order_of(params, speculation, luck.randrange(1 << 64))
+    calm, _ = follow(order, devices[:1], [])
+    follow(order, devices, deaths_for(luck))[0].check_same(calm)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", CASES)
+def test_more_seeds_and_deaths(name: str, seed: int, workers: list[Mortal]) -> None:
+    params, speculation = CASES[name]
+    luck = random.Random(f"{name} {seed}")
+    order = order_of(params, speculation, luck.randrange(1 << 64))
+    calm, _ = follow(order, workers[:1], [])
+    follow(order, luck.sample(workers, 3), deaths_for(luck))[0].check_same(calm)
+
+
 def test_a_stop_string_may_be_cut_anywhere(workers: list[Mortal]) -> None:
     luck = random.Random(5)
     for seed in range(3):
