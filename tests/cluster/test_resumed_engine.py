@@ -185,6 +185,9 @@ def test_odd_beginnings_are_refused() -> None:
                             (SamplingParams(seed=1), 2), (SamplingParams(), 1)):
         with pytest.raises(RequestError):
             engine.prepare(PROMPT, params, past=Past((SampleSoFar((1,)),) * samples))
+    for token in (-1, 97):
+        with pytest.raises(RequestError, match="same model"):
+            engine.prepare(PROMPT, SamplingParams(seed=1), past=Past((SampleSoFar((1, token)),)))
 
 
 def test_a_resumed_request_is_forgotten_like_any_other() -> None:
