@@ -316,12 +316,16 @@ class CacheManager:
 
     def forget(self) -> None:
         """Empty the prefix cache: what its blocks hold can no longer be trusted."""
+        listener, self.prefix.listener = self.prefix.listener, None  # it is told once, of all
         for g, pool in enumerate(self.pools):
             for block in list(self.prefix.node_of[g]):
                 self.prefix.detach(g, block)
                 pool.unregister(block)
         self.cold.forget()
         self._copies = []  # of a call that broke off
+        self.prefix.listener = listener
+        if listener is not None:
+            listener.cleared()
 
     def free_blocks(self, group: int) -> int:
         """Blocks that can be taken now, cached ones that nobody holds included."""
