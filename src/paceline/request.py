@@ -300,6 +300,14 @@ class Tenant:
     """With all others that do: one pool, in which nobody is told where its texts part from others'."""
 
 
+def cache_scope(tenant: Tenant, salt: str, adapter: str | None = None) -> str:
+    """What keeps blocks and texts apart from those of others: whose they are, and the revision of the adapter that they
+    were computed with. (Without one a scope begins with a number: it cannot be taken for an adapter's.)"""
+    owner = "" if tenant.shares_cache else tenant.name
+    own = f"{len(owner)} {owner} {salt}" if owner or salt else ""
+    return own if adapter is None else f"adapter {adapter} {own}"
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One admitted request: validated, tokenised, seeded. Owned by the engine; callers see RequestOutput."""
@@ -329,8 +337,7 @@ class Request:
     def scope(self) -> str:
         """What requests have in common that may be served from each other's texts: their tenant, unless it shares, and
         their salt. Neither can be chosen so that it looks like the other."""
-        owner, salt = "" if self.tenant.shares_cache else self.tenant.name, self.params.cache_salt
-        return f"{len(owner)} {owner} {salt}" if owner or salt else ""
+        return cache_scope(self.tenant, self.params.cache_salt)
 
 
 @dataclass(slots=True)

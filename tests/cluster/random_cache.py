@@ -1,4 +1,4 @@
-"""A cache through which random sequences go, by seed: opened, computed, forked, rolled back, evicted, sent to the host."""
+"""A cache through which random sequences go, by seed: computed, forked, rewritten, evicted, sent to the host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RandomCache:
 
     def _rewrite(self) -> None:
         """Write once more what was committed, as a sequence does that is rolled back."""
-        allocation, tokens, scope = self.random.choice(self.live)
+        allocation, tokens, _ = self.random.choice(self.live)
         length = len(tokens) - 1
         if length < 1 or self.cache.reserve(allocation, length, length + 1) is None:
             return

@@ -1,4 +1,4 @@
-"""Keys: what other processes call a block of text. The same text, scope and block size have the same keys everywhere."""
+"""Keys: what other processes call a block of text. The same text in the same scope has the same keys everywhere."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Any
 from paceline.errors import ConfigError
 
 DEVICE, HOST = "GPU", "CPU"
-"""Where a block lies, in the format's words: in the cache that steps read, whatever it runs on, or in host memory beside
-it."""
+"""Where a block lies, in the format's words: in the cache that steps read, whatever that runs on, or in host memory
+beside it."""
 MOST_BLOCKS = 1 << 16
 """Of one event that is believed."""
 LARGEST_KEY = (1 << 64) - 1

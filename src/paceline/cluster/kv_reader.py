@@ -175,8 +175,8 @@ class KVEventsReader:
         except EventError as problem:
             self._drop(str(problem))
             return
-        for problem in problems:
-            self._drop(problem)
+        for reason in problems:
+            self._drop(reason)
         for event in events:
             try:
                 self.index.apply(event)

@@ -27,6 +27,7 @@ from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.recording import RecordedDrafts
 from paceline.engine.drafting.drafting import Drafting
 from paceline.engine.drafting.models import EngineDraftModels, LoadedModel, ModelSource
+from paceline.engine.exchange import PrefixExchange
 from paceline.engine.execute.graph_executor import GraphExecutor
 from paceline.engine.execute.graphs.step_graphs import step_graphs
 from paceline.engine.execute.host_executor import HostExecutor
@@ -156,6 +157,8 @@ class Engine:
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
                          self.structures.prepare, lambda: self.clock())
+        self._touched: Touched = {}
+        """Records that got something new between two passes."""
 
     def capture(self, progress: Callable[[str, int, int | None], None] | None = None) -> int:
         """Capture the steps of a device before the first request; how many there are (0: nothing is captured here)."""
@@ -330,13 +333,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return self.scheduler.has_work() or bool(self._touched)
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
         self.process.check()
         started = self.clock()
-        touched: Touched = {}
+        touched, self._touched = self._touched, {}
         for seq in self.scheduler.expire(started):
             self._bookkeeping.close(seq, "timeout")
             touched[seq.record.request.id] = seq.record
@@ -413,6 +416,12 @@ class Engine:
         return Trace(self.setup, list(request.prompt), request.params, request.seed,
                      speculation=None if wish is None else wish.as_dict(),
                      adapter=None if request.adapter is None else request.adapter.identity)
+
+    @cached_property
+    def exchange(self) -> PrefixExchange:
+        """Blocks of the prefix cache for other engines, and from them."""
+        return PrefixExchange(self.cache, self.storage, self.setup, lambda: self.heads.lost,
+                              lambda copies: self.loop.catch_up(self.storage, self._touched, copies))
 
     @cached_property
     def setup(self) -> Setup:
