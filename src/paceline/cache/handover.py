@@ -41,6 +41,10 @@ class Handover:
         self._block_size = block_size
         self._sharing = sharing
 
+    def held(self, tokens: Sequence[int], salt: str) -> int:
+        """How many blocks a sequence of these tokens would take over from the cache, the host's counted."""
+        return self._sharing.agreed(tokens, self._prefix.match(tokens, salt, (len(tokens) - 1) // self._block_size))
+
     def find(self, tokens: Sequence[int], salt: str) -> list[tuple[Piece, int]]:
         """What a sequence of these tokens would take over from the cache, with the blocks that hold it, in the order of
         the text. What only the host has is left out. Nobody holds the blocks: read them before anything else runs."""

@@ -84,6 +84,10 @@ class PrefixExchange:
         self._catch_up = catch_up
         self.facts = {name: str(getattr(setup, name)) for name in FACTS}
 
+    def held(self, tokens: Sequence[int], scope: str) -> int:
+        """How many blocks of these tokens need not be handed over."""
+        return self._cache.handover.held(tokens, scope)
+
     def export_prefix(self, tokens: Sequence[int], scope: str, first: int = 0, *, most_bytes: int = MOST_BYTES,
                       on_device: bool = False) -> PrefixBlocks | None:
         """What the cache holds of these tokens from block `first` on, as many blocks as may be copied at once, in host
@@ -98,6 +102,8 @@ class PrefixExchange:
         planes = tuple(tuple(one for one in self._bytes.formats[g] if not self._is_lost(one)) for g in groups)
         own = [[(piece, block) for piece, block in found if piece.group == g and piece.place <= last] for g in groups]
         data = [self._bytes.read(g, [block for _, block in own[g]], [one.name for one in planes[g]]) for g in groups]
+        if on_device and self._storage.device.type == "cuda":  # others read it on streams of their own
+            torch.cuda.current_stream(self._storage.device).synchronize()
         return PrefixBlocks(self.facts, self._cache.block_size, planes, scope_key(scope).hex(),
                             tuple(tokens[:(1 + last) * self._cache.block_size]),
                             tuple(tuple(piece for piece, _ in pieces) for pieces in own),

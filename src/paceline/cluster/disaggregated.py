@@ -1,0 +1,217 @@
+"""Prefill and decode apart: one worker computes a prompt, another one takes its blocks over and writes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from paceline.async_llm import AsyncLLM
+from paceline.cluster.transfer.prefix import export_prefix, import_prefix
+from paceline.cluster.transfer.transport import LEASE_S, Ticket, Transport
+from paceline.engine.core import Engine
+from paceline.engine.records.deltas import Delta
+from paceline.errors import RequestError
+from paceline.request import SamplingParams, Tenant, cache_scope
+
+log = logging.getLogger("paceline.cluster")
+
+PATIENCE_S = 60.0
+"""How long a prompt may take to be computed elsewhere and handed over, before it is computed where it is decoded."""
+
+
+class PromptOrder(Protocol):
+    """What of an order (cluster.order.Order) decides its prompt's blocks, and who may have them."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt, and what has been said of an answer that moves."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline."""
+
+
+class PrefillWorker(Protocol):
+    """Computes prompts for others. Prefill in this process, or a stand-in for one elsewhere."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def prefill(self, order: PromptOrder, first: int = 0) -> Ticket | None:
+        """Compute an order's prompt; for its blocks from `first` on, a ticket. None: it has none to give."""
+
+    async def release(self, ticket: Ticket) -> None:
+        """The blocks are not needed any more."""
+
+
+class DecodeWorker(Protocol):
+    """Carries out orders (cluster.worker.Worker), and takes over what others have computed of their prompts."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def held(self, order: PromptOrder) -> tuple[int, int]:
+        """Blocks of an order's text that are here already, and tokens of a block."""
+
+    async def receive(self, order: PromptOrder, ticket: Ticket) -> int:
+        """Take blocks in; how many pieces were new. Raises TransferError."""
+
+    def stream(self, order: Any) -> AsyncIterator[Delta]: ...
+
+    async def cancel(self, request_id: str) -> None: ...
+
+    async def report(self) -> dict[str, Any]: ...
+
+
+class Prefill:
+    """An engine of this process as a PrefillWorker."""
+
+    def __init__(self, llm: AsyncLLM, transport: Transport, name: str = "prefill", *, lease_s: float = LEASE_S) -> None:
+        self._llm = llm
+        self._transport = transport
+        self._lease_s = lease_s
+        self.name = name
+
+    async def prefill(self, order: PromptOrder, first: int = 0) -> Ticket | None:
+        tokens, asked = list(order.text), order.params
+        # One token is the least that can be asked for. Nobody reads it, and nothing that chooses it touches a block.
+        params = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=asked.cache_salt, priority=asked.priority,
+                                timeout_s=order.left_s)
+        await self._llm.complete(tokens, params, speculation=None, request_id=f"{order.request_id}#prefill",
+                                 adapter=order.adapter, tenant=order.tenant)
+        scope = await scope_of(self._llm, order)
+        blocks = await export_prefix(self._llm, tokens, scope, first, on_device=self._transport.on_device)
+        return None if blocks is None else await self._transport.offer(blocks, self._lease_s)
+
+    async def release(self, ticket: Ticket) -> None:
+        self._transport.withdraw(ticket)
+
+
+class Receiver:
+    """What an engine of this process needs to be a DecodeWorker, beside being a worker."""
+
+    def __init__(self, llm: AsyncLLM, transport: Transport) -> None:
+        self._llm = llm
+        self._transport = transport
+
+    async def held(self, order: PromptOrder) -> tuple[int, int]:
+        scope = await scope_of(self._llm, order)
+        count = await self._llm.ask(lambda engine: engine.exchange.held(order.text, scope))
+        return count, self._llm.engine.config.block_size
+
+    async def receive(self, order: PromptOrder, ticket: Ticket) -> int:
+        blocks = await self._transport.fetch(ticket)
+        return await import_prefix(self._llm, blocks, order.text, await scope_of(self._llm, order))
+
+
+async def scope_of(llm: AsyncLLM, order: PromptOrder) -> str:
+    """By which an engine keeps an order's blocks. Raises a RequestError where it has no such adapter."""
+
+    def scope(engine: Engine) -> str:
+        adapter = engine.adapters.get(order.adapter)
+        return cache_scope(order.tenant, order.params.cache_salt, None if adapter is None else adapter.revision)
+
+    return await llm.ask(scope)
+
+
+class Disaggregated:
+    """A prefill and a decode worker, as one worker. Whatever becomes of the prefill worker or of the blocks on their
+    way, the decode worker computes what it lacks: texts are the same, and so are errors."""
+
+    def __init__(self, prefill: PrefillWorker, decode: DecodeWorker, *, least_tokens: int = 0,
+                 patience_s: float = PATIENCE_S) -> None:
+        """`least_tokens`: prompts that leave the decode worker fewer to compute are not worth the way."""
+        self._prefill = prefill
+        self._decode = decode
+        self._least = least_tokens
+        self._patience_s = patience_s
+        self.handed_over = 0
+        """Orders whose blocks came from the prefill worker."""
+        self.failures: dict[str, int] = {}
+        """How often they did not although they should have, by kind of error."""
+        self._handing: dict[str, asyncio.Task[None]] = {}
+        """By request."""
+        self._cancelled: set[str] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        return f"{self._prefill.name}+{self._decode.name}"
+
+    async def stream(self, order: Any) -> AsyncGenerator[Delta, None]:
+        await self._unless_cancelled(order)
+        stream = self._decode.stream(order)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def cancel(self, request_id: str) -> None:
+        handing = self._handing.get(request_id)
+        if handing is not None:
+            self._cancelled.add(request_id)
+            handing.cancel()
+        await self._decode.cancel(request_id)
+
+    async def report(self) -> dict[str, Any]:
+        return await self._decode.report()
+
+    async def _unless_cancelled(self, order: PromptOrder) -> None:
+        """Hand over what there is; who cancels the request meanwhile need not wait for it."""
+        handing = self._handing[order.request_id] = asyncio.ensure_future(self._hand_over(order))
+        try:
+            await handing
+        except asyncio.CancelledError:
+            if order.request_id not in self._cancelled:
+                raise
+            raise RequestError("This request was cancelled.") from None
+        finally:
+            self._cancelled.discard(order.request_id)
+            if self._handing.get(order.request_id) is handing:
+                del self._handing[order.request_id]
+
+    async def _hand_over(self, order: PromptOrder) -> None:
+        if order.params.prompt_logprobs is not None:  # every token of it has to be computed
+            return
+        left = self._patience_s if order.left_s is None else min(self._patience_s, order.left_s / 2)
+        ticket = None
+        try:
+            async with asyncio.timeout(left):
+                held, size = await self._decode.held(order)
+                if len(order.text) - 1 - held * size < max(self._least, size):
+                    return
+                ticket = await self._prefill.prefill(order, held)
+                if ticket is not None and await self._decode.receive(order, ticket):
+                    self.handed_over += 1
+        except Exception as problem:  # a worker that died, blocks that do not fit or did not come, a queue that is full
+            kind = type(problem).__name__
+            self.failures[kind] = self.failures.get(kind, 0) + 1
+            log.warning("request %s: %s computes its prompt itself, for there came no blocks from %s (%s: %s)",
+                        order.request_id, self._decode.name, self._prefill.name, kind, problem)
+        finally:
+            if ticket is not None:
+                task = asyncio.ensure_future(self._release(ticket))
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+
+    async def _release(self, ticket: Ticket) -> None:
+        with suppress(Exception):  # who cannot be told lets them go when the lease ends
+            await self._prefill.release(ticket)
