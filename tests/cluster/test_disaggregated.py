@@ -27,13 +27,16 @@ TOKEN = "the cluster's"
 PARAMS = SamplingParams(max_tokens=10, temperature=0.9, seed=11, n=2, ignore_eos=True)
 
 
+NOBODY = Tenant()
+
+
 @dataclass(frozen=True)
 class AnOrder:
     request_id: str = "r"
     text: tuple[int, ...] = tuple(PROMPT)
     params: SamplingParams = PARAMS
     adapter: str | None = None
-    tenant: Tenant = Tenant()
+    tenant: Tenant = NOBODY
     left_s: float | None = None
 
 
