@@ -79,7 +79,7 @@ def test_texts_are_the_same_for_every_architecture(name: str) -> None:
     """Whole attention, windows, latents, layers that read others' keys; prompts that end anywhere in a block."""
     model = tiny_model(name)
     source, alone = tiny_engine(model), tiny_engine(model)
-    for length in (56, 57, 61):
+    for length in (56, 57, 61) if name == "llama" else (61,):
         prompt = PROMPT[:length]
         target = tiny_engine(model, speculation="ngram", max_num_seqs=3)
         prefill(source, prompt)
@@ -168,8 +168,8 @@ def test_while_others_run_on_both_sides(kernels: str, ahead: bool) -> None:
     model = tiny_model("qwen2")
     options: dict[str, Any] = {"kernels": kernels, "schedule_ahead": ahead, "max_prefill_chunk": 16, "kv_blocks": 60}
     source, target, alone = (tiny_engine(model, **options) for _ in range(3))
-    others = [[(i * step + 3) % VOCAB for i in range(30)] for step in (2, 7, 9)]
-    asked = SamplingParams(max_tokens=20, temperature=0.8, ignore_eos=True, seed=3)
+    others = [[(i * step + 3) % VOCAB for i in range(30)] for step in (2, 7)]
+    asked = SamplingParams(max_tokens=14, temperature=0.8, ignore_eos=True, seed=3)
     names = {id(engine): [engine.add(other, asked, speculation="ngram") for other in others]
              for engine in (source, target)}
     name = source.add(PROMPT, replace(asked, max_tokens=1))
@@ -193,7 +193,7 @@ def test_while_others_run_on_both_sides(kernels: str, ahead: bool) -> None:
     assert record.metrics.cached_tokens == 56 and text(record) == text(ask(alone, PROMPT))
     for engine in (source, target):
         for one, other in zip(names[id(engine)], others):
-            assert text(finish(engine, one)) == text(ask(alone, other, max_tokens=20))
+            assert text(finish(engine, one)) == text(ask(alone, other, max_tokens=14))
         engine.cache.check([])
 
 
@@ -256,6 +256,15 @@ def test_another_model_is_told() -> None:
     target.exchange.facts["model"] = ""
     with pytest.raises(TransferError, match="no revision"):
         target.exchange.import_prefix(blocks, PROMPT, "")
+
+
+def test_a_cache_of_which_others_hold_a_part_is_not_handed_over() -> None:
+    target, blocks = tiny_engine(tiny_model()), blocks_of()
+    target.storage.mirror = object()  # type: ignore[assignment]
+    for ask_for in (lambda: target.exchange.export_prefix(PROMPT, ""),
+                    lambda: target.exchange.import_prefix(blocks, PROMPT, "")):
+        with pytest.raises(TransferError, match="tensor parallel"):
+            ask_for()
 
 
 def test_blocks_that_are_not_what_they_say_are_refused() -> None:

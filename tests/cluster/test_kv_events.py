@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +19,11 @@ msgpack = pytest.importorskip("msgpack")
 import zmq  # noqa: E402
 
 from cluster.random_cache import SIZE, RandomCache  # noqa: E402
+from engine.tiny import tiny_engine  # noqa: E402
+from paceline import AsyncLLM, SamplingParams  # noqa: E402
 from paceline.cache.keys import chain_keys, key_of, scope_key  # noqa: E402
 from paceline.cache.manager import CacheManager  # noqa: E402
+from paceline.cli.main import main  # noqa: E402
 from paceline.cluster import kv_publisher  # noqa: E402
 from paceline.cluster.kv_events import (  # noqa: E402
     DEVICE,
@@ -155,6 +161,31 @@ def test_a_cache_without_listeners_does_as_before_and_one_is_told_of_what_is_the
     for event in events_of(take_all(watcher), SIZE):
         index.apply(event)
     assert believed(index) == truth(world.cache) and index.held
+
+
+def test_a_server_publishes_what_its_requests_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = f"ipc://{tmp_path}/events"
+    heard: list[int] = []
+
+    def run(llm: AsyncLLM, *_: object) -> None:
+        reader = KVEventsReader(port)
+
+        def holds() -> bool:
+            asyncio.run(llm.complete([len(heard) % 90, *range(30)], SamplingParams(max_tokens=1)))
+            heard.append(reader.poll(0.1))
+            return bool(reader.index.held.get(DEVICE))
+
+        until(holds)
+        assert not reader.dropped
+        reader.close()
+        llm.close()
+
+    monkeypatch.setattr("paceline.AsyncLLM", lambda *_, **__: AsyncLLM(engine=tiny_engine()))
+    monkeypatch.setattr("paceline.serve.server.run", run)
+    monkeypatch.setattr("paceline.serve.logs.configure", lambda *_: None)
+    assert main(["serve", "--port", "0", "--kv-events", port]) == 0
+    assert heard
+    assert not [thread for thread in threading.enumerate() if thread.name == "paceline-kv-events"]
 
 
 # ------------------------------------------------------------------ what is in them

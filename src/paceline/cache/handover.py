@@ -46,14 +46,14 @@ class Handover:
         return self._sharing.agreed(tokens, self._prefix.match(tokens, salt, (len(tokens) - 1) // self._block_size))
 
     def find(self, tokens: Sequence[int], salt: str) -> list[tuple[Piece, int]]:
-        """What a sequence of these tokens would take over from the cache, with the blocks that hold it, in the order of
-        the text. What only the host has is left out. Nobody holds the blocks: read them before anything else runs."""
+        """What a sequence of these tokens could take over if the host had nothing, with the blocks that hold it, in the
+        order of the text. Nobody holds the blocks: read them before anything else runs."""
         nodes = self._prefix.match(tokens, salt, (len(tokens) - 1) // self._block_size)
-        usable = self._sharing.agreed(tokens, nodes)
+        usable = self._sharing.agreed(tokens, nodes, cold=False)
         first = [self._sharing.first_needed(group, usable) for group in range(len(self._pools))]
         return [(Piece(group, place, self._prefix.ahead_of(node, group)), node.blocks[group])
                 for place, node in enumerate(nodes[:usable]) for group in range(len(self._pools))
-                if place >= first[group] and self._prefix.covers(node, group, tokens, (place + 1) * self._block_size)]
+                if place >= first[group]]
 
     def begin(self, tokens: Sequence[int], salt: str, pieces: Sequence[Piece]) -> Intake:
         """Take blocks for those pieces of a text that are not here yet, as far as blocks are to be had, and hold what

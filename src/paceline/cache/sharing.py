@@ -102,14 +102,16 @@ class Sharing:
         if old:
             self._prefix.unpin(old[-1])
 
-    def agreed(self, tokens: Sequence[int], nodes: list[Node]) -> int:
-        """The largest number of blocks for which every group still has all the KV that the next token reads."""
+    def agreed(self, tokens: Sequence[int], nodes: list[Node], cold: bool = True) -> int:
+        """The largest number of blocks for which every group still has all the KV that the next token reads. `cold`:
+        or the host has."""
         runs: list[list[int]] = []
         for g in range(len(self._groups)):
             run, ends = 0, [0]
             for index, node in enumerate(nodes):
                 end = (index + 1) * self._block_size
-                covered = self._prefix.covers(node, g, tokens, end) or self._prefix.covers_cold(node, g, tokens, end)
+                covered = self._prefix.covers(node, g, tokens, end) or (
+                    cold and self._prefix.covers_cold(node, g, tokens, end))
                 run = run + 1 if covered else 0
                 ends.append(run)
             runs.append(ends)

@@ -168,8 +168,8 @@ def serve(
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
     wish = options.speculation(speculation)
     adapters = options.adapters(lora)
-    events = _events(kv_events, kv_events_replay)
     listening = server.listen(settings)
+    events = _events(kv_events, kv_events_replay)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
                              "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,

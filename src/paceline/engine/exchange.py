@@ -183,3 +183,6 @@ class PrefixExchange:
     def _check_model(self) -> None:
         if not self.facts["model"]:
             raise TransferError("This model has no revision by which another worker could tell that it has the same.")
+        if getattr(self._storage, "mirror", None) is not None:
+            raise TransferError("Several ranks hold this cache together (tensor parallel): their blocks are not handed "
+                                "over in this version.")
