@@ -308,6 +308,12 @@ def cache_scope(tenant: Tenant, salt: str, adapter: str | None = None) -> str:
     return own if adapter is None else f"adapter {adapter} {own}"
 
 
+def adapter_of(scope: str) -> str | None:
+    """The revision of the adapter in a scope; None: there is none."""
+    word, _, rest = scope.partition(" ")
+    return rest.partition(" ")[0] if word == "adapter" else None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One admitted request: validated, tokenised, seeded. Owned by the engine; callers see RequestOutput."""

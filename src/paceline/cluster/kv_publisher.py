@@ -22,6 +22,7 @@ from paceline.cluster.kv_events import (
     needed,
 )
 from paceline.errors import ConfigError
+from paceline.request import adapter_of
 
 log = logging.getLogger("paceline.cluster")
 
@@ -81,6 +82,10 @@ class CacheWatcher:
         self._lost = False
         self._waiting.append(Everything([]))
         self._wake()
+
+    def lose(self) -> None:
+        """In the other thread: some of what was taken could not be told."""
+        self._lost = True
 
     def take(self) -> Change | Everything | None:
         """In the other thread."""
@@ -144,14 +149,10 @@ def _add(events: list[KVEvent], change: Change, last: Change | None, block_size:
             newest.extra_keys.append(newest.extra_keys[0])
         return
     scope = scope_of(node)
+    revision = adapter_of(scope)
     events.append(BlockStored([key_of(node)], parent_key(node), list(node.tokens), block_size, None, medium,
-                              _adapter(scope, adapters), [[scope_key(scope).hex()]] if scope else None))
-
-
-def _adapter(scope: str, adapters: Callable[[], Mapping[str, str]]) -> str | None:
-    """The name of the adapter that a scope's blocks were computed with (Sequence.scope)."""
-    word, _, rest = scope.partition(" ")
-    return adapters().get(rest.partition(" ")[0]) if word == "adapter" else None
+                              None if revision is None else adapters().get(revision),
+                              [[scope_key(scope).hex()]] if scope else None))
 
 
 def _parents_first(held: list[tuple[Node, bool]]) -> Iterable[Change]:
@@ -229,6 +230,8 @@ class KVEventsPublisher:
                 self._serve_replays()
             except Exception as problem:  # the next ones may go well, and requests do without
                 log.error("KV events could not be sent", exc_info=problem)
+                if self._watcher is not None:
+                    self._watcher.lose()
             if closing:
                 break
             self._wake.wait(None if self._replay is None else WAIT_S)

@@ -21,9 +21,12 @@ from paceline.cluster.kv_events import (
     needed,
 )
 from paceline.cluster.kv_publisher import TOPIC, local
+from paceline.errors import ConfigError
 
 log = logging.getLogger("paceline.cluster")
 
+MOST_AT_ONCE = 1000
+"""Batches that one call takes in."""
 MOST_HELD = 1 << 22
 """Blocks that an index believes one engine to hold."""
 
@@ -97,6 +100,8 @@ class KVEventsReader:
         self._events = self._connect(self._zmq.SUB, local(address))
         self._events.setsockopt(self._zmq.SUBSCRIBE, TOPIC)
         self._replay_address = None if replay is None else local(replay)
+        if self._replay_address is not None:  # an address that is none is told now, not when something was missed
+            self._connect(self._zmq.DEALER, self._replay_address).close(linger=0)
         self.index = PrefixIndex(verify)
         self.dropped: dict[str, int] = {}
         """How many events, by reason."""
@@ -108,7 +113,7 @@ class KVEventsReader:
     def poll(self, timeout_s: float = 0.0) -> int:
         """Take in what has come, waiting so long for the first batch; how many batches that were."""
         count = 0
-        while self._events.poll(0 if count else int(1000 * timeout_s)):
+        while count < MOST_AT_ONCE and self._events.poll(0 if count else int(1000 * timeout_s)):
             frames = self._events.recv_multipart()
             count += 1
             if len(frames) != 3 or len(frames[1]) != 8:
@@ -191,5 +196,9 @@ class KVEventsReader:
     def _connect(self, kind: int, address: str) -> Any:
         socket = self._context.socket(kind)
         socket.setsockopt(self._zmq.RCVHWM, 0)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except self._zmq.ZMQError as problem:
+            raise ConfigError(f"KV events cannot be read at {address} ({problem}): write an address like "
+                              "tcp://127.0.0.1:5557.") from None
         return socket
