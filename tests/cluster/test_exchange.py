@@ -323,3 +323,42 @@ def test_requests_that_end_while_the_cache_catches_up_hear_of_it() -> None:
     (record,) = engine.step()
     assert record.request.id == name and record.error is not None and not record.open
     engine.cache.check([])
+
+
+def test_what_comes_is_written_after_a_step_that_waits() -> None:
+    """A step that is laid out still writes to the blocks of who has left meanwhile, which are the next to be taken."""
+    target, alone, blocks = tiny_engine(tiny_model(), schedule_ahead=True), tiny_engine(tiny_model()), blocks_of()
+    asked = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    names = [target.add([token] * 13, asked) for token in (3, 4)]
+    for _ in range(5):
+        target.step()
+    assert not target.executor.underway
+    target.cancel(names[1])
+    assert target.exchange.import_prefix(blocks, PROMPT, "") == 7
+    record = ask(target, PROMPT)
+    assert record.metrics.cached_tokens == 56 and text(record) == text(ask(alone, PROMPT))
+
+
+def test_what_goes_is_read_after_accepted_drafts_have_moved() -> None:
+    """Blocks may be whole by drafts of a tree, whose path moves into place with the next step only."""
+    model = tiny_model()
+    alone = tiny_engine(model)
+    want = text(ask(alone, PROMPT[:30], temperature=0.0, max_tokens=40))
+    source = tiny_engine(model)
+    wish = {"method": "oracle", "k": 4, "branches": 3, "tokens": want}
+    asked = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    name = source.add(PROMPT[:30], asked, speculation=wish)
+    waited = 0
+    while source.scheduler.sequences(name):
+        source.step()
+        (seq,) = source.scheduler.sequences(name) or (None,)
+        if seq is None or not source.scheduler._moves:
+            continue
+        waited += 1
+        so_far, target = list(seq.tokens), tiny_engine(model)
+        for part in exported(source, so_far).parts():
+            target.exchange.import_prefix(part, so_far, "")
+        record = ask(target, so_far, temperature=0.0, max_tokens=4)
+        assert record.metrics.cached_tokens >= 24
+        assert text(record) == want[len(so_far) - 30:][:4] or len(so_far) > 66
+    assert waited > 2
