@@ -87,7 +87,7 @@ def alone(order: AnOrder = AnOrder()) -> list[list[int]]:
     return [sample.token_ids for sample in engine.take(name).snapshot().outputs]
 
 
-def play(scene: Callable[[World], Awaitable[None]], folder: Path, kind: str = "shared memory", **options: Any) -> None:
+def play(scene: Callable[[World], Awaitable[None]], folder: Path, kind: str = "shared-memory", **options: Any) -> None:
     """And see that nothing is left of it."""
     async def run() -> None:
         source = AsyncLLM(engine=tiny_engine(MODEL, max_num_seqs=4))
@@ -97,7 +97,7 @@ def play(scene: Callable[[World], Awaitable[None]], folder: Path, kind: str = "s
             await sender.start()
         prefill = Prefill(source, sender, lease_s=20.0)
         decode = Decoding(target, TcpTransport(TOKEN) if kind == "tcp" else SharedMemoryTransport(folder))
-        world = World(source, target, sender, prefill, decode, Disaggregated(prefill, decode))
+        world = World(source, target, sender, prefill, decode, Disaggregated(prefill, decode, pause_s=0.0))
         try:
             await scene(world)
             while world.pair._releases:
@@ -114,7 +114,7 @@ def play(scene: Callable[[World], Awaitable[None]], folder: Path, kind: str = "s
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-@pytest.mark.parametrize("kind", ["shared memory", "tcp"])
+@pytest.mark.parametrize("kind", ["shared-memory", "tcp"])
 def test_texts_are_those_of_one_engine(kind: str, tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         assert await world.tokens() == alone()
@@ -248,6 +248,30 @@ def test_a_prefill_worker_that_dies_refuses_or_hangs_costs_no_request(tmp_path: 
         order = AnOrder("b", tuple(PROMPT[1:]))
         assert await world.tokens(order) == alone(order)
         assert world.pair.failures == {"EngineError": 1, "TimeoutError": 1}
+
+    play(scene, tmp_path)
+
+
+def test_after_a_failure_nobody_waits_for_the_same_for_a_while(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        now, fails = [0.0], [True]
+
+        def does(ticket: Ticket) -> None:
+            if fails[0]:
+                world.sender.withdraw(ticket)
+
+        world.pair = Disaggregated(Broken(world, does), world.decode, pause_s=1.0, clock=lambda: now[0])
+        tried = []
+        for number, at in enumerate((0.0, 0.5, 1.1, 2.9, 3.2, 5.0, 7.3, 7.4)):
+            now[0], fails[0] = at, at < 7.0
+            order = AnOrder(str(number), tuple(PROMPT[number:]))
+            before = sum(world.pair.failures.values()) + world.pair.handed_over
+            assert await world.tokens(order) == alone(order)
+            tried.append(sum(world.pair.failures.values()) + world.pair.handed_over > before)
+        assert tried == [True, False, True, False, True, False, True, True]
+        with pytest.raises(RequestError):  # which is nobody else's business
+            await world.tokens(AnOrder(text=(*PROMPT, VOCAB)))
+        assert world.pair._paused_until < now[0]
 
     play(scene, tmp_path)
 

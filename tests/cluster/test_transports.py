@@ -19,6 +19,7 @@ import torch
 from cluster.test_exchange import PROMPT, blocks_of
 from engine.tiny import tiny_engine, tiny_model
 from paceline.cluster.transfer import shared_memory, tcp
+from paceline.cluster.transfer.named import TRANSPORTS, open_transport
 from paceline.cluster.transfer.shared_memory import PREFIX, UNFINISHED, SharedMemoryTransport
 from paceline.cluster.transfer.tcp import TcpTransport
 from paceline.cluster.transfer.transport import Leases, Ticket
@@ -98,7 +99,7 @@ def transports(kind: str, folder: Path) -> tuple[Any, Any]:
     return SharedMemoryTransport(folder), SharedMemoryTransport(folder)
 
 
-@pytest.mark.parametrize("kind", ["shared memory", "tcp"])
+@pytest.mark.parametrize("kind", ["shared-memory", "tcp"])
 def test_what_is_offered_can_be_fetched_until_it_is_withdrawn(kind: str, tmp_path: Path, blocks: PrefixBlocks) -> None:
     async def run() -> None:
         source, target = transports(kind, tmp_path)
@@ -161,6 +162,31 @@ def test_a_lease_ends_once() -> None:
     asyncio.run(run())
 
 
+def test_both_sides_need_the_same_transport(tmp_path: Path, blocks: PrefixBlocks) -> None:
+    async def run() -> None:
+        source = SharedMemoryTransport(tmp_path)
+        ticket = await source.offer(blocks)
+        with pytest.raises(TransferError, match="offered by shared-memory and this worker fetches by tcp"):
+            await TcpTransport(TOKEN).fetch(ticket)
+        source.close()
+
+    asyncio.run(run())
+
+
+def test_transports_have_names() -> None:
+    async def run() -> None:
+        for name in ("shared-memory", "tcp"):
+            opened = await open_transport(name, token=TOKEN)
+            assert opened.name == name in TRANSPORTS
+            opened.close()
+        with pytest.raises(ConfigError, match="use one of shared-memory, tcp, cuda-ipc, nixl"):
+            await open_transport("pigeon")
+        with pytest.raises(ConfigError, match="token"):
+            await open_transport("tcp")
+
+    asyncio.run(run())
+
+
 # ------------------------------------------------------------------ shared memory
 
 OWNER = """
@@ -210,7 +236,7 @@ def test_a_ticket_names_files_of_blocks_alone(tmp_path: Path) -> None:
     made = SharedMemoryTransport(tmp_path)
     for address in ("secret", "../secret", "/etc/passwd", f"{PREFIX}{'a' * 32}", f"{PREFIX}{'b' * 32}"):
         with pytest.raises(TransferError):
-            made._read(Ticket("shared memory", address, "", 1, "", 0))
+            made._read(Ticket("shared-memory", address, "", 1, "", 0))
 
 
 def test_without_room_nothing_is_left(tmp_path: Path, blocks: PrefixBlocks, monkeypatch: pytest.MonkeyPatch) -> None:

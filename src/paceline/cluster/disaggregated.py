@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -18,6 +21,9 @@ from paceline.request import SamplingParams, Tenant, cache_scope
 
 log = logging.getLogger("paceline.cluster")
 
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""How long nothing is handed over after it failed: the first time, and at most. Each time that it fails again it is
+twice as long."""
 PATIENCE_S = 60.0
 """How long a prompt may take to be computed elsewhere and handed over, before it is computed where it is decoded."""
 
@@ -92,8 +98,9 @@ class Prefill:
         # One token is the least that can be asked for. Nobody reads it, and nothing that chooses it touches a block.
         params = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=asked.cache_salt, priority=asked.priority,
                                 timeout_s=order.left_s)
-        await self._llm.complete(tokens, params, speculation=None, request_id=f"{order.request_id}#prefill",
-                                 adapter=order.adapter, tenant=order.tenant)
+        name = f"{order.request_id}#prefill{secrets.token_hex(4)}"  # it may come again before an earlier one has ended
+        await self._llm.complete(tokens, params, speculation=None, request_id=name, adapter=order.adapter,
+                                 tenant=order.tenant)
         scope = await scope_of(self._llm, order)
         blocks = await export_prefix(self._llm, tokens, scope, first, on_device=self._transport.on_device)
         return None if blocks is None else await self._transport.offer(blocks, self._lease_s)
@@ -134,12 +141,17 @@ class Disaggregated:
     way, the decode worker computes what it lacks: texts are the same, and so are errors."""
 
     def __init__(self, prefill: PrefillWorker, decode: DecodeWorker, *, least_tokens: int = 0,
-                 patience_s: float = PATIENCE_S) -> None:
-        """`least_tokens`: prompts that leave the decode worker fewer to compute are not worth the way."""
+                 patience_s: float = PATIENCE_S, pause_s: float = PAUSE_S,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """`least_tokens`: prompts that leave the decode worker fewer to compute are not worth the way. `pause_s`: so
+        long after a failure nobody else waits for the same."""
         self._prefill = prefill
         self._decode = decode
         self._least = least_tokens
         self._patience_s = patience_s
+        self._pause_s = self._next_pause_s = pause_s
+        self._paused_until = -math.inf
+        self._clock = clock
         self.handed_over = 0
         """Orders whose blocks came from the prefill worker."""
         self.failures: dict[str, int] = {}
@@ -191,6 +203,8 @@ class Disaggregated:
     async def _hand_over(self, order: PromptOrder) -> None:
         if order.params.prompt_logprobs is not None:  # every token of it has to be computed
             return
+        if self._clock() < self._paused_until:
+            return
         left = self._patience_s if order.left_s is None else min(self._patience_s, order.left_s / 2)
         ticket = None
         try:
@@ -201,9 +215,13 @@ class Disaggregated:
                 ticket = await self._prefill.prefill(order, held)
                 if ticket is not None and await self._decode.receive(order, ticket):
                     self.handed_over += 1
+                    self._next_pause_s = self._pause_s
         except Exception as problem:  # a worker that died, blocks that do not fit or did not come, a queue that is full
             kind = type(problem).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
+            if not isinstance(problem, RequestError):  # whose request it was, or a queue that is full now
+                self._paused_until = self._clock() + self._next_pause_s
+                self._next_pause_s = min(2 * self._next_pause_s, LONGEST_PAUSE_S)
             log.warning("request %s: %s computes its prompt itself, for there came no blocks from %s (%s: %s)",
                         order.request_id, self._decode.name, self._prefill.name, kind, problem)
         finally:

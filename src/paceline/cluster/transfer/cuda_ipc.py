@@ -16,7 +16,7 @@ class CudaIpcTransport:
     """Implements Transport. What is offered is a copy beside the cache, which torch keeps until the last process that
     has opened it lets go; nothing of it is checksummed, for nothing of it leaves the card."""
 
-    name = "cuda ipc"
+    name = "cuda-ipc"
     on_device = True
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -38,6 +38,7 @@ class CudaIpcTransport:
                       len(blocks.tokens), (pack_head(blocks), handles))
 
     async def fetch(self, ticket: Ticket) -> PrefixBlocks:
+        ticket.check(self.name)
         head, handles = ticket.more
         shapes, blank = unpack_head(head)
         here = torch.device("cuda", torch.cuda.current_device())

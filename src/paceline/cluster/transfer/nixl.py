@@ -53,6 +53,7 @@ class NixlTransport:
                       (pack_head(blocks), self._agent.get_agent_metadata(), described))
 
     async def fetch(self, ticket: Ticket) -> PrefixBlocks:
+        ticket.check(self.name)
         head, metadata, described = ticket.more
         shapes, blank = unpack_head(head)
         if sum(count * size for count, size in shapes) != ticket.size or ticket.size > LARGEST:

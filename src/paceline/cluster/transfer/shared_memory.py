@@ -75,7 +75,7 @@ class Writing:
 class SharedMemoryTransport:
     """Implements Transport."""
 
-    name = "shared memory"
+    name = "shared-memory"
     on_device = False
 
     def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
@@ -146,6 +146,7 @@ class SharedMemoryTransport:
         return Written(digest_of(parts), path, opened)
 
     def _read(self, ticket: Ticket) -> PrefixBlocks:
+        ticket.check(self.name)
         if not NAME.fullmatch(ticket.address):
             raise TransferError("The ticket names no file of blocks.")
         try:

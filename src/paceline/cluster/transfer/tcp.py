@@ -73,6 +73,7 @@ class TcpTransport:
         return Ticket(self.name, f"{self._advertised}:{self._port}", key, size, digest, len(blocks.tokens))
 
     async def fetch(self, ticket: Ticket) -> PrefixBlocks:
+        ticket.check(self.name)
         host, _, port = ticket.address.rpartition(":")
         try:
             async with asyncio.timeout(self._stall_s):

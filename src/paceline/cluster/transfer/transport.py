@@ -34,6 +34,12 @@ class Ticket:
     more: Any = None
     """What the transport needs besides."""
 
+    def check(self, transport: str) -> None:
+        """Raises TransferError where it is not this transport's."""
+        if self.transport != transport:
+            raise TransferError(f"The blocks are offered by {self.transport} and this worker fetches by {transport}: "
+                                "give prefill and decode workers the same transport.")
+
 
 class Transport(Protocol):
     """Of one process. Every failure is a TransferError, and costs nothing but the prompt's computing."""
