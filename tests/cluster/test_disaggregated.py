@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 from cluster.test_exchange import PROMPT
 from engine.tiny import VOCAB, tiny_engine, tiny_model
 from paceline import AsyncLLM, SamplingParams
-from paceline.cluster.disaggregated import Disaggregated, Prefill, Receiver
+from paceline.cluster.disaggregated import Decode, Disaggregated, Prefill
+from paceline.cluster.moving import MovingStream
+from paceline.cluster.order import Order
 from paceline.cluster.transfer.shared_memory import SharedMemoryTransport
 from paceline.cluster.transfer.tcp import TcpTransport
 from paceline.cluster.transfer.transport import Ticket
@@ -27,38 +29,11 @@ TOKEN = "the cluster's"
 PARAMS = SamplingParams(max_tokens=10, temperature=0.9, seed=11, n=2, ignore_eos=True)
 
 
-NOBODY = Tenant()
 
 
-@dataclass(frozen=True)
-class AnOrder:
-    request_id: str = "r"
-    text: tuple[int, ...] = tuple(PROMPT)
-    params: SamplingParams = PARAMS
-    adapter: str | None = None
-    tenant: Tenant = NOBODY
-    left_s: float | None = None
-
-
-class Decoding(Receiver):
-    """The least worker there can be."""
-
-    name = "decode"
-
-    async def stream(self, order: Any) -> AsyncIterator[Delta]:
-        listener = await self._llm.stream(list(order.text), order.params, speculation="ngram", tenant=order.tenant,
-                                          request_id=order.request_id)
-        try:
-            async for delta in listener:
-                yield delta
-        finally:
-            listener.close()
-
-    async def cancel(self, request_id: str) -> None:
-        pass
-
-    async def report(self) -> dict[str, Any]:
-        return self._llm.metrics()
+def order_of(name: str = "r", text: Sequence[int] = PROMPT, params: SamplingParams = PARAMS,
+             tenant: Tenant | None = None) -> Order:
+    return Order.of(name, text, params, speculation="ngram", tenant=tenant)
 
 
 @dataclass
@@ -67,20 +42,20 @@ class World:
     target: AsyncLLM
     sender: Any
     prefill: Prefill
-    decode: Decoding
+    decode: Decode
     pair: Disaggregated
 
-    async def tokens(self, order: AnOrder = AnOrder()) -> list[list[int]]:
+    async def tokens(self, order: Order | None = None) -> list[list[int]]:
         last: Delta | None = None
-        async for delta in self.pair.stream(order):
+        async for delta in self.pair.stream(order or order_of()):
             last = delta
         assert last is not None and last.output is not None
         self.cached = last.output.metrics.cached_tokens
         return [sample.token_ids for sample in last.output.outputs]
 
 
-def alone(order: AnOrder = AnOrder()) -> list[list[int]]:
-    engine = tiny_engine(MODEL)
+def alone(order: Order | None = None) -> list[list[int]]:
+    order, engine = order or order_of(), tiny_engine(MODEL)
     name = engine.add(list(order.text), order.params)
     while engine.has_work:
         engine.step()
@@ -96,7 +71,7 @@ def play(scene: Callable[[World], Awaitable[None]], folder: Path, kind: str = "s
         if isinstance(sender, TcpTransport):
             await sender.start()
         prefill = Prefill(source, sender, lease_s=20.0)
-        decode = Decoding(target, TcpTransport(TOKEN) if kind == "tcp" else SharedMemoryTransport(folder))
+        decode = Decode(target, TcpTransport(TOKEN) if kind == "tcp" else SharedMemoryTransport(folder))
         world = World(source, target, sender, prefill, decode, Disaggregated(prefill, decode, pause_s=0.0))
         try:
             await scene(world)
@@ -120,10 +95,10 @@ def test_texts_are_those_of_one_engine(kind: str, tmp_path: Path) -> None:
         assert await world.tokens() == alone()
         assert world.cached == 56 and world.pair.handed_over == 1 and not world.pair.failures
         assert world.source.engine.metrics.prompt_tokens == 61
-        longer = AnOrder("s", (*PROMPT, *(i % VOCAB for i in range(40))))  # a conversation goes on
+        longer = order_of("s", (*PROMPT, *(i % VOCAB for i in range(40))))  # a conversation goes on
         assert await world.tokens(longer) == alone(longer)
         assert world.cached == 96 and world.pair.handed_over == 2
-        again = AnOrder("t", longer.text)  # all of it is there
+        again = order_of("t", longer.text)  # all of it is there
         assert await world.tokens(again) == alone(again)
         assert world.pair.handed_over == 2 and world.source.engine.metrics.prompt_tokens == 61 + 101
 
@@ -131,11 +106,11 @@ def test_texts_are_those_of_one_engine(kind: str, tmp_path: Path) -> None:
 
 
 def test_many_at_once(tmp_path: Path) -> None:
-    orders = [AnOrder(str(i), tuple(PROMPT[:8 * (i % 3)]) + tuple((i * 7 + j * 5) % VOCAB for j in range(20 + i)))
+    orders = [order_of(str(i), tuple(PROMPT[:8 * (i % 3)]) + tuple((i * 7 + j * 5) % VOCAB for j in range(20 + i)))
               for i in range(8)]
 
     async def scene(world: World) -> None:
-        async def one(order: AnOrder) -> list[list[int]]:
+        async def one(order: Order) -> list[list[int]]:
             last: Any = None
             async for delta in world.pair.stream(order):
                 last = delta
@@ -150,10 +125,10 @@ def test_many_at_once(tmp_path: Path) -> None:
 
 def test_prompts_that_are_not_worth_it_stay(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        short = AnOrder(text=tuple(PROMPT[:8]))
-        scored = AnOrder(params=SamplingParams(max_tokens=3, prompt_logprobs=0, seed=1, ignore_eos=True))
+        short = order_of(text=tuple(PROMPT[:8]))
+        scored = order_of(params=SamplingParams(max_tokens=3, prompt_logprobs=0, seed=1, ignore_eos=True))
         world.pair._least = 60
-        for order in (short, scored, AnOrder(text=tuple(PROMPT[:60]))):
+        for order in (short, scored, order_of(text=tuple(PROMPT[:60]))):
             assert await world.tokens(order) == alone(order)
         assert world.source.engine.metrics.requests == 0
 
@@ -163,7 +138,7 @@ def test_prompts_that_are_not_worth_it_stay(tmp_path: Path) -> None:
 def test_tenants_get_their_own_blocks(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         for tenant in (Tenant("her"), Tenant("him")):
-            assert await world.tokens(AnOrder(tenant=tenant)) == alone()
+            assert await world.tokens(order_of(tenant=tenant)) == alone()
             assert world.cached == 56
         assert world.pair.handed_over == 2  # what she had is nothing of his
 
@@ -208,7 +183,7 @@ def test_blocks_that_are_damaged_cut_off_or_gone_are_computed(tmp_path: Path,
     async def scene(world: World) -> None:
         for number, does in enumerate((corrupt(tmp_path), truncate(tmp_path), world.sender.withdraw)):
             world.pair._prefill = Broken(world, does)
-            order = AnOrder(str(number), tuple(PROMPT[number:]))
+            order = order_of(str(number), tuple(PROMPT[number:]))
             with caplog.at_level(logging.WARNING):
                 assert await world.tokens(order) == alone(order)
             assert world.cached == 0 and "computes its prompt itself" in caplog.text
@@ -240,12 +215,12 @@ def test_a_prefill_worker_that_dies_refuses_or_hangs_costs_no_request(tmp_path: 
                 gone()
 
         world.pair._prefill = Dead(world, gone)
-        assert await world.tokens(AnOrder("a")) == alone()
+        assert await world.tokens(order_of("a")) == alone()
         world.sender.close()  # what was offered before the call broke ends with its lease, or with its worker
         world.pair._patience_s = 0.2
         world.prefill.prefill = hangs  # type: ignore[assignment, method-assign]
         world.pair._prefill = world.prefill
-        order = AnOrder("b", tuple(PROMPT[1:]))
+        order = order_of("b", tuple(PROMPT[1:]))
         assert await world.tokens(order) == alone(order)
         assert world.pair.failures == {"EngineError": 1, "TimeoutError": 1}
 
@@ -264,13 +239,13 @@ def test_after_a_failure_nobody_waits_for_the_same_for_a_while(tmp_path: Path) -
         tried = []
         for number, at in enumerate((0.0, 0.5, 1.1, 2.9, 3.2, 5.0, 7.3, 7.4)):
             now[0], fails[0] = at, at < 7.0
-            order = AnOrder(str(number), tuple(PROMPT[number:]))
+            order = order_of(str(number), tuple(PROMPT[number:]))
             before = sum(world.pair.failures.values()) + world.pair.handed_over
             assert await world.tokens(order) == alone(order)
             tried.append(sum(world.pair.failures.values()) + world.pair.handed_over > before)
         assert tried == [True, False, True, False, True, False, True, True]
         with pytest.raises(RequestError):  # which is nobody else's business
-            await world.tokens(AnOrder(text=(*PROMPT, VOCAB)))
+            await world.tokens(order_of(text=(*PROMPT, VOCAB)))
         assert world.pair._paused_until < now[0]
 
     play(scene, tmp_path)
@@ -279,7 +254,7 @@ def test_after_a_failure_nobody_waits_for_the_same_for_a_while(tmp_path: Path) -
 def test_the_requests_own_errors_are_the_decode_workers(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         with pytest.raises(RequestError, match="out of range"):
-            await world.tokens(AnOrder(text=(*PROMPT, VOCAB)))
+            await world.tokens(order_of(text=(*PROMPT, VOCAB)))
 
     play(scene, tmp_path)
 
@@ -313,7 +288,7 @@ def test_a_request_that_ends_while_its_blocks_are_under_way_leaves_nothing(how: 
 
 def test_a_request_that_ends_while_its_prompt_is_computed_ends_there_too(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        asking = asyncio.ensure_future(world.tokens(AnOrder(text=tuple(i % VOCAB for i in range(400)))))
+        asking = asyncio.ensure_future(world.tokens(order_of(text=tuple(i % VOCAB for i in range(400)))))
         while not world.source.live:
             await asyncio.sleep(0)
         asking.cancel()
@@ -321,5 +296,34 @@ def test_a_request_that_ends_while_its_prompt_is_computed_ends_there_too(tmp_pat
             await asking
         while world.source.live:
             await asyncio.sleep(0.01)
+
+    play(scene, tmp_path)
+
+
+def test_a_stream_whose_decode_worker_leaves_goes_on_with_another_one_and_new_blocks(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        third = AsyncLLM(engine=tiny_engine(MODEL))
+        pairs = {"decode": world.pair, "third": Disaggregated(
+            world.prefill, Decode(third, SharedMemoryTransport(tmp_path), "third"))}
+        chosen: list[str] = []
+
+        async def choose(order: Order, lost: Any) -> Any:
+            chosen.append("third" if chosen else "decode")
+            return pairs[chosen[-1]]
+
+        order = order_of(params=replace(PARAMS, max_tokens=30))
+        stream = MovingStream(order, choose)
+        told: dict[int, list[int]] = {0: [], 1: []}
+        async for delta in stream:
+            for sample in delta.samples:
+                told[sample.index] += sample.token_ids
+            if len(told[0]) > 12 and len(chosen) == 1:
+                world.decode.leave()
+        assert [told[0], told[1]] == alone(order) and chosen == ["decode", "third"]
+        assert pairs["third"].handed_over == 1
+        while pairs["third"]._releases:
+            await asyncio.sleep(0.01)
+        third.close()
+        third.engine.cache.check([])
 
     play(scene, tmp_path)

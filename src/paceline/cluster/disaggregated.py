@@ -7,17 +7,19 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 from paceline.async_llm import AsyncLLM
+from paceline.cluster.order import Order
 from paceline.cluster.transfer.prefix import export_prefix, import_prefix
 from paceline.cluster.transfer.transport import LEASE_S, Ticket, Transport
+from paceline.cluster.worker import LocalWorker, Worker
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta
 from paceline.errors import RequestError
-from paceline.request import SamplingParams, Tenant, cache_scope
+from paceline.request import SamplingParams, cache_scope
 
 log = logging.getLogger("paceline.cluster")
 
@@ -28,60 +30,27 @@ PATIENCE_S = 60.0
 """How long a prompt may take to be computed elsewhere and handed over, before it is computed where it is decoded."""
 
 
-class PromptOrder(Protocol):
-    """What of an order (cluster.order.Order) decides its prompt's blocks, and who may have them."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def text(self) -> tuple[int, ...]:
-        """The prompt, and what has been said of an answer that moves."""
-
-    @property
-    def params(self) -> SamplingParams: ...
-
-    @property
-    def adapter(self) -> str | None: ...
-
-    @property
-    def tenant(self) -> Tenant: ...
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until its deadline."""
-
-
 class PrefillWorker(Protocol):
     """Computes prompts for others. Prefill in this process, or a stand-in for one elsewhere."""
 
     @property
     def name(self) -> str: ...
 
-    async def prefill(self, order: PromptOrder, first: int = 0) -> Ticket | None:
+    async def prefill(self, order: Order, first: int = 0) -> Ticket | None:
         """Compute an order's prompt; for its blocks from `first` on, a ticket. None: it has none to give."""
 
     async def release(self, ticket: Ticket) -> None:
         """The blocks are not needed any more."""
 
 
-class DecodeWorker(Protocol):
-    """Carries out orders (cluster.worker.Worker), and takes over what others have computed of their prompts."""
+class DecodeWorker(Worker, Protocol):
+    """Carries out orders, and takes over what others have computed of their prompts."""
 
-    @property
-    def name(self) -> str: ...
-
-    async def held(self, order: PromptOrder) -> tuple[int, int]:
+    async def held(self, order: Order) -> tuple[int, int]:
         """Blocks of an order's text that are here already, and tokens of a block."""
 
-    async def receive(self, order: PromptOrder, ticket: Ticket) -> int:
+    async def receive(self, order: Order, ticket: Ticket) -> int:
         """Take blocks in; how many pieces were new. Raises TransferError."""
-
-    def stream(self, order: Any) -> AsyncIterator[Delta]: ...
-
-    async def cancel(self, request_id: str) -> None: ...
-
-    async def report(self) -> dict[str, Any]: ...
 
 
 class Prefill:
@@ -93,7 +62,7 @@ class Prefill:
         self._lease_s = lease_s
         self.name = name
 
-    async def prefill(self, order: PromptOrder, first: int = 0) -> Ticket | None:
+    async def prefill(self, order: Order, first: int = 0) -> Ticket | None:
         tokens, asked = list(order.text), order.params
         # One token is the least that can be asked for. Nobody reads it, and nothing that chooses it touches a block.
         params = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=asked.cache_salt, priority=asked.priority,
@@ -109,24 +78,24 @@ class Prefill:
         self._transport.withdraw(ticket)
 
 
-class Receiver:
-    """What an engine of this process needs to be a DecodeWorker, beside being a worker."""
+class Decode(LocalWorker):
+    """An engine of this process as a DecodeWorker."""
 
-    def __init__(self, llm: AsyncLLM, transport: Transport) -> None:
-        self._llm = llm
+    def __init__(self, llm: AsyncLLM, transport: Transport, name: str = "decode") -> None:
+        super().__init__(llm, name)
         self._transport = transport
 
-    async def held(self, order: PromptOrder) -> tuple[int, int]:
+    async def held(self, order: Order) -> tuple[int, int]:
         scope = await scope_of(self._llm, order)
         count = await self._llm.ask(lambda engine: engine.exchange.held(order.text, scope))
         return count, self._llm.engine.config.block_size
 
-    async def receive(self, order: PromptOrder, ticket: Ticket) -> int:
+    async def receive(self, order: Order, ticket: Ticket) -> int:
         blocks = await self._transport.fetch(ticket)
         return await import_prefix(self._llm, blocks, order.text, await scope_of(self._llm, order))
 
 
-async def scope_of(llm: AsyncLLM, order: PromptOrder) -> str:
+async def scope_of(llm: AsyncLLM, order: Order) -> str:
     """By which an engine keeps an order's blocks. Raises a RequestError where it has no such adapter."""
 
     def scope(engine: Engine) -> str:
@@ -165,16 +134,11 @@ class Disaggregated:
     def name(self) -> str:
         return f"{self._prefill.name}+{self._decode.name}"
 
-    async def stream(self, order: Any) -> AsyncGenerator[Delta, None]:
+    async def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
         await self._unless_cancelled(order)
-        stream = self._decode.stream(order)
-        try:
+        async with aclosing(self._decode.stream(order)) as stream:
             async for delta in stream:
                 yield delta
-        finally:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
 
     async def cancel(self, request_id: str) -> None:
         handing = self._handing.get(request_id)
@@ -186,7 +150,7 @@ class Disaggregated:
     async def report(self) -> dict[str, Any]:
         return await self._decode.report()
 
-    async def _unless_cancelled(self, order: PromptOrder) -> None:
+    async def _unless_cancelled(self, order: Order) -> None:
         """Hand over what there is; who cancels the request meanwhile need not wait for it."""
         handing = self._handing[order.request_id] = asyncio.ensure_future(self._hand_over(order))
         try:
@@ -200,7 +164,7 @@ class Disaggregated:
             if self._handing.get(order.request_id) is handing:
                 del self._handing[order.request_id]
 
-    async def _hand_over(self, order: PromptOrder) -> None:
+    async def _hand_over(self, order: Order) -> None:
         if order.params.prompt_logprobs is not None:  # every token of it has to be computed
             return
         if self._clock() < self._paused_until:
