@@ -301,12 +301,12 @@ class Tenant:
     """With all others that do: one pool, in which nobody is told where its texts part from others'."""
 
 
-def cache_scope(tenant: Tenant, salt: str, adapter: str | None = None) -> str:
-    """What keeps blocks and texts apart from those of others: whose they are, and the revision of the adapter that they
-    were computed with. (Without one a scope begins with a number: it cannot be taken for an adapter's.)"""
+def scope_of(tenant: Tenant, salt: str, adapter: str | None = None) -> str:
+    """See Request.scope. `adapter`: the revision of the one that blocks are computed with. (Without one a scope begins
+    with a number, or is empty: it cannot be taken for an adapter's.)"""
     owner = "" if tenant.shares_cache else tenant.name
-    own = f"{len(owner)} {owner} {salt}" if owner or salt else ""
-    return own if adapter is None else f"adapter {adapter} {own}"
+    scope = f"{len(owner)} {owner} {salt}" if owner or salt else ""
+    return scope if adapter is None else f"adapter {adapter} {scope}"
 
 
 def adapter_of(scope: str) -> str | None:
@@ -344,7 +344,7 @@ class Request:
     def scope(self) -> str:
         """What requests have in common that may be served from each other's texts: their tenant, unless it shares, and
         their salt. Neither can be chosen so that it looks like the other."""
-        return cache_scope(self.tenant, self.params.cache_salt)
+        return scope_of(self.tenant, self.params.cache_salt)
 
 
 @dataclass(slots=True)

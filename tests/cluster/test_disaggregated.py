@@ -29,8 +29,6 @@ TOKEN = "the cluster's"
 PARAMS = SamplingParams(max_tokens=10, temperature=0.9, seed=11, n=2, ignore_eos=True)
 
 
-
-
 def order_of(name: str = "r", text: Sequence[int] = PROMPT, params: SamplingParams = PARAMS,
              tenant: Tenant | None = None) -> Order:
     return Order.of(name, text, params, speculation="ngram", tenant=tenant)

@@ -17,7 +17,7 @@ from paceline.engine.exchange import PrefixBlocks, joined
 from paceline.errors import TransferError
 from paceline.kernels import cpu
 from paceline.models.native import NativeDecoder
-from paceline.request import Tenant, cache_scope
+from paceline.request import Tenant, scope_of
 from speculation.model_drafting import drafting_llm, shape
 
 PROMPT = [(i * 17 + 5) % VOCAB for i in range(61)]
@@ -216,12 +216,12 @@ def test_many_prompts_by_random_turns_leave_the_books_in_order() -> None:
 def test_blocks_of_a_scope_are_found_in_it_alone(tenant: Tenant, salt: str) -> None:
     model = tiny_model()
     source, target = tiny_engine(model), tiny_engine(model)
-    scope = cache_scope(tenant, salt)
+    scope = scope_of(tenant, salt)
     prefill(source, PROMPT, tenant, cache_salt=salt)
     assert not any(exported(source, PROMPT).pieces)  # nobody's
-    assert not any(exported(source, PROMPT, cache_scope(Tenant("him"), salt)).pieces)
+    assert not any(exported(source, PROMPT, scope_of(Tenant("him"), salt)).pieces)
     blocks = exported(source, PROMPT, scope)
-    for wrong in ("", cache_scope(Tenant("him"), salt), cache_scope(tenant, salt + "x")):
+    for wrong in ("", scope_of(Tenant("him"), salt), scope_of(tenant, salt + "x")):
         with pytest.raises(TransferError, match="another text"):
             target.exchange.import_prefix(blocks, PROMPT, wrong)
     assert hand_over(source, target, PROMPT, scope) == 7

@@ -19,7 +19,7 @@ from paceline.cluster.worker import LocalWorker, Worker
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta
 from paceline.errors import RequestError
-from paceline.request import SamplingParams, cache_scope
+from paceline.request import SamplingParams, scope_of
 
 log = logging.getLogger("paceline.cluster")
 
@@ -70,7 +70,7 @@ class Prefill:
         name = f"{order.request_id}#prefill{secrets.token_hex(4)}"  # it may come again before an earlier one has ended
         await self._llm.complete(tokens, params, speculation=None, request_id=name, adapter=order.adapter,
                                  tenant=order.tenant)
-        scope = await scope_of(self._llm, order)
+        scope = await scope_in(self._llm, order)
         blocks = await export_prefix(self._llm, tokens, scope, first, on_device=self._transport.on_device)
         return None if blocks is None else await self._transport.offer(blocks, self._lease_s)
 
@@ -86,21 +86,21 @@ class Decode(LocalWorker):
         self._transport = transport
 
     async def held(self, order: Order) -> tuple[int, int]:
-        scope = await scope_of(self._llm, order)
+        scope = await scope_in(self._llm, order)
         count = await self._llm.ask(lambda engine: engine.exchange.held(order.text, scope))
         return count, self._llm.engine.config.block_size
 
     async def receive(self, order: Order, ticket: Ticket) -> int:
         blocks = await self._transport.fetch(ticket)
-        return await import_prefix(self._llm, blocks, order.text, await scope_of(self._llm, order))
+        return await import_prefix(self._llm, blocks, order.text, await scope_in(self._llm, order))
 
 
-async def scope_of(llm: AsyncLLM, order: Order) -> str:
+async def scope_in(llm: AsyncLLM, order: Order) -> str:
     """By which an engine keeps an order's blocks. Raises a RequestError where it has no such adapter."""
 
     def scope(engine: Engine) -> str:
         adapter = engine.adapters.get(order.adapter)
-        return cache_scope(order.tenant, order.params.cache_salt, None if adapter is None else adapter.revision)
+        return scope_of(order.tenant, order.params.cache_salt, None if adapter is None else adapter.revision)
 
     return await llm.ask(scope)
 
