@@ -237,7 +237,7 @@ def test_after_a_failure_nobody_waits_for_the_same_for_a_while(tmp_path: Path) -
         tried = []
         for number, at in enumerate((0.0, 0.5, 1.1, 2.9, 3.2, 5.0, 7.3, 7.4)):
             now[0], fails[0] = at, at < 7.0
-            order = order_of(str(number), tuple(PROMPT[number:]))
+            order = order_of(str(number), PROMPT[number:], replace(PARAMS, max_tokens=2, n=1))
             before = sum(world.pair.failures.values()) + world.pair.handed_over
             assert await world.tokens(order) == alone(order)
             tried.append(sum(world.pair.failures.values()) + world.pair.handed_over > before)

@@ -134,11 +134,11 @@ class Beside:
 @pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.full) for batch in range(1, 12))])
 def test_every_output_is_the_oracles_whatever_is_handed_over(batch: int) -> None:
     handed = hits = looks = 0
-    for number in range(10):
+    for number in range(4):
         seed = 1000 * batch + number
         other, world = (random_world(random.Random(seed)) for _ in range(2))
         live(other, random.Random(seed))
         beside = Beside(world, other, random.Random(seed + 1))
         live(world, random.Random(seed))
         handed, hits, looks = handed + beside.handed, hits + world.cache.hits, looks + beside.looks
-    assert handed > 50 and hits and looks > 500, "these worlds were too quiet to prove it"
+    assert handed > 20 and hits and looks > 200, "these worlds were too quiet to prove it"
