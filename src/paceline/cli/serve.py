@@ -29,8 +29,10 @@ def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
     return (*(given or ()), *(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()))
 
 
-def _events(address: str | None, replay: str | None) -> Any:
+def _events(address: str | None, replay: str | None, caching: bool) -> Any:
     """Who publishes them; None: nobody."""
+    if address is not None and not caching:
+        raise ConfigError("--kv-events tells what the prefix cache holds: leave --no-prefix-caching out.")
     if address is None:
         if replay is not None:
             raise ConfigError("--kv-events-replay needs --kv-events: say where they are published.")
@@ -169,7 +171,7 @@ def serve(
     wish = options.speculation(speculation)
     adapters = options.adapters(lora)
     listening = server.listen(settings)
-    events = _events(kv_events, kv_events_replay)
+    events = _events(kv_events, kv_events_replay, prefix_caching)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
                              "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
