@@ -362,3 +362,24 @@ def test_what_goes_is_read_after_accepted_drafts_have_moved() -> None:
         assert record.metrics.cached_tokens >= 24
         assert text(record) == want[len(so_far) - 30:][:4] or len(so_far) > 66
     assert waited > 2
+
+
+@NATIVE
+def test_what_heads_have_yet_to_take_up_is_handed_over_too() -> None:
+    """Rows of plain steps wait for a head of native kernels; whoever reads blocks has them taken up first."""
+    def engine() -> Engine:
+        model = NativeDecoder(shape("llama"), RandomWeights(), 512, threads=1, kv_dtype=torch.int8)
+        return tiny_engine(model, trained={"own": KeepingHead(shape_of("dspark", model))}, kv_dtype="int8",
+                           kernels="native")
+
+    source, target, alone = engine(), engine(), engine()
+    told = PROMPT + text(ask(source, PROMPT, max_tokens=8))
+    assert source.heads._waiting is not None and source.heads._waiting._count
+    assert hand_over(source, target, told) == 8
+    prefill(alone, told)
+    kept = []
+    for one in (target, alone):
+        one.heads.settle()
+        blocks = [node.blocks[0] for node in one.cache.prefix.match(told, "", 8)]
+        kept.append(one.storage.extra["own.sums"].view(-1, 8, 64)[blocks])
+    assert kept[0].any(dim=2).all() and torch.equal(*kept)
