@@ -27,6 +27,7 @@ from paceline.engine.decide.decider import Decider
 from paceline.engine.decide.recording import RecordedDrafts
 from paceline.engine.drafting.drafting import Drafting
 from paceline.engine.drafting.models import EngineDraftModels, LoadedModel, ModelSource
+from paceline.engine.exchange import PrefixExchange
 from paceline.engine.execute.graph_executor import GraphExecutor
 from paceline.engine.execute.graphs.step_graphs import step_graphs
 from paceline.engine.execute.host_executor import HostExecutor
@@ -153,8 +154,8 @@ class Engine:
         self._bookkeeping = Bookkeeping(self.metrics, self.observers, self._drafting, self.structures,
                                         lambda: self.clock())
         self._records: dict[str, Record] = {}
-        self._over: list[Record] = []
-        """Requests that came with all that they had to say, until the next step tells of them."""
+        self._touched: Touched = {}
+        """Records that got something new between two passes, until the next one tells of them."""
         self._ids = itertools.count()
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
@@ -282,7 +283,7 @@ class Engine:
             self.metrics.requests += 1
             self.observers.admitted(record)
         if not living:
-            self._over.append(record)
+            self._touched[request_id] = record
             self._bookkeeping.over(record)
         return request_id
 
@@ -345,14 +346,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or bool(self._over)
+        return self.scheduler.has_work() or bool(self._touched)
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
         self.process.check()
         started = self.clock()
-        touched: Touched = {record.request.id: record for record in self._over}
-        self._over.clear()
+        touched, self._touched = self._touched, {}
         for seq in self.scheduler.expire(started):
             self._bookkeeping.close(seq, "timeout")
             touched[seq.record.request.id] = seq.record
@@ -429,6 +429,12 @@ class Engine:
         return Trace(self.setup, list(request.prompt), request.params, request.seed,
                      speculation=None if wish is None else wish.as_dict(),
                      adapter=None if request.adapter is None else request.adapter.identity)
+
+    @cached_property
+    def exchange(self) -> PrefixExchange:
+        """Blocks of the prefix cache for other engines, and from them."""
+        return PrefixExchange(self.cache, self.storage, self.setup, lambda: self.heads.lost,
+                              lambda copies: self.loop.catch_up(self.storage, self._touched, copies))
 
     @cached_property
     def setup(self) -> Setup:
