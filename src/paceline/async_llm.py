@@ -178,7 +178,8 @@ class AsyncLLM:
     @property
     def alive(self) -> bool:
         """Whether the engine's thread can still serve."""
-        return not self._closing and self.engine.process.here and self._thread.is_alive()
+        return (not self._closing and self.engine.process.here and self._thread.is_alive()
+                and self.engine.model.lost is None)
 
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it

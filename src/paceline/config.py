@@ -103,6 +103,11 @@ class EngineOptions:
     (docs/drift.md); 0: none. The server: 0.01."""
     watch_action: str = "off"
     """What an alarm of that watch does: "off" switches the drafter's method off, "report" only tells of it."""
+    tensor_parallel_size: int = 1
+    """Processes (ranks) that hold the model together, each with a share of every layer and of the cache: a card each,
+    or on a CPU its own threads (docs/cluster.md#tensor-parallel)."""
+    tensor_parallel_address: str | None = None
+    """HOST:PORT at which ranks from other hosts are waited for; None: all are started on this one."""
 
     @classmethod
     def of(cls, **raw: Any) -> EngineOptions:
@@ -221,6 +226,7 @@ def check(options: EngineOptions) -> None:
     if options.watch_action not in WATCH_ACTIONS:
         raise ConfigError(f"watch_action must be one of {', '.join(WATCH_ACTIONS)}, got {options.watch_action!r}.")
     check_host(options)
+    check_ranks(options)
     if options.quantization not in (None, "int8", "blocks"):
         raise NotYetError(f"quantization={options.quantization!r} is not in this version yet; use 'int8' (a scale a "
                           "row), 'blocks' (as a GGUF file stores them), or leave it out.")
@@ -237,6 +243,16 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"heads must be a list of folders, got {options.heads!r}.")
     if options.dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got {options.dtype!r}.")
+
+
+def check_ranks(options: EngineOptions) -> None:
+    """Refuse what a model that several ranks hold cannot do."""
+    size = options.tensor_parallel_size
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1024:
+        raise ConfigError(f"tensor_parallel_size must be a whole number from 1 to 1024, got {size!r}.")
+    if size == 1 and options.tensor_parallel_address is not None:
+        raise ConfigError("tensor_parallel_address is of no use with tensor_parallel_size=1: raise that, or leave this "
+                          "out.")
 
 
 def check_host(options: EngineOptions) -> None:

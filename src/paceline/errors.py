@@ -63,3 +63,7 @@ class GrammarError(RequestError):
 
 class NotYetError(PacelineError, NotImplementedError):
     """A planned feature that this version does not have. Never silently ignored."""
+
+
+class ParallelError(EngineError):
+    """A rank of a model that several hold together is gone, or did not start: the engine has to be made anew."""

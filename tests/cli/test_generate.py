@@ -64,11 +64,11 @@ def test_every_sampling_option_reaches_the_request(fake_llm):
 
 def test_engine_options_reach_the_engine(fake_llm):
     assert main(["generate", "x", "--deterministic", "--device", "cpu", "--dtype", "float32", "--max-model-len", "64",
-                 "--kv-dtype", "float16", "--quantization", "blocks",
+                 "--kv-dtype", "float16", "--quantization", "blocks", "--tensor-parallel-size", "2",
                  "--speculation", '{"method": "oracle", "tokens": [1]}']) == 0
     assert fake_llm.last.options == {
         "deterministic": True, "device": "cpu", "dtype": "float32", "max_model_len": 64, "kv_dtype": "float16",
-        "quantization": "blocks",
+        "quantization": "blocks", "tensor_parallel_size": 2,
         "speculation": {"method": "oracle", "tokens": [1]},
     }
 

@@ -138,7 +138,7 @@ def test_advice_on_caches_and_weights() -> None:
     assert "paceline quantize --to int4" in options(plan("llama-3.1-8b", "epyc-9654", drafters=()))
     assert "an AWQ or GPTQ checkpoint" in options(plan("llama-3.1-70b", "h100", drafters=()))
     assert "another device" in options(plan("llama-3.1-8b", "mi300x", drafters=()))
-    assert "one engine a card" in options(plan("llama-3.1-8b", "h100x2", drafters=()))
+    assert "tensor_parallel_size=2" in options(plan("llama-3.1-8b", "h100x2", drafters=()))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -48,7 +48,7 @@ class HostStorage:
         self._device = device
         self.block_bytes = [sum(plane.shape[1] for plane in own) for own in self._planes]
         self._memory = [_allocate(num_blocks, size) for size in self.block_bytes]
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self.pinned = device.type == "cuda" and all(_pin(memory, device) for memory in self._memory)
 
     @property
@@ -70,7 +70,7 @@ class HostStorage:
 
     def measure(self) -> CopyRates:
         """What copying takes now, both ways. Blocks are read and get back what they held."""
-        count = min(SAMPLE_BLOCKS, self._num_blocks - 1, *(own[0].shape[0] for own in self._planes))
+        count = min(SAMPLE_BLOCKS, self.num_blocks - 1, *(own[0].shape[0] for own in self._planes))
         blocks, copied = list(range(count)), count * sum(self.block_bytes)
         seconds = {Route.SWAP_OUT: math.inf, Route.SWAP_IN: math.inf}
         for _ in range(2):  # the first round touches the memory for the first time

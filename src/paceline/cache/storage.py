@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +24,14 @@ def bytes_per_token(groups: Sequence[CacheGroup], dtype: torch.dtype, extra: Seq
     scale = SCALE.itemsize if dtype in LARGEST else 0
     return (sum(group.bytes_per_token(dtype.itemsize, scale) for group in groups)
             + sum(plane.bytes_per_token for plane in extra))
+
+
+class Mirror(Protocol):
+    """Who has the same done to other shares of a cache."""
+
+    def apply(self, moves: Sequence[SlotMove], copies: Sequence[BlockCopy]) -> None: ...
+
+    def add_host(self, routes: Sequence[Route], host: HostStorage) -> None: ...
 
 
 class KVStorage:
@@ -56,6 +65,8 @@ class KVStorage:
         """Called before anything is moved or copied: who still has something to write to `extra` does it then."""
         self.hosts: dict[Route, HostStorage] = {}
         """What copies on these routes write to or read."""
+        self.mirror: Mirror | None = None
+        """Where others hold the rest of every token (tensor parallel): told of all that is done here."""
         for group, blocks in zip(self.groups, num_blocks, strict=True):
             self.planes.append([plane for layer in group.layers
                                 for plane in self._allocate(group, layer, blocks * block_size)])
@@ -108,6 +119,8 @@ class KVStorage:
         """Moves first, then copies in their order: a block may be shared right after a path was compacted into it."""
         if self.before_transfer is not None and (moves or copies):
             self.before_transfer()
+        if self.mirror is not None and (moves or copies):
+            self.mirror.apply(moves, copies)
         for index, planes in enumerate(self.planes):
             slots = [(move.source, move.target) for move in moves if move.group == index]
             self._transfer(planes, slots)
@@ -118,6 +131,12 @@ class KVStorage:
                                                     for i in range(size)])
             else:
                 self.hosts[route].copy(group, blocks, route)
+
+    def add_host(self, routes: Sequence[Route], host: HostStorage) -> None:
+        """Copies on these routes are possible from now on."""
+        if self.mirror is not None:
+            self.mirror.add_host(routes, host)
+        self.hosts |= dict.fromkeys(routes, host)
 
     def _transfer(self, planes: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if not pairs:

@@ -203,6 +203,7 @@ def chat(
     quantization: options.Quantization = None,
     deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     speculation: options.SpeculationText = None,
     head: options.Head = None,
 ) -> None:
@@ -220,6 +221,7 @@ def chat(
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
         max_model_len=max_model_len, speculation=options.speculation(speculation), heads=options.heads(head),
+        tensor_parallel_size=tensor_parallel_size,
     )
     conversation = Conversation(llm, params, out, system)
     if interactive:

@@ -52,6 +52,7 @@ def generate(
     quantization: options.Quantization = None,
     deterministic: options.Deterministic = None,
     max_model_len: options.MaxModelLen = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     speculation: options.SpeculationText = None,
     head: options.Head = None,
 ) -> None:
@@ -75,6 +76,7 @@ def generate(
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
         max_model_len=max_model_len, speculation=wish, heads=options.heads(head),
+        tensor_parallel_size=tensor_parallel_size,
     )
     jobs: list[Any] = [_messages(text, system) for text in texts] if chat else texts
     if len(jobs) == 1 and n == 1 and not as_json and logprobs is None and sys.stdout.isatty():

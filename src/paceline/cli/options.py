@@ -48,6 +48,10 @@ Head = Annotated[
                               "those that come with Paceline for this model (on a card only where --speculation "
                               "is one of their methods); none: no heads.", "--head")
 ]
+TensorParallelSize = Annotated[
+    int, _engine("Processes that hold the model together, a card each or a part of the cores.",
+                 "--tensor-parallel-size")
+]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
     str | None, _engine('A method such as auto, ngram, suffix, skip or exit; none; or JSON such as '

@@ -113,6 +113,9 @@ def serve(
     deterministic: options.Deterministic = None,
     kernels: options.KernelChoice = "auto",
     max_model_len: options.MaxModelLen = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
+    tensor_parallel_address: Annotated[str | None, options._engine(
+        "HOST:PORT at which those of other hosts are waited for (docs/cluster.md).")] = None,
     max_num_seqs: Annotated[int | None, options._engine("Most sequences that run at once.")] = None,
     max_batch_tokens: Annotated[int | None, options._engine("Most tokens of one step.")] = None,
     max_step_ms: Annotated[float, options._engine("About so long a step may take while somebody decodes: prompts are "
@@ -175,7 +178,9 @@ def serve(
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
                              "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
-                             "gpu_memory_utilization": gpu_memory_utilization}
+                             "gpu_memory_utilization": gpu_memory_utilization,
+                             "tensor_parallel_size": tensor_parallel_size,
+                             "tensor_parallel_address": tensor_parallel_address}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
     with loading_bars() as progress:
         llm = AsyncLLM(model, progress=progress, warm_up=True, device=device, dtype=dtype, kv_dtype=kv_dtype,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from paceline.engine.parallel.leader import Leader
 from paceline.errors import ConfigError, RequestError
 from paceline.kernels.low_rank import AdapterSlots
 from paceline.models.adapters import Adapter, bind
@@ -25,6 +26,8 @@ class Adapters:
         self._model = model
         self._in_use = in_use
         self._loaded: dict[str, Adapter] = {}
+        self._mirror = model if isinstance(model, Leader) else None
+        """Other ranks, who keep their parts of each adapter in the same slots."""
         self._retired: list[Adapter] = []
         """Without a name, in the slots they had: requests that were admitted with them may still run."""
 
@@ -49,10 +52,13 @@ class Adapters:
         self._free_slots()
         try:
             additions = bind(name, adapter, self._model.linears())
-            self._loaded[name] = Adapter(name, adapter.revision, self.slots.load(additions))
+            slot = self.slots.load(additions)
         except torch.OutOfMemoryError as problem:
             raise ConfigError(f"There is no memory left for the adapter {name!r}: unload another, or give the cache "
                               "fewer kv_blocks.") from problem
+        if self._mirror is not None:
+            self._mirror.load_adapter(name, adapter)
+        self._loaded[name] = Adapter(name, adapter.revision, slot)
         log.info("adapter %r: additions to %d weights", name, len(additions))
 
     def unload(self, name: str) -> None:
@@ -66,6 +72,8 @@ class Adapters:
         for adapter in [adapter for adapter in self._retired if adapter not in used]:
             self._retired.remove(adapter)
             self.slots.free(adapter.slot)
+            if self._mirror is not None:
+                self._mirror.free_adapter(adapter.slot)
 
     def _known(self) -> str:
         return ", ".join(repr(own) for own in self._loaded) or "none"

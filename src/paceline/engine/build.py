@@ -20,8 +20,11 @@ from paceline.engine.card import Card, check_card, check_weights, inspect_card, 
 from paceline.engine.core import Engine
 from paceline.engine.drafting.models import LoadedModel
 from paceline.engine.execute.target_heads import head_planes
+from paceline.engine.parallel.calls import Share
+from paceline.engine.parallel.leader import Leader
+from paceline.engine.parallel.processes import ProcessFollowers, check_threads
 from paceline.engine.trained_heads import comes_along, head_folder, load_heads, packaged_for
-from paceline.errors import ConfigError, ModelFormatError
+from paceline.errors import ConfigError, ModelFormatError, RequestError
 from paceline.kernels import select
 from paceline.kernels.cpu import HOW_TO_BUILD, DraftKernels, NativeKernels
 from paceline.kernels.cpu import load as native_library
@@ -40,6 +43,7 @@ from paceline.models.load.weights import Weights, check_vocabulary
 from paceline.models.native import NativeDecoder, unsupported
 from paceline.models.packing import BLOCKS, PackingWeights, bits_in_blocks
 from paceline.models.registry import build, read_config
+from paceline.models.shard import WHOLE, Shard, check_shares
 from paceline.models.tokenizer import Tokenizer, named_ids
 from paceline.speculation.spec import heads_named
 from paceline.speculation.spec import parse as parse_speculation
@@ -60,6 +64,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
     wish = parse_speculation(options.speculation)
     named = {name: head_folder(name, packaged)
              for name in dict.fromkeys([*(options.heads or ()), *heads_named(wish)])}
+    ranks = options.tensor_parallel_size
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     card = inspect_card(device) if device.type == "cuda" else None
@@ -71,12 +76,13 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         if tokenizer is not None:
             check_vocabulary(checkpoint, tokenizer.vocab_size, tokenizer.added_at_end)
-        model = load_model(options, checkpoint, device, dtype, card)
+        model = load_model(options, checkpoint, device, dtype, card) if ranks == 1 else shared_model(
+            options, checkpoint, path, device, dtype, card)
         revision = checkpoint.revision
         chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     heads = load_heads(named, model, tokenizer, options)
-    if options.heads is None and not named and comes_along(device, wish):
+    if options.heads is None and not named and ranks == 1 and comes_along(device, wish):
         heads = packaged_for(model, tokenizer, options, packaged, device, cache_dtype(model, options, dtype),
                              head_kernels(model, kernels_for(model, options, device), options))
     engine = engine_for(model, tokenizer, options, device=device, dtype=dtype, revision=revision, eos_ids=eos,
@@ -89,23 +95,56 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
 
 
 def load_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
-               card: Card | None) -> CausalLM:
-    """The engine's own model. What does not fit a card is refused before it is read, or where it ends."""
+               card: Card | None, shard: Shard = WHOLE) -> CausalLM:
+    """The engine's own model, or a rank's share of it. What does not fit a card is refused before it is read, or where
+    it ends."""
     if card is None:
-        return build_model(options, checkpoint, device, dtype, options.max_model_len)
-    parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+        return build_model(options, checkpoint, device, dtype, options.max_model_len, shard)
+    parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()) // shard.size
     check_weights(card, parameters, dtype)
     try:
-        return build_model(options, checkpoint, device, dtype, options.max_model_len)
+        return build_model(options, checkpoint, device, dtype, options.max_model_len, shard)
     except torch.OutOfMemoryError as problem:
         raise ConfigError(no_room(inspect_card(device), parameters, dtype)) from problem
 
 
+def shared_model(options: EngineOptions, checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch.dtype,
+                 card: Card | None) -> Leader:
+    """Rank 0's share of a model that several hold, and the others, who load theirs meanwhile."""
+    check_shares(read_config(checkpoint.config), options.tensor_parallel_size)
+    check_threads(options.tensor_parallel_size, device)
+    followers = ProcessFollowers(options, path, device, dtype)
+    try:
+        shard = Shard(followers.ranks, sums_are_exact(options, checkpoint, device))
+        model = load_model(options, checkpoint, device, dtype, card, shard)
+        followers.wait()
+    except BaseException:
+        followers.close()
+        raise
+    return Leader(model, followers)
+
+
+def follower_share(options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype,
+                   shard: Callable[[bool], Shard]) -> Share:
+    """What another rank loads. `shard`: which it is, told whether its results are to be those of one rank alone."""
+    card = inspect_card(device) if device.type == "cuda" else None
+    with open_checkpoint(path) as checkpoint:
+        model = load_model(options, checkpoint, device, dtype, card,
+                           shard(sums_are_exact(options, checkpoint, device)))
+    return Share(model, kernels_for(model, options, device), device)
+
+
+def sums_are_exact(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> bool:
+    """Whether ranks are to compute the very sums that one computes by itself (Shard.exact)."""
+    return wants_native(options, checkpoint, device) or select(options.deterministic, device,
+                                                               options.kernels).deterministic
+
+
 def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
-                length: int | None) -> CausalLM:
-    """The checkpoint's model for positions below `length` (None: its context)."""
+                length: int | None, shard: Shard = WHOLE) -> CausalLM:
+    """The checkpoint's model for positions below `length` (None: its context), or a rank's share of it."""
     shape = read_config(checkpoint.config)
-    weights = Weights(checkpoint, dtype, device)
+    weights = Weights(checkpoint, dtype, device, shard)
     length = length or shape.context
     if length > shape.max_position_embeddings:
         log.warning("max_model_len=%d is beyond the %d tokens this model was made for: expect worse text there",
@@ -131,7 +170,7 @@ def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.de
         log.warning("this CPU has neither dotprod (Arm) nor AVX2 with FMA and F16C (x86-64): the native kernels "
                     "run in portable C++, several times slower")
     unused = weights.unused()
-    if unused:
+    if unused and shard.size == 1:  # others take some of the experts
         log.warning("%d tensors of %s are not used, among them %s", len(unused), checkpoint.path, unused[0])
     return model
 
@@ -140,6 +179,8 @@ def why_not_whole(options: EngineOptions, checkpoint: Checkpoint, shape: ModelCo
     """What keeps a forward from running whole in native code; None: nothing."""
     if options.adapters is not None:
         return "adapters need it"
+    if options.tensor_parallel_size > 1:
+        return "several ranks hold it"
     return "it keeps outlier columns in floats" if checkpoint.has_outliers else unsupported(shape)
 
 
@@ -155,7 +196,7 @@ class ModelFiles:
         self.threads = native_threads(options)
 
     def load(self, name: str, max_model_len: int) -> LoadedModel:
-        options = replace(self._options, adapters=None)
+        options = replace(self._options, adapters=None, tensor_parallel_size=1, tensor_parallel_address=None)
         if options.kernels == "native":  # asked for the target; this one is run by what suits it
             options = replace(options, kernels="auto")
         with open_checkpoint(resolve(name)) as checkpoint:
@@ -176,6 +217,9 @@ class ModelFiles:
 
     @contextmanager
     def weights(self) -> Iterator[Weights]:
+        if self._options.tensor_parallel_size > 1:
+            raise RequestError("speculation method 'precision' is not there for a model that several ranks hold "
+                               "(tensor_parallel_size): use another method.", "speculation")
         with open_checkpoint(self._path) as checkpoint:
             yield Weights(checkpoint, self._dtype, self._device)
 
@@ -195,6 +239,8 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype, extra),
                   free_memory=_free_memory(device), total_memory=_total_memory(device), cores=os.cpu_count() or 1,
                   host_memory=configs.available_memory())
+    if isinstance(model, Leader) and device.type == "cpu":  # as much again for each of the other ranks
+        facts = replace(facts, free_memory=facts.free_memory // model.size, host_memory=facts.host_memory // model.size)
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)

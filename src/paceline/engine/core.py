@@ -36,6 +36,7 @@ from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
+from paceline.engine.parallel.leader import Leader
 from paceline.engine.profile import Profile, machine
 from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
@@ -106,6 +107,8 @@ class Engine:
         blocks = [config.kv_blocks + 1] * len(model.cache_groups)
         extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
         storage = KVStorage(model.cache_groups, blocks, config.block_size, kv_dtype, device, extra)
+        if isinstance(model, Leader):
+            model.keep(storage)
         host = HostMemory(storage, config)
         self.cache = CacheManager(model.cache_groups, blocks, config.block_size, max_seats=config.max_num_seqs,
                                   max_blocks_per_seq=config.max_blocks_per_seq,
@@ -113,7 +116,8 @@ class Engine:
         self.cost = StepCost()
         self.profile = Profile(model=revision, shape=model.config, kernels=kernels.name, kv_dtype=kv_dtype,
                                bits=model.bits, machine=machine(device), threads=torch.get_num_threads(),
-                               deterministic=kernels.deterministic, heads=sorted(heads or ()))
+                               deterministic=kernels.deterministic, heads=sorted(heads or ()),
+                               **({"ranks": model.size} if isinstance(model, Leader) else {}))
         self.profiled = bool(revision) and self.profile.load(self.cost)
         """What steps take was known from the start."""
         self.scheduler = Scheduler(

@@ -34,7 +34,7 @@ class HostMemory:
         except (MemoryError, RuntimeError) as problem:  # a card is full when somebody is preempted
             log.warning("copies to host memory cannot be tried (%s): %s", str(problem).partition("\n")[0], otherwise)
             return False
-        self._storage.hosts |= {Route.SWAP_OUT: host, Route.SWAP_IN: host}
+        self._storage.add_host((Route.SWAP_OUT, Route.SWAP_IN), host)
         self.preemption.observe_copies(rates.out, rates.back)
         log.debug("host memory to swap to: %.2f GiB, %.1f GB/s out, %.1f GB/s back", host.bytes / GIB, rates.out / 1e9,
                   rates.back / 1e9)
@@ -43,7 +43,7 @@ class HostMemory:
     def _to_offload(self) -> bool:
         host = self._allocate(self.limits.cold_blocks, "blocks that the prefix cache has no room for are forgotten")
         if host is not None:
-            self._storage.hosts |= {Route.OFFLOAD: host, Route.FETCH: host}
+            self._storage.add_host((Route.OFFLOAD, Route.FETCH), host)
         return host is not None
 
     def _allocate(self, blocks: int, otherwise: str) -> HostStorage | None:

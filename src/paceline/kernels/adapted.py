@@ -27,6 +27,11 @@ def of_rows(kernels: Kernels, rows: torch.Tensor) -> Kernels:
     return cast(Kernels, kernels.at(rows)) if isinstance(kernels, _AdaptedKernels) else kernels
 
 
+def slots_of(kernels: Kernels) -> torch.Tensor | None:
+    """Which adapter each row of a step has, [n] int64; None: none has one."""
+    return kernels.slots if isinstance(kernels, _AdaptedKernels) else None
+
+
 class _AdaptedKernels:
     """Implements Kernels: products by themselves, everything else by the base's. What a backend fuses with a product
     has the bits of the plain operations (Kernels), so where some row may have an addition all rows get those."""
@@ -38,6 +43,10 @@ class _AdaptedKernels:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
+
+    @property
+    def slots(self) -> torch.Tensor:
+        return self._rows.slots
 
     def at(self, rows: torch.Tensor) -> _AdaptedKernels:
         return _AdaptedKernels(self._base, self._adapters, self._rows.at(rows))

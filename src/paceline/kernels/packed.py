@@ -45,6 +45,19 @@ class OutlierWeight(PackedWeight):
 Weight: TypeAlias = torch.Tensor | PackedWeight
 
 
+def whole_rows(weight: Weight) -> int:
+    """Of the matrix that this is a part of, where ranks hold some of its rows each: what decides in which order its
+    rows are summed may depend on this, and not on how many ranks there are."""
+    return int(getattr(weight, "whole_rows", weight.shape[0]))
+
+
+def part_of(weight: Weight, rows: int) -> Weight:
+    """The same, known as a part of a matrix of so many rows."""
+    if weight.shape[0] != rows:
+        setattr(weight, "whole_rows", rows)  # noqa: B010 - tensors and packed weights have no such field of their own
+    return weight
+
+
 def plain(weight: Weight) -> torch.Tensor:
     """For backends that know tensors only: right, though nothing is won by packing then."""
     return weight if isinstance(weight, torch.Tensor) else weight.rows(torch.arange(weight.shape[0]))

@@ -57,7 +57,7 @@ def _called_as_in(adapter: PeftAdapter, linears: Iterable[Linear]) -> list[Linea
     known = [sum(module.names[way] in adapter.pairs for linear in linears for module in linear.modules) for way in ways]
     way = known.index(max(known))
     return [Linear(linear.weight, linear.bias, [replace(module, names=(module.names[way],))
-                                                for module in linear.modules]) for linear in linears]
+                                                for module in linear.modules], linear.held) for linear in linears]
 
 
 def _places(linear: Linear) -> list[tuple[int, Module]]:
@@ -77,15 +77,18 @@ def _reordered(pair: Pair, module: Module) -> Pair:
 def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
     """Several modules' factors as one pair for the weight they lie in: down has the rows of all, up a block for each
     where its outputs are. The zeros beside the blocks add nothing, to the bit."""
-    weight = linear.weight
+    weight, held = linear.weight, linear.held
     rank = sum(pair.a.shape[0] for _, pair in pairs)
-    up = torch.zeros((weight.shape[0], rank))
+    up = torch.zeros((held.shape[0], rank))
     column = 0
     for first, pair in pairs:
         size, own = pair.b.shape
         up[first:first + size, column:column + own] = pair.b * pair.scale
         column += own
     down = torch.cat([pair.a for _, pair in pairs])
+    # Of a weight that lies split over ranks, what this one's part of it gets.
+    up = up if held.rows is None else held.rows.of(up)
+    down = down if held.columns is None else held.columns.of(down)
     spare = -rank % RANK_TILE
     dtype = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
     return LowRank(F.pad(down, (0, 0, 0, spare)).to(weight.device, dtype),
@@ -93,7 +96,7 @@ def _stack(pairs: Sequence[tuple[int, Pair]], linear: Linear) -> LowRank:
 
 
 def _check(name: str, adapter: PeftAdapter, linears: Sequence[Linear]) -> None:
-    shapes = {module.name: (linear.weight.shape[1], module.size) for linear in linears for module in linear.modules}
+    shapes = {module.name: (linear.held.shape[1], module.size) for linear in linears for module in linear.modules}
     unknown = sorted(module for module in adapter.pairs if module not in shapes)
     other = [f"'{module}' ({pair.a.shape[1]} to {pair.b.shape[0]}; the model's: {inputs} to {outputs})"
              for module, (inputs, outputs) in shapes.items() if (pair := adapter.pairs.get(module)) is not None

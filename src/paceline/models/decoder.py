@@ -12,13 +12,16 @@ from paceline.errors import ModelFormatError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Norm
-from paceline.kernels.packed import PackedWeight
+from paceline.kernels.packed import PackedWeight, Weight, part_of, plain
 from paceline.models.config import ModelConfig
 from paceline.models.forward import Forward
 from paceline.models.interface import ModelTraits
 from paceline.models.layers import AttentionLayer, FeedForward, Linear, load_matrix
 from paceline.models.packing import PackingWeights
+from paceline.models.part import Held
 from paceline.models.rope import Rope
+from paceline.models.shard import WHOLE, Shard, shard_of
+from paceline.models.split import parted
 from paceline.models.translate import module_of
 from paceline.models.weight_source import WeightSource
 
@@ -66,10 +69,10 @@ class Decoder(ModelTraits, ABC):
             raise ModelFormatError(f"max_model_len must be at least 1, got {max_model_len}.")
         self.config = config
         self.built_for = max_model_len
-        self.cache_groups = cache_groups(config)
+        self.shard = shard_of(weights)
+        self.cache_groups = cache_groups(config, self.shard)
         weights = self.translated(weights)
-        size, width = config.vocab_size, config.hidden_size
-        self.embedding = load_matrix(weights, ["model.embed_tokens.weight"], [size], width)
+        self.embedding = self._vocabulary(weights, "model.embed_tokens.weight")
         factors = None
         if config.rope.kind == "factors":
             factors = weights.take(ROPE_FACTORS, (config.rope.rotary_dim // 2,), torch.float32)
@@ -80,8 +83,9 @@ class Decoder(ModelTraits, ABC):
         self.blocks = [self.block(weights, layer) for layer in range(config.num_layers)]
         self.norm = self.load_norm(weights, "model.norm")
         tied = config.tie_word_embeddings
-        self.head = Linear(self.embedding if tied else load_matrix(weights, ["lm_head.weight"], [size], width),
-                           modules=[module_of(weights, "lm_head", size)])
+        self.head = Linear(self.embedding if tied else self._vocabulary(weights, "lm_head.weight"),
+                           modules=[module_of(weights, "lm_head", config.vocab_size)],
+                           held=Held((config.vocab_size, config.hidden_size), self.shard.rows(config.vocab_size)))
         if isinstance(weights, PackingWeights):
             self.bits, self.quantization = weights.bits, weights.quantization
         dtype = self.embedding.dtype if isinstance(self.embedding, torch.Tensor) else torch.float32
@@ -122,6 +126,14 @@ class Decoder(ModelTraits, ABC):
         parts = [part for block in self.blocks for part in (block.attention, block.mlp)]
         return [linear for part in parts for linear in getattr(part, "linears", list)()] + [self.head]
 
+    def _vocabulary(self, weights: WeightSource, name: str) -> Weight:
+        """A matrix with a row for each token, of which this rank has some."""
+        size, width = self.config.vocab_size, self.config.hidden_size
+        part = self.shard.rows(size)
+        if part is None:
+            return load_matrix(weights, [name], [size], width)
+        return part_of(load_matrix(parted(weights, {name: ((size, width), part)}), [name], [part.count], width), size)
+
     def _learned_positions(self, weights: WeightSource, max_model_len: int) -> torch.Tensor:
         known = self.config.max_position_embeddings
         if max_model_len > known:
@@ -130,11 +142,18 @@ class Decoder(ModelTraits, ABC):
         return weights.take("model.embed_positions.weight", (known, self.config.hidden_size))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.embedding, PackedWeight):
-            rows = self.embedding.rows(token_ids)
+        if self.shard.size == 1:
+            rows = self._rows(token_ids)
         else:
-            rows = F.embedding(token_ids, self.embedding)
+            begin, end = self.shard.span(self.config.vocab_size)
+            elsewhere = (token_ids < begin) | (token_ids >= end)
+            rows = self.shard.merged(self._rows((token_ids - begin).masked_fill(elsewhere, 0))
+                                     .masked_fill(elsewhere[:, None], 0))
         return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding.rows(ids) if isinstance(self.embedding, PackedWeight) else F.embedding(
+            ids, self.embedding)
 
     def layers(self, hidden: torch.Tensor, context: Forward, first: int = 0, last: int | None = None) -> torch.Tensor:
         end = len(self.blocks) if last is None else last
@@ -159,8 +178,16 @@ class Decoder(ModelTraits, ABC):
         return hidden
 
     def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        logits = kernels.head(hidden, self.norm, self.head.weight, self.head.bias)
+        logits = self.shard.joined(kernels.head(hidden, self.norm, self.head.weight, self.head.bias),
+                                   self.shard.widths(self.config.vocab_size))
         return kernels.softcap(logits, self.config.logit_cap) if self.config.logit_cap else logits
+
+    def whole_head(self) -> torch.Tensor:
+        """[vocabulary, h] in floats, where ranks have some rows each: for draft heads, which borrow it."""
+        if self.shard.size == 1:
+            return plain(self.head.weight)
+        widths = self.shard.widths(self.config.vocab_size)
+        return self.shard.joined(plain(self.head.weight).t().contiguous(), widths).t().contiguous()
 
     def forward(self, token_ids: torch.Tensor, context: Forward) -> torch.Tensor:
         return self.layers(self.embed(token_ids), context)
@@ -170,14 +197,14 @@ ROPE_FACTORS = "rope_freqs.weight"
 """GGUF files of models with scaled rotary positions carry the divisors of their frequencies as this tensor."""
 
 
-def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:
-    """Layers with the same window share a block table; full attention first."""
+def cache_groups(config: ModelConfig, shard: Shard = WHOLE) -> tuple[CacheGroup, ...]:
+    """Layers with the same window share a block table; full attention first. Of the heads' keys a rank has its own."""
     windows = sorted(set(config.windows), key=lambda window: window or 0)
     return tuple(
         CacheGroup(name="full" if window is None else f"window-{window}",
                    layers=tuple(layer for layer, own in enumerate(config.windows)
                                 if own == window and config.kv_source(layer) == layer),
-                   kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=window,
+                   kv_heads=shard.heads(config).keys, head_dim=config.head_dim, window=window,
                    latent=None if config.latent is None else config.latent.rank,
                    readers=tuple((layer, config.kv_source(layer)) for layer, own in enumerate(config.windows)
                                  if own == window and config.kv_source(layer) != layer))

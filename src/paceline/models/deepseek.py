@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from paceline.models.decoder import Decoder
-from paceline.models.layers import FeedForward, GatedMLP, MixtureOfExperts
+from paceline.models.layers import FeedForward, GatedMLP, MixtureOfExperts, load_experts
 from paceline.models.mla import LatentAttention
 from paceline.models.routing import GroupedRouter
+from paceline.models.shard import shard_of
 from paceline.models.weight_source import WeightSource
 
 
@@ -24,10 +25,10 @@ class DeepSeek(Decoder):
         correction = None
         if mixtures.corrected:
             correction = weights.take(f"{prefix}.gate.e_score_correction_bias", (mixtures.count,), torch.float32)
-        experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", inner=mixtures.inner)
-                   for expert in range(mixtures.count)]
+        experts = load_experts(weights, mixtures.count, lambda whole, expert: GatedMLP(
+            config, whole, f"{prefix}.experts.{expert}", inner=mixtures.inner))
         shared = None
         if mixtures.shared:
             shared = GatedMLP(config, weights, f"{prefix}.shared_experts", bias=config.mlp_bias,
                               inner=mixtures.inner * mixtures.shared)
-        return MixtureOfExperts(GroupedRouter(scores, correction, mixtures.rule), experts, shared)
+        return MixtureOfExperts(GroupedRouter(scores, correction, mixtures.rule), experts, shared, shard_of(weights))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ParallelError
 from paceline.kernels.groups import CacheGroup
 from paceline.kernels.interface import Kernels
 from paceline.kernels.operands import Heads
@@ -64,6 +64,11 @@ class CausalLM(Protocol):
         """Its forward can be captured: nothing in it is decided or planned on the host."""
         ...
 
+    @property
+    def lost(self) -> ParallelError | None:
+        """Why it cannot run any more: another rank that held a share of it is gone."""
+        ...
+
     def linears(self) -> list[Linear]:
         """Those that adapters can add to. A ConfigError where there are none."""
         ...
@@ -97,6 +102,7 @@ class ModelTraits:
     kv_dtype: torch.dtype | None = None
     self_contained: bool = False
     skips_sublayers: bool = True
+    lost: ParallelError | None = None
 
     @property
     def capturable(self) -> bool:

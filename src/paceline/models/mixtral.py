@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline.errors import ModelFormatError
 from paceline.models.decoder import Decoder
-from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter
+from paceline.models.layers import Attention, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter, load_experts
+from paceline.models.shard import shard_of
 from paceline.models.weight_source import WeightSource
 
 
@@ -19,6 +20,7 @@ class Mixtral(Decoder):
         prefix = f"model.layers.{layer}.block_sparse_moe"
         # Small, and a rounded score could send a row to another expert: never packed.
         router = Linear(weights.take(f"{prefix}.gate.weight", (config.num_experts, config.hidden_size)))
-        experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", names=("w1", "w3", "w2"))
-                   for expert in range(config.num_experts)]
-        return MixtureOfExperts(SoftmaxRouter(router, config.experts_per_token, renormalise=True), experts)
+        experts = load_experts(weights, config.num_experts, lambda whole, expert: GatedMLP(
+            config, whole, f"{prefix}.experts.{expert}", names=("w1", "w3", "w2")))
+        return MixtureOfExperts(SoftmaxRouter(router, config.experts_per_token, renormalise=True), experts,
+                                shard=shard_of(weights))

@@ -24,8 +24,10 @@ from paceline.kernels.operands import Norm
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.deepseek_config import LatentConfig
 from paceline.models.forward import Forward
-from paceline.models.layers import Linear, load_linear
-from paceline.models.weight_source import WeightSource
+from paceline.models.layers import Linear, load_linear, load_return
+from paceline.models.part import Part
+from paceline.models.shard import shard_of
+from paceline.models.weight_source import WeightSource, take_part
 
 NORM_EPS = 1e-6
 """Of the norms inside attention: DeepSeek's own, whatever rms_norm_eps says."""
@@ -38,13 +40,17 @@ class LatentAttention:
         shape = config.latent
         if shape is None:
             raise ModelFormatError(f"config.json has no kv_lora_rank; a {config.model_type} model needs it.")
-        self.layer, self.shape, self.heads = layer, shape, config.num_heads
+        shard = shard_of(weights)
+        share = shard.heads(config)
+        self.layer, self.shape, self.heads = layer, shape, share.query
         self.scale = score_scale(shape, config.rope)
         prefix, hidden = f"model.layers.{layer}.self_attn", config.hidden_size
-        queries = self.heads * (shape.nope_dim + shape.rope_dim)
+        own, end = share.first, share.first + share.query
+        wide = shape.nope_dim + shape.rope_dim
+        queries, by_rank = config.num_heads * wide, Part(0, ((own * wide, end * wide),)) if share.split else None
 
-        def linear(name: str, out: int, inputs: int, bias: bool = False) -> Linear:
-            return load_linear(weights, [f"{prefix}.{name}"], [out], inputs, bias)
+        def linear(name: str, out: int, inputs: int, bias: bool = False, rows: Part | None = None) -> Linear:
+            return load_linear(weights, [f"{prefix}.{name}"], [out], inputs, bias, [rows])
 
         def norm(name: str, size: int) -> Norm:
             return Norm(weights.take(f"{prefix}.{name}.weight", (size,)), NORM_EPS)
@@ -52,21 +58,23 @@ class LatentAttention:
         self.query_down: Linear | None = None
         self.query_norm: Norm | None = None
         if shape.query_rank is None:
-            self.query = linear("q_proj", queries, hidden)
+            self.query = linear("q_proj", queries, hidden, rows=by_rank)
         else:
             self.query_down = linear("q_a_proj", shape.query_rank, hidden, config.attention_bias)
             self.query_norm = norm("q_a_layernorm", shape.query_rank)
-            self.query = linear("q_b_proj", queries, shape.query_rank)
+            self.query = linear("q_b_proj", queries, shape.query_rank, rows=by_rank)
         self.key_down = linear("kv_a_proj_with_mqa", shape.rank + shape.rope_dim, hidden, config.attention_bias)
         self.key_norm = norm("kv_a_layernorm", shape.rank)
-        unfold = weights.take(f"{prefix}.kv_b_proj.weight",
-                              (self.heads * (shape.nope_dim + shape.value_dim), shape.rank))
+        wide = shape.nope_dim + shape.value_dim
+        unfold = take_part(weights, f"{prefix}.kv_b_proj.weight", (config.num_heads * wide, shape.rank),
+                           Part(0, ((own * wide, end * wide),)))
         by_head = unfold.view(self.heads, -1, shape.rank)
         self.into_latent = by_head[:, :shape.nope_dim].transpose(1, 2).contiguous()
         """[H, d_c, d_nope]: W_UK^T."""
         self.out_of_latent = by_head[:, shape.nope_dim:].contiguous()
         """[H, d_v, d_c]: W_UV."""
-        self.out = linear("o_proj", hidden, self.heads * shape.value_dim, config.attention_bias)
+        widths = [self.heads * shape.value_dim] * (shard.size if share.split else 1)
+        self.out = load_return(weights, f"{prefix}.o_proj", hidden, widths, config.attention_bias)
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, context: Forward, cos: torch.Tensor, sin: torch.Tensor,
                  rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,7 +88,7 @@ class LatentAttention:
             mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
             kernels = context.keep(rows)
         values = kernels.linear_by_head(mixed, self.out_of_latent).reshape(x.shape[0], -1)
-        return kernels.linear_add(values, self.out.weight, self.out.bias, x)
+        return self.out.add(x, values, kernels)
 
     def linears(self) -> list[Linear]:
         """For adapters; what is laid out by head is not among them."""

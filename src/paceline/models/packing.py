@@ -14,7 +14,9 @@ import torch
 
 from paceline.kernels import cpu
 from paceline.kernels.packed import OutlierWeight, PackedWeight
-from paceline.models.weight_source import WeightSource
+from paceline.models.part import Part
+from paceline.models.shard import Shard, shard_of
+from paceline.models.weight_source import WeightSource, take_part
 
 KEEPS = {
     "q4": frozenset({"Q4_0", "Q4_1"}),
@@ -84,8 +86,16 @@ class PackingWeights:
         """What is packed."""
         return self._weights
 
+    @property
+    def shard(self) -> Shard:
+        return shard_of(self._weights)
+
     def has(self, name: str) -> bool:
         return self._weights.has(name)
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: Part, dtype: torch.dtype | None = None
+                  ) -> torch.Tensor:
+        return take_part(self._weights, name, shape, part, dtype or torch.float32)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._weights.take(name, shape, dtype or torch.float32)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from paceline.errors import ModelFormatError
-from paceline.models.layers import FeedForward, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter
+from paceline.models.layers import FeedForward, GatedMLP, Linear, MixtureOfExperts, SoftmaxRouter, load_experts
 from paceline.models.qwen3 import Qwen3
+from paceline.models.shard import shard_of
 from paceline.models.weight_source import WeightSource
 
 
@@ -17,7 +18,7 @@ class Qwen3Moe(Qwen3):
             return GatedMLP(config, weights, prefix)
         # Small, and a rounded score could send a row to another expert: never packed.
         scores = Linear(weights.take(f"{prefix}.gate.weight", (config.num_experts, config.hidden_size)))
-        experts = [GatedMLP(config, weights, f"{prefix}.experts.{expert}", inner=config.expert_size)
-                   for expert in range(config.num_experts)]
+        experts = load_experts(weights, config.num_experts, lambda whole, expert: GatedMLP(
+            config, whole, f"{prefix}.experts.{expert}", inner=config.expert_size))
         router = SoftmaxRouter(scores, config.experts_per_token, renormalise=config.renormalise_experts)
-        return MixtureOfExperts(router, experts)
+        return MixtureOfExperts(router, experts, shard=shard_of(weights))

@@ -12,7 +12,9 @@ import torch
 from paceline.errors import ModelFormatError
 from paceline.models.load.quantised.codes import Outliers
 from paceline.models.packing import PackingWeights
-from paceline.models.weight_source import WeightSource
+from paceline.models.part import Part
+from paceline.models.shard import Shard, shard_of
+from paceline.models.weight_source import WeightSource, take_part
 
 Shape = tuple[int, ...]
 
@@ -74,6 +76,21 @@ class Translated:
         if layout is None:
             return self._weights.take(theirs, shape, dtype)
         return layout.restore(self._weights.take(theirs, layout.stored(shape), dtype))
+
+    def take_part(self, name: str, shape: Shape, part: Part, dtype: torch.dtype | None = None) -> torch.Tensor:
+        theirs, layout = self._find(name)
+        if layout is None:
+            return take_part(self._weights, theirs, shape, part, dtype)
+        if layout.reorder is None:  # a matrix stored the other way round
+            return layout.restore(take_part(self._weights, theirs, layout.stored(shape), part.turned(), dtype))
+        if part.axis == 0:
+            order = layout.reorder(torch.arange(shape[0])).tolist()
+            return take_part(self._weights, theirs, shape, part.reordered(order), dtype)
+        return layout.restore(take_part(self._weights, theirs, layout.stored(shape), part, dtype))
+
+    @property
+    def shard(self) -> Shard:
+        return shard_of(self._weights)
 
     def has(self, name: str) -> bool:
         return self._weights.has(self._find(name)[0])

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from paceline.models.part import Part
+
 
 class WeightSource(Protocol):
     """Tensors by their Hugging Face names, already in the engine's dtype and on its device."""
@@ -16,3 +18,13 @@ class WeightSource(Protocol):
         ...
 
     def has(self, name: str) -> bool: ...
+
+
+def take_part(weights: WeightSource, name: str, shape: tuple[int, ...], part: Part,
+              dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Part of the tensor that has this shape whole. A source that can (`take_part`) reads nothing else of it."""
+    source = getattr(weights, "take_part", None)
+    if source is None:
+        return part.of(weights.take(name, shape, dtype)).contiguous()
+    found: torch.Tensor = source(name, shape, part, dtype)
+    return found

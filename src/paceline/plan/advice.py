@@ -99,8 +99,9 @@ def _serving(plan: Plan) -> Iterator[Advice]:
 
 def _machine(plan: Plan) -> Iterator[Advice]:
     if plan.hardware.count > 1:
-        yield Advice("one engine a card", "This version runs a model on one card: what is said of several shares the "
-                     "model between them, as other engines do.")
+        yield Advice(f"tensor_parallel_size={plan.hardware.count}", "Shares the model between the cards, planned with "
+                     "two sums a layer over their links; in deterministic mode results are gathered instead, twice as "
+                     "often. Where the model fits one card, an engine on each needs no links at all.")
     if plan.hardware.kind == "other":
         yield Advice("another device", f"Paceline runs on CPUs and CUDA cards, not on {plan.hardware.name}.")
     elif plan.hardware.capability is not None and plan.hardware.capability < (8, 0):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.operands import values_in_keys
@@ -47,8 +48,11 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     rows, heads, dim = q.shape
     _, kv_heads, width = v_cache.shape
     latent = values_in_keys(k_cache, v_cache)
-    shared = heads // kv_heads
-    queries = q.float().reshape(rows, kv_heads, shared, dim) * scale
+    queries = q.float().reshape(rows, kv_heads, heads // kv_heads, dim) * scale
+    # A single row is multiplied by another routine, which adds in another order: a head would see how many share its
+    # keys, of which ranks may hold some each.
+    shared = max(2, heads // kv_heads)
+    queries = F.pad(queries, (0, 0, 0, shared - heads // kv_heads))
     highest = queries.new_full((rows, kv_heads, shared), -torch.inf)
     total = queries.new_zeros((rows, kv_heads, shared))
     result = queries.new_zeros((rows, kv_heads, shared, width))
@@ -70,7 +74,8 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
         highest[tile.rows] = new
         total[tile.rows] = total[tile.rows] * rescale + ordered_sum(weights)
         result[tile.rows] = result[tile.rows] * rescale[..., None] + added
-    return (result / total[..., None]).reshape(rows, heads, width).to(q.dtype)
+    result = (result / total[..., None])[:, :, :heads // kv_heads]
+    return result.reshape(rows, heads, width).to(q.dtype)
 
 
 def _gather(cache: torch.Tensor, slots: torch.Tensor, rows: int, scales: torch.Tensor | None) -> torch.Tensor:

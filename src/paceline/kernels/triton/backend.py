@@ -9,7 +9,7 @@ from paceline.kernels.eager import EagerKernels
 from paceline.kernels.layout import GroupView, Layout
 from paceline.kernels.low_rank import LowRankSlots, RowSlots
 from paceline.kernels.operands import Heads, KVCache, Norm, values_in_keys
-from paceline.kernels.packed import Weight, plain
+from paceline.kernels.packed import Weight, plain, whole_rows
 from paceline.kernels.triton import attention, elementwise, latent, linear, low_rank, vendor
 from paceline.kernels.triton.attention import Tuning, tuning
 from paceline.kernels.triton.choices import LOW_TILES, NORM_INSIDE, SKINNY_ROWS, Product, Way, choose, vendor_above
@@ -43,15 +43,20 @@ class TritonKernels(Composed):
         self._arrived = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._compared = ComparedShapes(self._arrived)
 
+    def _size(self, weight: torch.Tensor, gated: bool) -> int:
+        """Outputs by which a product is chosen: exact sums are those of the whole matrix, whoever holds this part."""
+        rows = whole_rows(weight) if self.deterministic else weight.shape[0]
+        return rows // 2 if gated else rows
+
     def _how(self, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Product:
-        size = weight.shape[0] // 2 if gated else weight.shape[0]
+        size = self._size(weight, gated)
         return choose(x.shape[0], size, x.shape[1], x.dtype, self.deterministic, gated, self._low)
 
     def _by_vendor(self, x: torch.Tensor, weight: torch.Tensor, how: Product, dtype: torch.dtype | None = None,
                    gated: bool = False) -> bool:
         if how.way is Way.VENDOR:
             return True
-        size = weight.shape[0] // 2 if gated else weight.shape[0]
+        size = self._size(weight, gated)
         many = self.deterministic and x.shape[0] > vendor_above(size, x.shape[1], gated)
         return many and self._compared.same(x, weight, how, dtype or x.dtype)
 

@@ -54,8 +54,8 @@ class TargetLayerHead(BaseHead):
                  max_model_len: int) -> None:
         super().__init__(config, weights, target, target_ids)
         if not isinstance(target, Decoder):
-            raise ModelFormatError(f"The MTP layer of {target.config.model_type} runs beside a model in torch alone: "
-                                   "use kernels='auto'.")
+            raise ModelFormatError(f"The MTP layer of {target.config.model_type} runs beside a model in torch alone, "
+                                   "held by one rank: use kernels='auto', and no tensor_parallel_size.")
         self.index = target.config.num_layers
         named = LayerNames(weights, self.index)
         self.block: Block = target.block(target.translated(named), self.index)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.load.quantised.codes import Outliers
+from paceline.models.part import Part
 
 
 class Checkpoint(ABC):
@@ -44,6 +45,11 @@ class Checkpoint(ABC):
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The tensor on the CPU, expanded and cast to `dtype`. May share memory with the file: do not write to it.
         Raises ModelFormatError naming the tensor if it is missing or not a float."""
+
+    def part(self, name: str, part: Part, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Part of the tensor, as `tensor` gives it. A format that can reads nothing else; this one is for those whose
+        rows or columns do not lie apart, and reads it whole."""
+        return part.of(self.tensor(name, dtype))
 
     def packed(self, name: str) -> tuple[str, npt.NDArray[np.uint8]] | None:
         """A matrix as the file stores it: (type name, read-only uint8 [rows, bytes per row]), rows in the same

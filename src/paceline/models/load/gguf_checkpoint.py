@@ -17,6 +17,7 @@ from paceline.models.load.dequant import dequantize
 from paceline.models.load.gguf import GGUFFile, TensorInfo
 from paceline.models.load.gguf_config import hf_config, hf_names
 from paceline.models.load.identity import add_sample
+from paceline.models.part import Part
 
 
 class _Entry(NamedTuple):
@@ -71,11 +72,33 @@ class GGUFCheckpoint(Checkpoint):
     def stored_type(self, name: str) -> str:
         return self._entry(name).info.format.name
 
+    def part(self, name: str, part: Part, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        entry, shape = self._entry(name), self.shape(name)
+        if len(shape) != 2:
+            return super().part(name, part, dtype)
+        rows = self._stored_rows(entry)
+        if part.axis == 0:
+            if entry.heads:
+                part = part.reordered(self._row_order(name, entry, shape[0]).tolist())
+            return dequantize(np.concatenate([rows[begin:end] for begin, end in part.ranges]), entry.info.format.name,
+                              part.shape(shape), dtype=dtype, name=name)
+        block, size = entry.info.format.elements, entry.info.format.bytes
+        if entry.heads or any(place % block for both in part.ranges for place in both):
+            return super().part(name, part, dtype)  # a block of columns would be cut
+        columns = [rows[:, begin // block * size:end // block * size] for begin, end in part.ranges]
+        return dequantize(np.ascontiguousarray(np.concatenate(columns, axis=1)), entry.info.format.name,
+                          part.shape(shape), dtype=dtype, name=name)
+
+    def _stored_rows(self, entry: _Entry) -> npt.NDArray[np.uint8]:
+        rows = self.file.data(entry.info)
+        if entry.expert is None:
+            return rows
+        own: npt.NDArray[np.uint8] = rows.reshape(entry.info.shape[0], -1, entry.info.row_bytes)[entry.expert]
+        return own
+
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         entry, shape = self._entry(name), self.shape(name)
-        rows = self.file.data(entry.info)
-        if entry.expert is not None:
-            rows = rows.reshape(entry.info.shape[0], -1, entry.info.row_bytes)[entry.expert]
+        rows = self._stored_rows(entry)
         tensor = dequantize(rows, entry.info.format.name, shape, dtype=dtype, name=name)
         return tensor[torch.from_numpy(self._row_order(name, entry, shape[0]))] if entry.heads else tensor
 
@@ -83,9 +106,7 @@ class GGUFCheckpoint(Checkpoint):
         entry, shape = self._entry(name), self.shape(name)
         if len(shape) != 2:
             return None
-        rows = self.file.data(entry.info)
-        if entry.expert is not None:
-            rows = rows.reshape(entry.info.shape[0], -1, entry.info.row_bytes)[entry.expert]
+        rows = self._stored_rows(entry)
         if entry.heads:
             rows = rows[self._row_order(name, entry, shape[0])]
             rows.flags.writeable = False

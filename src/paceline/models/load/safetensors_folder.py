@@ -16,6 +16,7 @@ from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint, flatten_rope
 from paceline.models.load.identity import add_sample
 from paceline.models.load.reading import read_json, read_object, reading
+from paceline.models.part import Part
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -94,12 +95,22 @@ class SafetensorsFolder(Checkpoint):
         return str(self._slice(name).get_dtype())
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        self._check_floats(name)
+        return self.stored(name).to(dtype)
+
+    def part(self, name: str, part: Part, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        self._check_floats(name)
+        found = self._slice(name)
+        with reading(self.path / self._shard_of[name], f"has no tensor '{name}' that can be read"):
+            pieces = [found[begin:end] if part.axis == 0 else found[:, begin:end] for begin, end in part.ranges]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part.axis)).to(dtype)
+
+    def _check_floats(self, name: str) -> None:
         stored = self.stored_type(name)
         if stored not in FLOAT_TYPES:
             raise ModelFormatError(f"tensor '{name}' in {self.path} is stored as {stored}; this version reads "
                                    f"{', '.join(FLOAT_TYPES)}, and others only where config.json has a "
                                    "quantization_config that says what they stand for.")
-        return self.stored(name).to(dtype)
 
     def stored(self, name: str) -> torch.Tensor:
         """The tensor in the type it is stored as, integers included. Not to be written to."""

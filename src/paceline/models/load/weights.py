@@ -12,6 +12,8 @@ from paceline.errors import ModelFormatError
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.compensation import compensation
 from paceline.models.load.quantised.codes import Outliers
+from paceline.models.part import Part
+from paceline.models.shard import WHOLE, Shard
 from paceline.models.spelling import spelled
 
 log = logging.getLogger("paceline.models")
@@ -26,7 +28,9 @@ class Weights:
     """Hands out tensors of `checkpoint` in the engine's dtype on its device, and remembers which were taken."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu") -> None:
+                 device: torch.device | str = "cpu", shard: Shard = WHOLE) -> None:
+        """`shard`: for which rank of those that hold the model together."""
+        self.shard = shard
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = torch.device(device)
@@ -38,14 +42,25 @@ class Weights:
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor, contiguous, in `dtype` (default: the engine's). Do not write to it: it may share the file's
         memory. ModelFormatError names it when it is missing, of another shape, or not stored as floats."""
+        self._check_shape(name, shape)
+        tensor = self.checkpoint.tensor(name, dtype or self.dtype).to(self.device).contiguous()
+        self._taken.add(name)
+        return tensor
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: Part, dtype: torch.dtype | None = None
+                  ) -> torch.Tensor:
+        """The same of a part of it; where the file allows, nothing else of it is read."""
+        self._check_shape(name, shape)
+        tensor = self.checkpoint.part(name, part, dtype or self.dtype).to(self.device).contiguous()
+        self._taken.add(name)
+        return tensor
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         found = self.checkpoint.shape(name)
         if found != tuple(shape):
             raise ModelFormatError(
                 f"tensor '{name}' in {self.checkpoint.path} has shape {list(found)}, but the config asks for "
                 f"{list(shape)}: config and weights do not belong together.")
-        tensor = self.checkpoint.tensor(name, dtype or self.dtype).to(self.device).contiguous()
-        self._taken.add(name)
-        return tensor
 
     def blocks(self, name: str, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.uint8]] | None:
         """A matrix as the file stores it (type, bytes of each row), checked like take(); None: not in blocks."""

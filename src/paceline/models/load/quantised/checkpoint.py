@@ -21,6 +21,7 @@ from paceline.models.load.quantised.rows import OUTLIER_COLUMNS, BitsAndBytes, O
 from paceline.models.load.quantised.settings import Settings
 from paceline.models.load.reading import reading
 from paceline.models.load.safetensors_folder import SafetensorsFolder
+from paceline.models.part import Part
 
 
 class Scheme(Protocol):
@@ -96,6 +97,10 @@ class QuantisedFolder(Checkpoint):
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         module = self._modules.get(name)
         return self._folder.tensor(name, dtype) if module is None else self._codes(module).floats(dtype)
+
+    def part(self, name: str, part: Part, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        # Codes and scales of quantised modules are packed across rows or columns, as each scheme has it: read whole.
+        return super().part(name, part, dtype) if name in self._modules else self._folder.part(name, part, dtype)
 
     def packed(self, name: str) -> tuple[str, npt.NDArray[np.uint8]] | None:
         module = self._modules.get(name)

@@ -1,0 +1,311 @@
+"""The other ranks as processes: started here or met from other hosts, watched, and ended with their engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError, connection
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.config import EngineOptions
+from paceline.engine.parallel.calls import Call, Described
+from paceline.errors import ConfigError, ParallelError
+from paceline.parallel.communicator import Communicator
+from paceline.parallel.processes import ProcessRank
+from paceline.process import OwnProcess
+
+log = logging.getLogger("paceline.engine")
+START = 600.0
+"""Seconds in which a rank has to be there: a large model may lie on a slow disk."""
+LEAVE = 5.0
+"""Seconds in which a rank ends that was told to; then it is killed."""
+NOTICE = 2.0
+"""Seconds in which one that is gone is noticed, after an exchange with it has failed."""
+TOKEN_VARIABLE = "PACELINE_RANKS_TOKEN"
+"""What ranks on other hosts have to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks find each other: a file on this host, or an address."""
+
+    file: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    def store(self, size: int) -> Any:
+        """For ranks other than rank 0."""
+        stores: Any = dist
+        if self.file is not None:
+            return stores.FileStore(self.file, size)
+        return stores.TCPStore(self.host, self.port, size, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank is told first: all that it needs to load its share."""
+
+    options: EngineOptions
+    path: str | None
+    """Of the model; None: on another host, to be found there by its name."""
+    rank: int
+    device: str
+    dtype: torch.dtype
+    threads: int
+    meeting: Meeting
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A rank has started, and waits for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank has loaded its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rank ends."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    wire: Connection
+    process: subprocess.Popen[bytes] | None = None
+    """None: on another host."""
+
+
+class ProcessFollowers:
+    """Implements Followers. A rank's end is the end of its wire, on whatever host, and that of rank 0 the end of all
+    wires: nobody outlives the other, however it was killed."""
+
+    def __init__(self, options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """They start, or come; load() has them load their shares."""
+        self._size = options.tensor_parallel_size
+        self._own = OwnProcess()
+        self._why: str | None = None
+        self._gone = threading.Event()
+        self._closing = False
+        self._others: list[_Rank] = []
+        self._folder: str | None = None
+        self._devices = rank_devices(device, self._size, options.tensor_parallel_address is not None)
+        try:
+            store, meeting = self._gather(options)
+            for other in self._others:
+                with suppress(OSError):  # gone already, as is seen below
+                    other.wire.send(Work(options, str(path) if other.process is not None else None, other.number,
+                                         str(self._devices[other.number]), dtype, torch.get_num_threads(), meeting))
+            self._await(Here)
+            self._ranks = ProcessRank(store, 0, self._size, self._devices[0], meeting.host)
+        except BaseException:
+            self.close()
+            raise
+        self.ranks: Communicator = self._ranks
+
+    def wait(self) -> None:
+        """Until all of them have loaded their shares. Raises with the reason of one that could not."""
+        self._await(Ready)
+        if self._devices[0].type == "cpu":  # NCCL looks into the file now and then
+            self._leave_meeting()
+        threading.Thread(target=self._watch, name="paceline-ranks", daemon=True).start()
+
+    def tell(self, call: Call, tensors: Described) -> None:
+        if self._why is not None:
+            raise ParallelError(self._why)
+        packed = pickle.dumps((call, tensors), protocol=pickle.HIGHEST_PROTOCOL)
+        for other in self._others:
+            other.wire.send_bytes(packed)
+
+    @property
+    def gone(self) -> str | None:
+        return self._why
+
+    def why(self) -> str | None:
+        self._gone.wait(NOTICE)
+        return self._why
+
+    @property
+    def pids(self) -> list[int]:
+        return [other.process.pid for other in self._others if other.process is not None]
+
+    def close(self) -> None:
+        if self._closing or not self._own.here:
+            return
+        self._closing = True
+        for other in self._others:
+            with suppress(OSError):  # gone already
+                other.wire.send(None)
+        until = time.monotonic() + LEAVE
+        for process in [other.process for other in self._others if other.process is not None]:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._leave_meeting()
+
+    # ---------------------------------------------------------------- start
+
+    def _gather(self, options: EngineOptions) -> tuple[Any, Meeting]:
+        stores: Any = dist
+        if not dist.is_available():
+            raise ConfigError("tensor_parallel_size needs torch.distributed, which this build of torch does not have: "
+                              "install another one, or leave it out.")
+        if options.tensor_parallel_address is None:
+            self._folder = tempfile.mkdtemp(prefix="paceline-ranks-")
+            meeting = Meeting(file=os.path.join(self._folder, "meeting"))
+            self._others = [_start(number) for number in range(1, self._size)]
+            return stores.FileStore(meeting.file, self._size), meeting
+        host, port = address(options.tensor_parallel_address)
+        self._others = _meet(host, port, self._size)
+        # Bound by hand: torch would listen on every interface.
+        listening = socket.create_server((host, 0))
+        store = stores.TCPStore(host, listening.getsockname()[1], self._size, True, wait_for_workers=False,
+                                master_listen_fd=listening.detach())
+        return store, Meeting(host=host, port=store.port)
+
+    def _leave_meeting(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _await(self, kind: type) -> None:
+        """Something of this kind from each."""
+        until = time.monotonic() + START
+        for other in self._others:
+            try:
+                came = other.wire.recv() if other.wire.poll(max(0.0, until - time.monotonic())) else Failed(
+                    f"nothing was heard of it in {START:.0f} seconds")
+            except (EOFError, OSError):
+                came = Failed(_ending(other))
+            if not isinstance(came, kind):
+                reason = came.reason if isinstance(came, Failed) else f"it said {came!r}"
+                raise ParallelError(f"Rank {other.number} of {self._size} (tensor_parallel_size) did not start: "
+                                    f"{reason}.")
+
+    def _watch(self) -> None:
+        """Until one of them ends, or fails and says why."""
+        wires = {other.wire: other for other in self._others}
+        for wire in connection.wait(list(wires)):
+            other = wires[wire]  # type: ignore[index]
+            try:
+                came = other.wire.recv()
+                reason = came.reason if isinstance(came, Failed) else repr(came)
+            except (EOFError, OSError):
+                reason = _ending(other)
+            if not self._closing:
+                self._why = f"Rank {other.number} of {self._size} of this model is gone ({reason}), and the others " \
+                            "cannot go on without it: make the engine anew."
+                log.error("%s", self._why)
+                self._ranks.abort()
+            break
+        self._gone.set()
+
+
+def rank_devices(device: torch.device, size: int, elsewhere: bool) -> list[torch.device]:
+    """Each rank's: the processor, or a card of its own, those after rank 0's one after the other. `elsewhere`: other
+    ranks have other hosts, and use the same card there."""
+    if device.type == "cpu" or elsewhere:
+        return [device] * size
+    first = device.index or 0
+    there = torch.cuda.device_count()
+    if first + size > there:
+        raise ConfigError(f"tensor_parallel_size={size} needs as many cards from cuda:{first} on, and this machine has "
+                          f"{there}: lower it.")
+    return [torch.device("cuda", first + rank) for rank in range(size)]
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"tensor_parallel_address must be HOST:PORT, got {text!r}.")
+    return host.strip("[]"), int(port)
+
+
+def token() -> bytes:
+    found = os.environ.get(TOKEN_VARIABLE, "")
+    if len(found) < 16:
+        raise ConfigError(f"Ranks on several hosts need a secret of at least 16 characters in {TOKEN_VARIABLE}, the "
+                          "same on each: whoever knows it can run code as these processes.")
+    return found.encode()
+
+
+def _start(number: int) -> _Rank:
+    """One on this host, at the other end of a wire that nobody else has."""
+    here, there = connection.Pipe()
+    paths = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.Popen([sys.executable, "-m", "paceline.engine.parallel", f"fd:{there.fileno()}"],
+                               stdin=subprocess.DEVNULL, pass_fds=[there.fileno()],
+                               env=os.environ | {"PYTHONPATH": paths})
+    there.close()
+    return _Rank(number, here, process)
+
+
+def _meet(host: str, port: int, size: int) -> list[_Rank]:
+    """Those from other hosts, numbered as they come."""
+    found: list[_Rank] = []
+    problems: list[BaseException] = []
+
+    def accept(listener: Listener) -> None:
+        try:
+            while len(found) < size - 1:
+                try:
+                    found.append(_Rank(len(found) + 1, listener.accept()))
+                except AuthenticationError:
+                    log.warning("somebody who does not know the ranks' token tried to join at %s:%d", host, port)
+        except BaseException as problem:
+            problems.append(problem)
+
+    try:
+        listener = Listener((host, port), authkey=token())
+    except OSError as problem:
+        raise ConfigError(f"Cannot wait for other ranks at {host}:{port} ({problem.strerror}): choose another "
+                          "tensor_parallel_address.") from problem
+    log.info("waiting for %d ranks at %s:%d", size - 1, host, port)
+    with listener:
+        accepting = threading.Thread(target=accept, args=(listener,), daemon=True)
+        accepting.start()
+        accepting.join(START)
+        if len(found) < size - 1:
+            raise ParallelError(f"Of {size - 1} other ranks {len(found)} came to {host}:{port} in {START:.0f} seconds: "
+                                f"start the others (docs/cluster.md).", *problems[:1])
+    return found
+
+
+def _ending(other: _Rank) -> str:
+    if other.process is None:
+        return "its connection ended"
+    try:
+        code = other.process.wait(NOTICE)
+    except subprocess.TimeoutExpired:
+        return "it closed its connection"
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with status {code}"
+
+
+def check_threads(size: int, device: torch.device, cores: Sequence[int] | None = None) -> None:
+    """A word where the ranks of one host would wait for each other's threads."""
+    there, each = os.cpu_count() or 1 if cores is None else len(cores), torch.get_num_threads()
+    if device.type == "cpu" and size * each > there:
+        log.warning("%d ranks with %d threads each share %d cores: set OMP_NUM_THREADS=%d", size, each, there,
+                    max(1, there // size))

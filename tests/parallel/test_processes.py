@@ -1,0 +1,156 @@
+"""Ranks that are processes: gloo between them, wires by which each notices the other's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving import write_model
+
+from paceline import LLM, SamplingParams
+from paceline.config import EngineOptions
+from paceline.engine.parallel import processes
+from paceline.engine.parallel.processes import Failed, Meeting, Work
+from paceline.errors import ConfigError, ParallelError
+
+PROMPTS = ["hello world, how are you", "abc", "one two three one two three"]
+PARAMS = SamplingParams(max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return tokens(LLM(str(folder), deterministic=True))
+
+
+def tokens(llm: LLM, **more: Any) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, PARAMS, **more)]
+
+
+def ended(pid: int, patience: float = 20.0) -> bool:
+    until = time.monotonic() + patience
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "Z":  # ended, and nobody has asked how
+                return True
+        time.sleep(0.02)
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_two_processes_say_what_one_says_until_one_is_killed(folder: Path, expected: list[list[int]]) -> None:
+    llm = LLM(str(folder), deterministic=True, tensor_parallel_size=2)
+    assert tokens(llm) == expected
+    assert tokens(llm, speculation="auto") == expected
+    assert tokens(llm, speculation="exit") == expected
+    followers: Any = llm.engine.model._followers  # type: ignore[attr-defined]
+    os.kill(followers.pids[0], signal.SIGTERM)  # as to all of a group: that is rank 0's to answer
+    assert tokens(llm, speculation="ngram") == expected
+    assert llm.engine.model.lost is None
+    os.kill(followers.pids[0], signal.SIGKILL)
+    for _ in range(2):  # the first notices, the others are told
+        for out in llm.generate(PROMPTS, PARAMS):
+            assert isinstance(out.error, ParallelError)
+            assert "Rank 1 of 2 of this model is gone (its process was ended by signal 9)" in str(out.error)
+    assert llm.engine.model.lost is not None
+
+
+@pytest.mark.full
+def test_four_processes_say_what_one_says(folder: Path, expected: list[list[int]]) -> None:
+    llm = LLM(str(folder), deterministic=True, tensor_parallel_size=4)
+    assert tokens(llm) == expected
+    pids = llm.engine.model._followers.pids  # type: ignore[attr-defined]
+    llm.engine.model._followers.close()  # type: ignore[attr-defined]
+    assert all(ended(pid) for pid in pids)
+
+
+@pytest.fixture
+def rank() -> Iterator[Any]:
+    other = processes._start(1)
+    yield other
+    assert other.process is not None
+    other.process.kill()
+    other.process.wait()
+
+
+@pytest.mark.full
+def test_a_rank_ends_with_rank_0_and_says_why_it_cannot_start(rank: Any, tmp_path: Path) -> None:
+    """However rank 0 ends, its end of the wire does; a rank that failed before has said why."""
+    rank.wire.send(Work(EngineOptions(tensor_parallel_size=1), str(tmp_path / "nothing"), 0, "cpu", torch.float32, 1,
+                        Meeting(file=str(tmp_path / "meeting"))))
+    while not isinstance(said := rank.wire.recv(), Failed):
+        pass
+    assert "There is no model at" in said.reason
+    rank.wire.close()
+    assert rank.process.wait(20) in (0, 1)  # by its failure, or because the wire has ended
+
+
+@pytest.mark.full
+def test_a_rank_without_rank_0_ends(rank: Any) -> None:
+    rank.wire.close()
+    assert rank.process.wait(60) is not None
+
+
+@pytest.mark.full
+def test_ranks_end_when_rank_0_is_killed(folder: Path) -> None:
+    script = ("import sys, time; from paceline import LLM; llm = LLM(sys.argv[1], deterministic=True, "
+              "tensor_parallel_size=2); print(llm.engine.model._followers.pids[0], flush=True); time.sleep(100)")
+    leader = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert leader.stdout is not None
+        pid = int(leader.stdout.readline())
+        assert os.path.exists(f"/proc/{pid}")
+    finally:
+        leader.kill()
+        leader.wait()
+    assert ended(pid)
+
+
+def test_a_rank_that_does_not_start_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.sys, "executable", "/bin/false")
+    with pytest.raises(ParallelError, match=r"Rank 1 of 2 .* did not start: its process ended with status 1"):
+        LLM(str(folder), deterministic=True, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:0", "host:70000"])
+def test_addresses_of_other_hosts_are_checked(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        processes.address(text)
+
+
+def test_other_hosts_need_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(processes.TOKEN_VARIABLE, "short")
+    with pytest.raises(ConfigError, match="secret of at least 16"):
+        LLM(str(folder), tensor_parallel_size=2, tensor_parallel_address="127.0.0.1:1")
+
+
+@pytest.mark.full
+def test_ranks_of_other_hosts_come_by_themselves(folder: Path, expected: list[list[int]], tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two hosts, both of which are this one."""
+    monkeypatch.setenv(processes.TOKEN_VARIABLE, "0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    place = f"127.0.0.1:{port}"
+    loop = (f"until {sys.executable} -m paceline.engine.parallel {place}; do sleep 0.5; done")
+    other = subprocess.Popen(["sh", "-c", loop], stderr=subprocess.DEVNULL)
+    try:
+        llm = LLM(str(folder), deterministic=True, tensor_parallel_size=2, tensor_parallel_address=place)
+        assert tokens(llm) == expected
+        llm.engine.model._followers.close()  # type: ignore[attr-defined]
+        assert other.wait(30) == 0
+    finally:
+        other.kill()
+        other.wait()
