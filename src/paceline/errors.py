@@ -49,6 +49,10 @@ class StepError(EngineError, RequestError):
     """The engine failed on a step of this request; nothing that it asked for is to blame."""
 
 
+class TransferError(PacelineError):
+    """Blocks of a cache could not be handed from one engine to another. Whoever wanted them computes the prompt."""
+
+
 class EmptySupportError(RequestError):
     """After every mask no token was left to sample at some position of this request."""
 

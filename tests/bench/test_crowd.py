@@ -109,6 +109,14 @@ def test_the_command_line(dataset: Path, llm: LLM, monkeypatch: pytest.MonkeyPat
     for wrong in (["--at-once", "0"], ["--temperatures", "hot"], ["--temperatures", "-1"]):
         assert main([*arguments, *wrong]) != 0
     monkeypatch.setattr(crowd, "compare", lambda *_: {
-        "plain": crowd.Round(1.0, [(1,)] * 3, 1.0), "ngram": crowd.Round(1.0, [(2,)] * 3, 1.0)})
+        "plain": crowd.Rounds((crowd.Round(1.0, [(1,)] * 3, 1.0),)),
+        "ngram": crowd.Rounds((crowd.Round(1.0, [(2,)] * 3, 1.0),))})
     assert main([*arguments, "--at-once", "1", "--check"]) == 1
     assert "3 texts differ" in capsys.readouterr().err
+
+
+def test_rounds_count_by_their_median_and_texts_only_where_every_round_wrote_them() -> None:
+    rounds = crowd.Rounds(tuple(crowd.Round(rate, [(1,), (second,)], 1.0)
+                                for rate, second in ((2.0, 2), (9.0, 2), (4.0, 3))))
+    assert rounds.rate == 4.0 and rounds.beside(rounds) == "0.50x to 2.25x"
+    assert rounds.equal([(1,), (2,)]) == 1 and rounds.equal([(1,), (9,)]) == 1

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.plan.hardware import find_hardware
 from paceline.plan.known import find_shape
-from paceline.plan.measured import PROMPT, Timings, calibrate, measure, time_engine
+from paceline.plan.measured import PROMPT, Timings, calibrate, flops_of, measure, time_engine
 from paceline.plan.planner import Workload, plan
 from paceline.plan.prompts import acceptance, at_hand, wish
 from paceline.plan.report import as_dict, text
@@ -158,3 +158,21 @@ def test_an_engine_s_own_measure_makes_a_plan() -> None:
     found = measure(tiny_llm(max_batch_tokens=512), shape, "float32", "float32", [1, 2])
     made = plan(shape, found, workload=Workload(context=128, batches=(1, 2)), dtype="float32")
     assert made.hardware.calibrated and made.rows[0].tpot_s == made.rows[0].floor_s
+
+
+@pytest.mark.parametrize(("called", "name"), [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+                                              ("NVIDIA L40S", "l40s")])
+def test_a_card_is_known_by_what_its_driver_calls_it(called: str, name: str) -> None:
+    assert flops_of(called) == find_hardware(name).flops
+    assert flops_of("Another Card 1") == {}
+
+
+def test_a_card_that_only_read_has_the_arithmetic_of_its_kind() -> None:
+    """A batch of 16 reads for longer than it computes: what it took says nothing of arithmetic."""
+    shape, card = find_shape("llama-3.1-8b"), find_hardware("h200")
+    truth = Roofline(shape, card.sustained(), "bfloat16", "bfloat16")
+    found = calibrate(shape, "bfloat16", "bfloat16", card, timings_of(truth, 1, 4, 16)).hardware
+    assert found.arithmetic("bfloat16") == pytest.approx(truth.hardware.arithmetic("bfloat16"))
+    unknown = replace(card, flops={})
+    found = calibrate(shape, "bfloat16", "bfloat16", unknown, timings_of(truth, 1, 4, 16)).hardware
+    assert found.arithmetic("bfloat16") < truth.hardware.arithmetic("bfloat16")

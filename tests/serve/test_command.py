@@ -30,7 +30,9 @@ def test_a_port_in_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     (["--stall-timeout", "0"], "stall_s"), (["--capture", "sometimes"], "lazy"),
     (["--max-output-tokens", "0"], "max_output_tokens"), (["--speculation", "{"], "JSON"),
     (["--host", "nowhere.invalid"], "--host"), (["--host", "a..b"], "--host"), (["--port", "70000"], "--port"),
-    (["--port", "-1"], "--port"), (["no-such-folder", "--port", "0"], "no-such-folder"),
+    (["--port", "-1"], "--port"), (["--port", "0", "--kv-events-replay", "5558"], "needs --kv-events"),
+    (["--port", "0", "--kv-events", "5557", "--no-prefix-caching"], "prefix cache"),
+    (["no-such-folder", "--port", "0"], "no-such-folder"),
 ])
 def test_wrong_options_are_explained(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *arguments]) == 2

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from paceline.bench.questions import read_questions
@@ -29,7 +30,7 @@ LEAST, BATCHES = 48, 3
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One contender's answers to the prompts."""
+    """One contender's answers to the prompts, once."""
 
     rate: float
     """Tokens a second, prompts and all, while there were as many requests as there are to be."""
@@ -38,8 +39,33 @@ class Round:
     """Tokens that a step gave a request that drafts; 1 where none did."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """All of one contender's."""
+
+    all: tuple[Round, ...]
+
+    @property
+    def rate(self) -> float:
+        """Of the median round: the fastest of some flatters whoever varies most."""
+        return median(one.rate for one in self.all)
+
+    @property
+    def per_step(self) -> float:
+        return fmean(one.per_step for one in self.all)
+
+    def equal(self, texts: Sequence[tuple[int, ...]]) -> int:
+        """How many of these it wrote every time."""
+        return sum(all(one.texts[place] == text for one in self.all) for place, text in enumerate(texts))
+
+    def beside(self, other: Rounds) -> str:
+        """The slowest and the fastest beside the other's median."""
+        rates = [one.rate / other.rate for one in self.all]
+        return f"{min(rates):.2f}x to {max(rates):.2f}x"
+
+
 def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,auto", at_once: Sequence[int] = AT_ONCE,
-        temperatures: Sequence[float] = (0.0,), max_tokens: int = 128, rounds: int = 2, longest: int = 6000,
+        temperatures: Sequence[float] = (0.0,), max_tokens: int = 128, rounds: int = 3, longest: int = 6000,
         device: str = "auto", deterministic: bool | None = None, llm: LLM | None = None) -> dict[str, Any]:
     """The bench document, with the texts that differ counted in "differences". `longest`: characters of a prompt."""
     prompts = [question.turns[0] for question in read_questions(dataset) if len(question.turns[0]) <= longest]
@@ -59,30 +85,29 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "ngram,aut
                             lambda salt, t=temperature: SamplingParams(  # type: ignore[misc]
                                 max_tokens=max_tokens, temperature=t, seed=1, cache_salt=f"{salt} {t}"))
             plain = found.pop(PLAIN)
-            for name, best in found.items():
-                equal = sum(a == b for a, b in zip(best.texts, plain.texts, strict=True))
+            for name, drafted in found.items():
+                equal = drafted.equal(plain.all[0].texts)
                 differences += asked - equal
                 case = f"{name} {count}" + (f" t{temperature:g}" if temperature else "")
-                rows.append(Row(case, "tok/s", best.rate, {PLAIN: plain.rate},
-                                note=f"{equal} of {asked} texts equal, {best.per_step:.2f} tokens a step"))
-                say(f"crowd: {case}: {best.rate:.0f} tok/s beside {plain.rate:.0f}, {rows[-1].note}")
+                rows.append(Row(case, "tok/s", drafted.rate, {PLAIN: plain.rate},
+                                note=f"{equal} of {asked} texts equal, {drafted.per_step:.2f} tokens a step, rounds "
+                                     f"{drafted.beside(plain)}, plain {plain.beside(plain)}"))
+                say(f"crowd: {case}: {drafted.rate:.0f} tok/s beside {plain.rate:.0f}, {rows[-1].note}")
     return document(rows, model=model or "default", kernels=llm.engine.kernels.name, max_tokens=max_tokens,
                     deterministic=llm.engine.kernels.deterministic) | {"differences": differences}
 
 
 def compare(llm: LLM, everyone: Sequence[Contender], warm: Sequence[str], asked: Sequence[str], at_once: int,
-            rounds: int, params: Callable[[str], SamplingParams]) -> dict[str, Round]:
-    """The faster of each contender's rounds; they take turns. Nobody finds what another or an earlier round has
-    written, in another company either: the cache and what drafters remember are kept apart by a salt."""
-    best: dict[str, Round] = {}
+            rounds: int, params: Callable[[str], SamplingParams]) -> dict[str, Rounds]:
+    """They take turns. Nobody finds what another or an earlier round has written, in another company either: the cache
+    and what drafters remember are kept apart by a salt."""
+    found: dict[str, list[Round]] = {one.name: [] for one in everyone}
     for one in everyone:
         ask(llm, warm, at_once, one, params(f"warm-up {one.name} {at_once}"))
     for turn in range(rounds):
         for one in everyone if turn % 2 == 0 else reversed(everyone):
-            found = ask(llm, asked, at_once, one, params(f"{one.name} {at_once} {turn}"))
-            if one.name not in best or found.rate > best[one.name].rate:
-                best[one.name] = found
-    return best
+            found[one.name].append(ask(llm, asked, at_once, one, params(f"{one.name} {at_once} {turn}")))
+    return {name: Rounds(tuple(own)) for name, own in found.items()}
 
 
 def ask(llm: LLM, prompts: Sequence[str], at_once: int, one: Contender, params: SamplingParams) -> Round:
@@ -163,7 +188,7 @@ def main() -> None:
     parser.add_argument("--at-once", default=",".join(map(str, AT_ONCE)))
     parser.add_argument("--temperatures", default="0")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=int, default=6000, help="characters of a prompt")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=None)

@@ -44,7 +44,7 @@ class HostStorage:
                  device: torch.device) -> None:
         """`planes`: of each group the tensors to copy, contiguous, slots first. Raises MemoryError or RuntimeError
         where there is no memory."""
-        self._planes = [[_by_block(plane, block_size) for plane in own] for own in planes]
+        self._planes = [[by_block(plane, block_size) for plane in own] for own in planes]
         self._device = device
         self.block_bytes = [sum(plane.shape[1] for plane in own) for own in self._planes]
         self._memory = [_allocate(num_blocks, size) for size in self.block_bytes]
@@ -126,8 +126,8 @@ class HostStorage:
             torch.cuda.synchronize(self._device)
 
 
-def _by_block(plane: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[blocks, bytes of a block] over the same memory."""
+def by_block(plane: torch.Tensor, block_size: int) -> torch.Tensor:
+    """[blocks, bytes of a block] of a plane [slots, ...], over the same memory."""
     return as_bytes(plane).view(torch.uint8).view(plane.shape[0] // block_size, -1)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.cache.allocation import NEVER, Allocation
 from paceline.cache.blocks import BlockPool
+from paceline.cache.handover import Handover, Intake, Piece
 from paceline.cache.host import NO_HOST, HostLimits
 from paceline.cache.invariants import check_cache
 from paceline.cache.offload import ColdBlocks
@@ -84,6 +85,7 @@ class CacheManager:
         """Per group: how far before the next position keys are still read; None: to the beginning."""
         self._lookahead = max(group.lookahead for group in groups)
         self._sharing = Sharing(self.prefix, self.pools, self.groups, self._reach, block_size, self.cold)
+        self.handover = Handover(self.prefix, self.pools, block_size, self._sharing)
 
     def open(self, tokens: Sequence[int], *, salt: str = "", reuse: bool = True,
              counted: bool = True) -> Allocation | None:
@@ -316,12 +318,21 @@ class CacheManager:
 
     def forget(self) -> None:
         """Empty the prefix cache: what its blocks hold can no longer be trusted."""
+        listener, self.prefix.listener = self.prefix.listener, None  # it is told once, of all
         for g, pool in enumerate(self.pools):
             for block in list(self.prefix.node_of[g]):
                 self.prefix.detach(g, block)
                 pool.unregister(block)
         self.cold.forget()
         self._copies = []  # of a call that broke off
+        self.prefix.listener = listener
+        if listener is not None:
+            listener.cleared()
+
+    def begin_intake(self, tokens: Sequence[int], salt: str,
+                     pieces: Sequence[Piece]) -> tuple[Intake, list[BlockCopy]]:
+        """Handover.begin(), with the copies that must run before the blocks are written; handover.end() comes next."""
+        return self.handover.begin(tokens, salt, pieces), self._taken()
 
     def free_blocks(self, group: int) -> int:
         """Blocks that can be taken now, cached ones that nobody holds included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from paceline.kernels.groups import NULL_BLOCK
 
@@ -54,7 +54,8 @@ class Cold(NamedTuple):
 class Node:
     """One block of text after one particular beginning (`parent`); `blocks[g]` holds its KV in group g, or none."""
 
-    __slots__ = ("ahead", "blocks", "children", "cold", "digest", "held", "parent", "pins", "salt", "tokens", "twin")
+    __slots__ = ("ahead", "blocks", "children", "cold", "digest", "held", "key", "parent", "pins", "salt", "tokens",
+                 "twin")
 
     def __init__(self, parent: Node | None, digest: int, tokens: tuple[int, ...], groups: int, salt: str = "") -> None:
         self.parent = parent
@@ -74,10 +75,23 @@ class Node:
         """Running sequences whose text ends here and will go on from here."""
         self.twin: Node | None = None
         """Next node with the same digest."""
+        self.key: int | None = None
+        """What other processes call it (cache/keys.py), once anybody has asked."""
 
     def keeps(self, group: int) -> bool:
         """Whether its KV in `group` is anywhere."""
         return self.blocks[group] != NULL_BLOCK or (self.cold is not None and group in self.cold)
+
+
+class BlockListener(Protocol):
+    """Hears, in the engine's thread, which blocks hold a node's KV. `cold`: the host's, not the cache's own."""
+
+    def stored(self, node: Node, group: int, cold: bool) -> None: ...
+
+    def removed(self, node: Node, group: int, cold: bool) -> None: ...
+
+    def cleared(self) -> None:
+        """No block holds anything any more, here or on the host."""
 
 
 class PrefixCache:
@@ -97,6 +111,7 @@ class PrefixCache:
         """Per group: registered block -> its node."""
         self.cold_node_of: list[dict[int, Node]] = [{} for _ in self.lookaheads]
         """Per group: host block -> the node whose KV it holds."""
+        self.listener: BlockListener | None = None
 
     def root(self, salt: str) -> Node:
         root = self._roots.get(salt)
@@ -138,6 +153,8 @@ class PrefixCache:
                 node.ahead = {}
             node.ahead[group] = ahead
         self.node_of[group][block] = node
+        if self.listener is not None:
+            self.listener.stored(node, group, cold=False)
         return True
 
     def detach(self, group: int, block: int) -> None:
@@ -147,6 +164,8 @@ class PrefixCache:
         node.held -= 1
         if node.ahead is not None:
             node.ahead.pop(group, None)
+        if self.listener is not None:
+            self.listener.removed(node, group, cold=False)
         self._prune(node)
 
     def attach_cold(self, node: Node, group: int, block: int, ahead: tuple[int, ...]) -> None:
@@ -156,6 +175,8 @@ class PrefixCache:
         node.cold[group] = Cold(block, ahead)
         node.held += 1
         self.cold_node_of[group][block] = node
+        if self.listener is not None:
+            self.listener.stored(node, group, cold=True)
 
     def detach_cold(self, group: int, block: int) -> None:
         """The host's block is about to hold something else."""
@@ -163,6 +184,8 @@ class PrefixCache:
         if node.cold is not None:
             del node.cold[group]
         node.held -= 1
+        if self.listener is not None:
+            self.listener.removed(node, group, cold=True)
         self._prune(node)
 
     def pin(self, node: Node) -> None:

@@ -29,13 +29,13 @@ class Sharing:
         """Let a new sequence hold the cached beginning of its tokens, at most `limit` blocks, or say what it missed.
         What only the host has of it is claimed there, for fetch()."""
         nodes = self._prefix.match(tokens, allocation.salt, limit)
-        usable = self._agreed(tokens, nodes)
+        usable = self.agreed(tokens, nodes)
         if usable < limit:
             allocation.miss = self._prefix.explain(tokens, allocation.salt, nodes, usable)
         if not usable:
             return
         for g, pool in enumerate(self._pools):
-            first = self._first_needed(g, usable)
+            first = self.first_needed(g, usable)
             blocks = [NULL_BLOCK] * usable
             for index in range(first, usable):
                 node = nodes[index]
@@ -102,23 +102,25 @@ class Sharing:
         if old:
             self._prefix.unpin(old[-1])
 
-    def _agreed(self, tokens: Sequence[int], nodes: list[Node]) -> int:
-        """The largest number of blocks for which every group still has all the KV that the next token reads."""
+    def agreed(self, tokens: Sequence[int], nodes: list[Node], cold: bool = True) -> int:
+        """The largest number of blocks for which every group still has all the KV that the next token reads. `cold`:
+        or the host has."""
         runs: list[list[int]] = []
         for g in range(len(self._groups)):
             run, ends = 0, [0]
             for index, node in enumerate(nodes):
                 end = (index + 1) * self._block_size
-                covered = self._prefix.covers(node, g, tokens, end) or self._prefix.covers_cold(node, g, tokens, end)
+                covered = self._prefix.covers(node, g, tokens, end) or (
+                    cold and self._prefix.covers_cold(node, g, tokens, end))
                 run = run + 1 if covered else 0
                 ends.append(run)
             runs.append(ends)
         for count in range(len(nodes), 0, -1):
-            if all(ends[count] >= count - self._first_needed(g, count) for g, ends in enumerate(runs)):
+            if all(ends[count] >= count - self.first_needed(g, count) for g, ends in enumerate(runs)):
                 return count
         return 0
 
-    def _first_needed(self, group: int, blocks: int) -> int:
+    def first_needed(self, group: int, blocks: int) -> int:
         """With `blocks` whole blocks committed: the first block that the next position still reads."""
         reach = self._reach[group]
         return 0 if reach is None else max(0, blocks * self._block_size - reach) // self._block_size

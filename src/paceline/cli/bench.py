@@ -342,7 +342,7 @@ def crowd(
     at_once: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
     temperatures: Annotated[str, typer.Option(help="Separated by commas; 0 is greedy.")] = "0",
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Of each method; the fastest counts.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each method; the median counts.")] = 3,
     longest: Annotated[int, typer.Option(min=1, help="Characters of a prompt, at most.")] = 6000,
     device: options.Device = "auto",
     deterministic: options.Deterministic = None,

@@ -29,6 +29,19 @@ def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
     return (*(given or ()), *(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()))
 
 
+def _events(address: str | None, replay: str | None, caching: bool) -> Any:
+    """Who publishes them; None: nobody."""
+    if address is not None and not caching:
+        raise ConfigError("--kv-events tells what the prefix cache holds: leave --no-prefix-caching out.")
+    if address is None:
+        if replay is not None:
+            raise ConfigError("--kv-events-replay needs --kv-events: say where they are published.")
+        return None
+    from paceline.cluster.kv_publisher import KVEventsPublisher
+
+    return KVEventsPublisher(address, replay)
+
+
 def serve(
     model: options.ModelArgument = None,
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
@@ -87,6 +100,12 @@ def serve(
     otel: Annotated[bool, _server("Send a span of every finished request to an OpenTelemetry collector; OTEL_* "
                                   "variables say where and how.", "--otel")] = False,
     otel_endpoint: Annotated[str | None, _server("Its address, such as http://localhost:4318; implies --otel.")] = None,
+    kv_events: Annotated[
+        str | None,
+        _server("Publish which blocks of text the cache holds, their tokens included, over ZMQ at this address (or "
+                "port of this machine), such as tcp://127.0.0.1:5557, in vLLM's format.")] = None,
+    kv_events_replay: Annotated[
+        str | None, _server("Where subscribers that missed some can ask for them again; with --kv-events.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     kv_dtype: options.KvDtype = "auto",
@@ -155,6 +174,7 @@ def serve(
     wish = options.speculation(speculation)
     adapters = options.adapters(lora)
     listening = server.listen(settings)
+    events = _events(kv_events, kv_events_replay, prefix_caching)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                              "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
                              "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
@@ -168,6 +188,8 @@ def serve(
                        enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
                        heads=options.heads(head), watch_share=watch_share, watch_action=watch_action,
                        **sizes, **host_memory)
+    if events is not None:  # nobody has a request yet: the engine's thread does nothing
+        events.attach(llm.engine.cache.prefix, lambda: llm.engine.adapters.names_by_revision)
     logs.configure(log_format)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
@@ -178,4 +200,8 @@ def serve(
         out.print(f"{shown}metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
         out.file.flush()
 
-    server.run(llm, settings, listening, announce, spans)
+    try:
+        server.run(llm, settings, listening, announce, spans)
+    finally:
+        if events is not None:
+            events.close()

@@ -35,6 +35,11 @@ class Adapters:
     def names(self) -> list[str]:
         return list(self._loaded)
 
+    @property
+    def names_by_revision(self) -> dict[str, str]:
+        """From any thread."""
+        return {adapter.revision: adapter.name for adapter in list(self._loaded.values())}
+
     def load(self, name: str, path: str) -> None:
         """`path`: a PEFT adapter's folder, or a hub id."""
         self.add(name, read_adapter(path))

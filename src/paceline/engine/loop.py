@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 
+from paceline.cache.storage import KVStorage
+from paceline.cache.transfers import BlockCopy
 from paceline.engine.bookkeeping import Bookkeeping, Touched
 from paceline.engine.drafting.drafting import Drafting
-from paceline.engine.execute.executor import Executor, Settled, StepDropped
+from paceline.engine.execute.executor import Executor, Settled, StepDropped, bring_into_place
 from paceline.engine.records.metrics import StepTimes
 from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Status
@@ -38,7 +42,7 @@ class Loop:
     def step(self, started: float, since_arrival: float, touched: Touched) -> None:
         """One pass, which began at `started`, so long after the last request came. The records that got something new
         are added to `touched`."""
-        try:
+        with self._failing(touched):
             self._suspect = self.executor.oldest
             self.executor.start()
             self._schedule_s += self._submit(since_arrival)
@@ -54,6 +58,25 @@ class Loop:
             self.executor.advance()
             if self.executor.goes_on:
                 self._schedule_s = self._submit(since_arrival)
+
+    def catch_up(self, storage: KVStorage, touched: Touched, copies: Seq[BlockCopy] = ()) -> bool:
+        """Between two passes, for who reads or writes the cache by itself: have begun what was submitted, and carry out
+        what waits for the next step, and then these copies, so that the storage holds what the bookkeeping says. False:
+        that is not to be had now; it may be after the next pass."""
+        with self._failing(touched):
+            self._suspect = self.executor.oldest
+            self.executor.start()
+            if self.executor.underway:
+                moves, waiting = self._scheduler.take_transfers()
+                bring_into_place(storage, moves, [*waiting, *copies])
+                return True
+        return False
+
+    @contextmanager
+    def _failing(self, touched: Touched) -> Iterator[None]:
+        """Whatever breaks costs those on whose account it broke."""
+        try:
+            yield
         except StepDropped as dropped:
             self._start_over(dropped, touched)
         except BaseException as problem:

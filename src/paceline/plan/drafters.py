@@ -16,7 +16,7 @@ from paceline.plan.speculation import acceptance_of
 
 DRAFT_VOCABULARY = 32_000
 HOST_S = 50e-6
-"""Seconds a sequence's look-up takes."""
+"""Seconds a sequence's look-up takes the host."""
 _DRAFT_CACHE = "its own, in the target's kv_dtype"
 _TARGET_CACHE = "the target's: its kv_dtype is the drafter's too"
 _PLANES = "planes beside the target's, one entry a token"
@@ -42,11 +42,13 @@ class Drafter:
     """It is a model beside the target, not a part of it."""
     vocab: int | None = None
     """That has to equal the target's; None: it has no choice."""
+    on_card: bool = False
+    """A card looks its drafts up by itself, as a part of the step that verifies them."""
 
     def cost(self, hardware: Hardware, dtype: str, kv_dtype: str, batch: int, context: int, k: int) -> float:
         """Seconds to draft K tokens for each of `batch` sequences."""
         if self.shape is None:
-            return HOST_S * batch
+            return 0.0 if self.on_card and hardware.kind == "card" else HOST_S * batch
         roofline = Roofline(self.shape, hardware, self.dtype or dtype, kv_dtype)
         return roofline.step(batch, k, context).total if self.parallel else k * roofline.decode(batch, context)
 
@@ -90,12 +92,14 @@ def _networks(target: ModelShape, heads: int) -> ModelShape:
 
 
 METHODS: Mapping[str, Callable[[ModelShape], Drafter]] = {
-    "ngram": lambda target: Drafter("ngram", acceptance_of(1.75, 10), "prompt look-up: 1.75 tokens on Spec-Bench"),
+    "ngram": lambda target: Drafter("ngram", acceptance_of(1.75, 10), "prompt look-up: 1.75 tokens on Spec-Bench",
+                                    on_card=True),
     "suffix": lambda target: Drafter("suffix", acceptance_of(1.82, 10), "as look-ups in a datastore: 1.82 tokens on "
                                      "Spec-Bench; far more where texts repeat"),
     "rest": lambda target: Drafter("rest", acceptance_of(1.82, 10), "1.82 tokens on Spec-Bench"),
     "lookahead": lambda target: Drafter("lookahead", acceptance_of(1.64, 5), "1.64 tokens on Spec-Bench"),
-    "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it"),
+    "auto": lambda target: Drafter("auto", acceptance_of(1.82, 10), "look-ups alone; a trained head adds to it",
+                                   on_card=True),
     "medusa": lambda target: Drafter("medusa", acceptance_of(2.31, 4), "2.31 tokens on Spec-Bench",
                                      _networks(target, 4), True, most=4),
     "hydra": lambda target: Drafter("hydra", acceptance_of(3.26, 4), "3.26 tokens on Spec-Bench",

@@ -14,6 +14,8 @@ from paceline.errors import ConfigError
 from paceline.models.fields import finite, shown
 
 GB = 10**9
+STARTS, DRAFTED = 30e-6, 12.5e-6
+"""Of a card, seconds a layer: layer_s and drafted_s, as Paceline's own steps have them on an H200."""
 _COUNTED = re.compile(r"(.+?)x(\d+)")
 _MOST_CARDS = 4096
 _WIDER = {"float32": (), "bfloat16": ("float16", "float32"), "float16": ("bfloat16", "float32"),
@@ -46,9 +48,12 @@ class Hardware:
     """Bytes are read while others are computed with, so that the longer of both counts, not their sum."""
     layer_s: float = 0.0
     """Seconds that starting a layer's kernels takes beyond their work."""
+    drafted_s: float | None = None
+    """Drafts come on top of a plain step, whatever that computes while it reads: so many seconds a layer, and their
+    rows' arithmetic. None: a step with drafts is one of more rows."""
     reads: float = 0.90
     """Share of the bandwidth that is attained."""
-    computes: float = 0.80
+    computes: float = 0.65
     """Share of the arithmetic that is attained."""
     calibrated: bool = field(default=False, compare=False)
     """bandwidth and flops were measured with this model."""
@@ -70,13 +75,14 @@ class Hardware:
         return self.arithmetic(dtype) / self.bandwidth
 
     def sustained(self) -> Hardware:
-        """As programs see it: shares of the figures, which hardly overlap within a step, and a start for every layer.
-        The constants are those that Paceline's own steps have on an H200 (docs/plan.md); a CPU has no start."""
+        """As programs see it: shares of the figures, and on a card a start for every layer; a CPU is not taken to read
+        while it computes. The constants are those that Paceline's own steps have on an H200 (docs/plan.md)."""
         if self.calibrated:
             return self
-        return replace(self, bandwidth=self.bandwidth * self.reads, overlaps=False,
+        card = self.kind == "card"
+        return replace(self, bandwidth=self.bandwidth * self.reads, overlaps=card,
                        flops={dtype: rate * self.computes for dtype, rate in self.flops.items()},
-                       layer_s=20e-6 if self.kind == "card" else 0.0)
+                       layer_s=STARTS if card else 0.0, drafted_s=DRAFTED if card else None)
 
 
 def _card(name: str, memory: float, bandwidth: float, bf16: float, price: float | None, *, eight: float = 0.0,

@@ -3,12 +3,13 @@ two of them, and what that predicts of the others is shown beside what they took
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware import KNOWN, STARTS, Hardware
 from paceline.plan.roofline import Roofline
 from paceline.plan.shape import ModelShape
 
@@ -23,8 +24,9 @@ STEPS = 24
 """That are timed, all sequences together in each."""
 REPEATS = 2
 """The best counts: others use the machine as well."""
-_STARTS = 20e-6
 _NEVER = 1e300
+_BEYOND = 1.2
+"""Times what reading alone would take, from which on a step tells of arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, t
         return Calibration(hardware, [*rows, Comparison(f"a prompt of {PROMPT} tokens", timings.prompt,
                                                         found.prefill(PROMPT), not batched)])
 
-    apart = compared(False)
-    if machine.kind == "card" or not batched:  # a card's largest batch may still be one that reads
+    apart = compared(machine.kind == "card")
+    if machine.kind == "card" or not batched:
         return apart
     together = compared(True)
     return together if 1.5 * _missed(together) < _missed(apart) else apart
@@ -90,15 +92,16 @@ def _missed(found: Calibration) -> float:
 
 def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: dict[tuple[int, int, int], float],
         overlaps: bool = False) -> Hardware:
-    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to; where
-    they overlap, the first is taken to read and the second to compute."""
+    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to. Where
+    they overlap, the first is taken to read and the second to compute, unless that, on a card, is one that reads too:
+    its arithmetic is what such cards have then, where that is known."""
     (first, alone), (second, many) = steps.items()
     layers = len(shape.layers)
-    starts = min(_STARTS * layers, alone / 2) if machine.kind == "card" else 0.0
+    starts = min(STARTS * layers, alone / 2) if machine.kind == "card" else 0.0
 
     def made(bandwidth: float, arithmetic: float, layer_s: float = 0.0) -> Hardware:
         return replace(machine, bandwidth=bandwidth, flops=dict.fromkeys(("float32", "bfloat16"), arithmetic),
-                       overlaps=overlaps, layer_s=layer_s, calibrated=True)
+                       overlaps=overlaps, layer_s=layer_s, drafted_s=machine.sustained().drafted_s, calibrated=True)
 
     reading, computing = (Roofline(shape, one, dtype, kv_dtype) for one in (made(1.0, _NEVER), made(_NEVER, 1.0)))
     r1, r2 = (reading.step(*step).total for step in (first, second))
@@ -106,6 +109,8 @@ def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: 
     alone, many = alone - starts, max(many - starts, 1e-9)
     if overlaps:
         per_byte, per_flop = alone / r1, many / c2
+        if machine.kind == "card" and machine.flops and many < _BEYOND * r2 * per_byte:
+            per_flop = 1.0 / machine.sustained().arithmetic(dtype)
     else:
         determinant = r1 * c2 - r2 * c1
         per_byte = (alone * c2 - many * c1) / determinant
@@ -159,6 +164,13 @@ def _together(times: Sequence[Sequence[float]]) -> float:
     return (inside[-1] - inside[0]) / (len(inside) - 1)
 
 
+def flops_of(card: str) -> Mapping[str, float]:
+    """By format, of a card as its driver calls it; nothing: it is not known."""
+    called = re.sub("[^a-z0-9]", "", card.lower())
+    known = [one for name, one in KNOWN.items() if one.kind == "card" and re.sub("[^a-z0-9]", "", name) in called]
+    return max(known, key=lambda one: len(one.name)).flops if known else {}
+
+
 def this_machine() -> Hardware:
     """Its memory and what it is; bandwidth and arithmetic are to be measured."""
     import torch
@@ -167,7 +179,7 @@ def this_machine() -> Hardware:
 
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        return Hardware(properties.name, float(properties.total_memory), 1.0, {"float32": 1.0},
+        return Hardware(properties.name, float(properties.total_memory), 1.0, flops_of(properties.name),
                         capability=(properties.major, properties.minor))
     machine = inspect_machine()
     return Hardware(f"{machine.cpu} ({machine.usable_cores} cores)", float(machine.memory_total or 0) or 1e9, 1.0,

@@ -234,7 +234,7 @@ def _batch_row(real: Roofline, floor: Roofline, batch: int, context: int, memory
 def cycle_cost(real: Roofline, drafter: Drafter, batch: int, context: int, k: int, nodes: int | None = None) -> float:
     """What a cycle costs in plain steps: drafting K deep, and verifying `nodes` drafted tokens (K, in a chain)."""
     drafting = drafter.cost(real.hardware, real.dtype, real.kv_dtype, batch, context, k)
-    return (drafting + real.step(batch, (nodes or k) + 1, context).total) / real.decode(batch, context)
+    return (drafting + real.verify(batch, (nodes or k) + 1, context)) / real.decode(batch, context)
 
 
 def best_draft(real: Roofline, drafter: Drafter, batch: int, context: int, a: float, k: int | None = None) -> DraftRow:

@@ -66,8 +66,7 @@ class Roofline:
         a step that verifies K drafted tokens K + 1."""
         hardware, shape = self.hardware, self.shape
         tokens = sequences * rows
-        reading = shape.read_bytes(tokens, self.dtype) / hardware.count / hardware.bandwidth
-        computing = self._matrix_flops(tokens, sequences) / hardware.count / hardware.arithmetic(self.dtype)
+        reading, computing = self._matrices(tokens, sequences)
         cards = shape.cache_cards(hardware.count)
         cached = sequences * shape.attention_bytes(context + rows, self.kv_dtype) / cards / hardware.bandwidth
         paired = sequences * shape.attention_flops(rows, context) / hardware.count / hardware.arithmetic(
@@ -83,6 +82,16 @@ class Roofline:
         """Seconds of a step that gives each of `batch` sequences a token."""
         return self.step(batch, 1, context).total
 
+    def verify(self, batch: int, rows: int, context: int) -> float:
+        """Seconds of a step with `rows` tokens of each sequence, drafted but for the first."""
+        whole = self.step(batch, rows, context)
+        if self.hardware.drafted_s is None:
+            return whole.total
+        more = sum(self._matrices(batch * rows, batch)) - sum(self._matrices(batch, batch))
+        plain = self.step(batch, 1, context)
+        return (whole.total - whole.matrices + plain.matrices + more
+                + self.hardware.drafted_s * len(self.shape.layers))
+
     def compute_batch(self) -> int | None:
         """The smallest number of tokens in a step at which matrices are computed longer than they are read; None:
         there is none."""
@@ -91,6 +100,12 @@ class Roofline:
             return flops >= self.shape.read_bytes(tokens, self.dtype) / self.hardware.bandwidth
 
         return smallest(bound, _MOST_TOKENS)
+
+    def _matrices(self, tokens: int, sampled: int) -> tuple[float, float]:
+        """Seconds in which they are read and in which they are computed with."""
+        hardware = self.hardware
+        return (self.shape.read_bytes(tokens, self.dtype) / hardware.count / hardware.bandwidth,
+                self._matrix_flops(tokens, sampled) / hardware.count / hardware.arithmetic(self.dtype))
 
     def _matrix_flops(self, tokens: int, sampled: int) -> float:
         """The head is for tokens that something is sampled after; of a prompt's that is the last."""

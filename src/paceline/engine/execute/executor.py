@@ -87,6 +87,10 @@ class Executor(Protocol):
         """A pass begins, and all that was settled is committed: before another step is planned, which may use the
         cache, the oldest one runs. Raises StepDropped."""
 
+    @property
+    def underway(self) -> bool:
+        """Whether all steps that were submitted have begun: what is done to the cache now comes after them."""
+
     def has_room(self, scheduler: Scheduler) -> bool:
         """Whether another step may be submitted now."""
 

@@ -164,6 +164,10 @@ class GraphExecutor:
     def start(self) -> None:
         pass  # advance() has done it
 
+    @property
+    def underway(self) -> bool:
+        return all(flight.started for flight in self._flight)
+
     def has_room(self, scheduler: Scheduler) -> bool:
         if not self._flight:
             return True

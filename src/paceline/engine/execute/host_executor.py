@@ -52,6 +52,10 @@ class HostExecutor:
             batch, self._waiting = self._waiting, None
             self._run(self._flight[0], batch)
 
+    @property
+    def underway(self) -> bool:
+        return self._waiting is None
+
     def submit(self, step: Step) -> None:
         batch = self._builder.of_step(step)
         if self._flight:

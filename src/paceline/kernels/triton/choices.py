@@ -175,6 +175,8 @@ def _fixed_order(rows: int, size: int, inputs: int, dtype: torch.dtype, gated: b
     width = min(128, max(16, 1 << (rows - 1).bit_length()))
     apart = 0 < piece < inputs and -(-size // 64) * -(-rows // width) < 264
     if rows > SKINNY_ROWS:
+        if apart and rows <= 128 and inputs >= 8192:
+            return Product(Way.TILES, 64, 64, 64, 4, 5, piece, True)
         if apart:
             return Product(Way.TILES, 64, width, 64, 4, 4, piece, True)
         return Product(Way.TILES, 128, width, 64, 8, 3, piece)

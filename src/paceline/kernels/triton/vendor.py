@@ -15,8 +15,8 @@ from paceline.kernels.triton.choices import Product
 from paceline.kernels.triton.linear import product
 from paceline.kernels.triton.linear_device import add_pieces_kernel
 
-MULTIPLE = 128
-"""Exact kernels ask the vendor for multiples of so many rows only, those of captured prompts: each number of rows is
+MULTIPLE = 16
+"""Exact kernels ask the vendor for multiples of so many rows only, those of captured steps: each number of rows is
 another shape, whose bits have to be compared."""
 BLOCK = 1024
 """Values a program adds up."""
