@@ -203,6 +203,7 @@ class AsyncLLM:
             self._wake.notify()
         self.texts.close()
         self._thread.join()
+        self.engine.close()
 
     # ---------------------------------------------------------------- the engine's thread
 

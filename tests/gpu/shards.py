@@ -42,7 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-8b-layer": LARGE, "deepseek": LATENT,
     "mixtral": {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2},
     "olmo2": {"model_type": "olmo2"}, "gemma3": {"model_type": "gemma3_text", "sliding_window": 32,
-                                                 "sliding_window_pattern": 3, "query_pre_attn_scalar": 64}}
+                                                 "sliding_window_pattern": 3, "query_pre_attn_scalar": 64,
+                                                 "tie_word_embeddings": False}}
 SIZES = (2, 4)
 DTYPE = torch.bfloat16
 LENGTHS, TOKENS = (9, 140, 33, 64), 24

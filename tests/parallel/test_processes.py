@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ def rank() -> Iterator[Any]:
 @pytest.mark.full
 def test_a_rank_ends_with_rank_0_and_says_why_it_cannot_start(rank: Any, tmp_path: Path) -> None:
     """However rank 0 ends, its end of the wire does; a rank that failed before has said why."""
-    rank.wire.send(Work(EngineOptions(tensor_parallel_size=1), str(tmp_path / "nothing"), 0, "cpu", torch.float32, 1,
-                        Meeting(file=str(tmp_path / "meeting"))))
+    rank.wire.send(Work(EngineOptions(tensor_parallel_size=1), str(tmp_path / "nothing"), 0, "cpu", torch.float32,
+                        True, 1, Meeting(file=str(tmp_path / "meeting"))))
     while not isinstance(said := rank.wire.recv(), Failed):
         pass
     assert "There is no model at" in said.reason
@@ -122,6 +123,28 @@ def test_a_rank_that_does_not_start_is_an_error(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(processes.sys, "executable", "/bin/false")
     with pytest.raises(ParallelError, match=r"Rank 1 of 2 .* did not start: its process ended with status 1"):
         LLM(str(folder), deterministic=True, tensor_parallel_size=2)
+
+
+class OtherRank:
+    """What a rank says that is not as rank 0 is."""
+
+    def __init__(self, *said: Any) -> None:
+        here, there = connection.Pipe()
+        for one in said:
+            there.send(one)
+        self.rank, self.there = processes._Rank(1, here), there
+
+
+def test_ranks_that_are_not_alike_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, or another model under the same name on another host."""
+    other = OtherRank(processes.Hello("0.0.1"))
+    monkeypatch.setattr(processes, "_start", lambda number: other.rank)
+    with pytest.raises(ParallelError, match=r"it is Paceline 0\.0\.1, and rank 0 is .*: install the same"):
+        LLM(str(folder), deterministic=True, tensor_parallel_size=2)
+    followers = object.__new__(processes.ProcessFollowers)
+    followers._others, followers._size = [OtherRank(processes.Ready("sha256:other")).rank], 2
+    with pytest.raises(ParallelError, match="its files are of another model"):
+        followers.wait("sha256:ours")
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:0", "host:70000"])

@@ -177,8 +177,8 @@ def test_an_interrupt_waits_until_all_ranks_have_made_a_call() -> None:
 
 
 @pytest.mark.parametrize(("params", "options"), [
-    ({"n": 3, "seed": 4}, {}), ({"beam_width": 3, "temperature": 0.0, "seed": 4}, {}), ({"seed": 4}, {"kv_dtype": "fp8"}),
-    ({"prompt_logprobs": 2, "logprobs": 2, "seed": 4}, {"max_prefill_chunk": 5})])
+    ({"n": 3, "seed": 4}, {}), ({"beam_width": 3, "temperature": 0.0, "seed": 4}, {}),
+    ({"seed": 4}, {"kv_dtype": "fp8"}), ({"prompt_logprobs": 2, "logprobs": 2, "seed": 4}, {"max_prefill_chunk": 5})])
 def test_whatever_a_request_asks_for_is_the_same(params: dict[str, Any], options: dict[str, Any]) -> None:
     asked = SamplingParams(max_tokens=8, ignore_eos=True, **{"temperature": 0.9} | params)
     one, two = (tiny_llm(model, **options).generate([PROMPT, PROMPT[:9]], asked)
@@ -189,14 +189,19 @@ def test_whatever_a_request_asks_for_is_the_same(params: dict[str, Any], options
 
 
 def test_an_engine_that_is_gone_takes_its_ranks_along() -> None:
-    llm = tiny_llm(shared_model("llama", 3))
-    threads = llm.engine.model._followers.threads  # type: ignore[attr-defined]
-    assert len(threads) == 2 and all(thread.is_alive() for thread in threads)
-    del llm
-    gc.collect()
-    for thread in threads:
-        thread.join(10.0)
-    assert not any(thread.is_alive() for thread in threads)
+    for end in ("collected", "closed"):
+        llm = tiny_llm(shared_model("llama", 3))
+        engine, threads = llm.engine, llm.engine.model._followers.threads  # type: ignore[attr-defined]
+        assert len(threads) == 2 and all(thread.is_alive() for thread in threads)
+        if end == "closed":
+            engine.close()
+            with pytest.raises(ParallelError, match="was closed"):
+                raise llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].error or AssertionError("no error")
+        del llm, engine
+        gc.collect()
+        for thread in threads:
+            thread.join(10.0)
+        assert not any(thread.is_alive() for thread in threads), end
 
 
 def test_on_a_card_sums_are_cut_as_those_of_the_whole_matrix() -> None:

@@ -70,6 +70,8 @@ class LocalWorker:
                 async for delta in listener:
                     if delta.output is not None and any(one.finish_reason == LEFT for one in delta.output.outputs):
                         raise self._lost("is leaving")
+                    if delta.output is not None and delta.output.error is not None and not self._llm.alive:
+                        raise self._lost("has stopped") from delta.output.error  # a rank of its model is gone
                     yield self._told(delta, order, listener)
             finally:
                 self._close(order.request_id, listener)

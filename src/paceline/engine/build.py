@@ -113,11 +113,14 @@ def shared_model(options: EngineOptions, checkpoint: Checkpoint, path: Path, dev
     """Rank 0's share of a model that several hold, and the others, who load theirs meanwhile."""
     check_shares(read_config(checkpoint.config), options.tensor_parallel_size)
     check_threads(options.tensor_parallel_size, device)
-    followers = ProcessFollowers(options, path, device, dtype)
+    native = wants_native(options, checkpoint, device)
+    exact = native or select(options.deterministic, device, options.kernels).deterministic
+    if native:  # by the memory that is free now, which each rank would see another way
+        options = replace(options, quantization="blocks" if keeps_blocks(options, checkpoint) else "int8")
+    followers = ProcessFollowers(options, path, device, dtype, exact)
     try:
-        shard = Shard(followers.ranks, sums_are_exact(options, checkpoint, device))
-        model = load_model(options, checkpoint, device, dtype, card, shard)
-        followers.wait()
+        model = load_model(options, checkpoint, device, dtype, card, Shard(followers.ranks, exact))
+        followers.wait(checkpoint.revision)
     except BaseException:
         followers.close()
         raise
@@ -125,19 +128,12 @@ def shared_model(options: EngineOptions, checkpoint: Checkpoint, path: Path, dev
 
 
 def follower_share(options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype,
-                   shard: Callable[[bool], Shard]) -> Share:
-    """What another rank loads. `shard`: which it is, told whether its results are to be those of one rank alone."""
+                   shard: Shard) -> tuple[Share, str]:
+    """What another rank loads, and the revision of the model that it found."""
     card = inspect_card(device) if device.type == "cuda" else None
     with open_checkpoint(path) as checkpoint:
-        model = load_model(options, checkpoint, device, dtype, card,
-                           shard(sums_are_exact(options, checkpoint, device)))
-    return Share(model, kernels_for(model, options, device), device)
-
-
-def sums_are_exact(options: EngineOptions, checkpoint: Checkpoint, device: torch.device) -> bool:
-    """Whether ranks are to compute the very sums that one computes by itself (Shard.exact)."""
-    return wants_native(options, checkpoint, device) or select(options.deterministic, device,
-                                                               options.kernels).deterministic
+        model = load_model(options, checkpoint, device, dtype, card, shard)
+        return Share(model, kernels_for(model, options, device), device), checkpoint.revision
 
 
 def build_model(options: EngineOptions, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,

@@ -190,6 +190,12 @@ class Engine:
         _ = self.setup
         self.structures.warm_up()
 
+    def close(self) -> None:
+        """No step will run any more: other processes that hold a share of the model (tensor parallel) end now, not when
+        the garbage collector finds the engine."""
+        if isinstance(self.model, Leader):
+            self.model.close()
+
     # ---------------------------------------------------------------- requests
 
     def add(self, prompt: str | list[int], params: SamplingParams, *, speculation: Any = ...,

@@ -17,7 +17,7 @@ import torch
 from paceline.engine.build import follower_share
 from paceline.engine.parallel.calls import Call, Described
 from paceline.engine.parallel.follower import follow
-from paceline.engine.parallel.processes import Failed, Here, Ready, Work, address, token
+from paceline.engine.parallel.processes import Failed, Hello, Here, Ready, Work, address, token, version
 from paceline.errors import PacelineError, ParallelError
 from paceline.models.load.resolve import resolve
 from paceline.models.shard import Shard
@@ -51,6 +51,7 @@ def listen(wire: Connection, calls: Calls) -> None:
 
 
 def run(wire: Connection) -> None:
+    wire.send(Hello(version()))
     work: Work = wire.recv()
     size, device = work.options.tensor_parallel_size, torch.device(work.device)
     calls: Calls = queue.SimpleQueue()
@@ -60,9 +61,8 @@ def run(wire: Connection) -> None:
         path = resolve(work.options.model) if work.path is None else Path(work.path)
         wire.send(Here())
         ranks = ProcessRank(work.meeting.store(size), work.rank, size, device, own_host(wire))
-        share = follower_share(work.options, path, device, work.dtype,
-                               lambda exact: Shard(ranks, exact))
-        wire.send(Ready())
+        share, revision = follower_share(work.options, path, device, work.dtype, Shard(ranks, work.exact))
+        wire.send(Ready(revision))
         follow(share, ranks, calls.get)
     except ParallelError:  # another rank is gone; rank 0 sees that for itself
         os._exit(1)

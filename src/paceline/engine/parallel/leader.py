@@ -96,6 +96,11 @@ class Leader(ModelTraits):
             self._lost = ParallelError(self._followers.gone)
         return self._lost
 
+    def close(self) -> None:
+        """The other ranks end."""
+        self._lost = self.lost or ParallelError("This engine was closed: make another one.")
+        self._followers.close()
+
     @property
     def size(self) -> int:
         """Ranks."""

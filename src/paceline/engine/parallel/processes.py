@@ -12,13 +12,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from multiprocessing import AuthenticationError, connection
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from paceline.parallel.processes import ProcessRank
 from paceline.process import OwnProcess
 
 log = logging.getLogger("paceline.engine")
+Said = TypeVar("Said")
 START = 600.0
 """Seconds in which a rank has to be there: a large model may lie on a slow disk."""
 LEAVE = 5.0
@@ -67,18 +69,29 @@ class Work:
     rank: int
     device: str
     dtype: torch.dtype
+    exact: bool
+    """Shard.exact."""
     threads: int
     meeting: Meeting
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank has started, as this version of Paceline."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Here:
-    """A rank has started, and waits for the others."""
+    """A rank waits for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank has loaded its share."""
+    """A rank has loaded its share of the model of this revision."""
+
+    revision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +113,9 @@ class ProcessFollowers:
     """Implements Followers. A rank's end is the end of its wire, on whatever host, and that of rank 0 the end of all
     wires: nobody outlives the other, however it was killed."""
 
-    def __init__(self, options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """They start, or come; load() has them load their shares."""
+    def __init__(self, options: EngineOptions, path: Path, device: torch.device, dtype: torch.dtype,
+                 exact: bool) -> None:
+        """They start, or come, and load their shares; wait() until they have. `exact`: Shard.exact."""
         self._size = options.tensor_parallel_size
         self._own = OwnProcess()
         self._why: str | None = None
@@ -112,10 +126,13 @@ class ProcessFollowers:
         self._devices = rank_devices(device, self._size, options.tensor_parallel_address is not None)
         try:
             store, meeting = self._gather(options)
+            self._await(Hello, lambda hello: None if hello.version == version() else
+                        f"it is Paceline {hello.version}, and rank 0 is {version()}: install the same")
             for other in self._others:
                 with suppress(OSError):  # gone already, as is seen below
                     other.wire.send(Work(options, str(path) if other.process is not None else None, other.number,
-                                         str(self._devices[other.number]), dtype, torch.get_num_threads(), meeting))
+                                         str(self._devices[other.number]), dtype, exact, torch.get_num_threads(),
+                                         meeting))
             self._await(Here)
             self._ranks = ProcessRank(store, 0, self._size, self._devices[0], meeting.host)
         except BaseException:
@@ -123,9 +140,11 @@ class ProcessFollowers:
             raise
         self.ranks: Communicator = self._ranks
 
-    def wait(self) -> None:
-        """Until all of them have loaded their shares. Raises with the reason of one that could not."""
-        self._await(Ready)
+    def wait(self, revision: str) -> None:
+        """Until all of them have loaded their shares of the model of this revision. Raises with the reason of one that
+        could not."""
+        self._await(Ready, lambda ready: None if ready.revision == revision else
+                    "its files are of another model, or another version of it: see that all have the same")
         if self._devices[0].type == "cpu":  # NCCL looks into the file now and then
             self._leave_meeting()
         threading.Thread(target=self._watch, name="paceline-ranks", daemon=True).start()
@@ -190,8 +209,8 @@ class ProcessFollowers:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _await(self, kind: type) -> None:
-        """Something of this kind from each."""
+    def _await(self, kind: type[Said], wrong: Callable[[Said], str | None] = lambda said: None) -> None:
+        """Something of this kind from each, with which nothing is `wrong`."""
         until = time.monotonic() + START
         for other in self._others:
             try:
@@ -199,8 +218,9 @@ class ProcessFollowers:
                     f"nothing was heard of it in {START:.0f} seconds")
             except (EOFError, OSError):
                 came = Failed(_ending(other))
-            if not isinstance(came, kind):
-                reason = came.reason if isinstance(came, Failed) else f"it said {came!r}"
+            reason = wrong(came) if isinstance(came, kind) else \
+                came.reason if isinstance(came, Failed) else f"it said {came!r}"
+            if reason is not None:
                 raise ParallelError(f"Rank {other.number} of {self._size} (tensor_parallel_size) did not start: "
                                     f"{reason}.")
 
@@ -221,6 +241,12 @@ class ProcessFollowers:
                 self._ranks.abort()
             break
         self._gone.set()
+
+
+def version() -> str:
+    with suppress(metadata.PackageNotFoundError):  # run from its sources
+        return metadata.version("paceline")
+    return "from its sources"
 
 
 def rank_devices(device: torch.device, size: int, elsewhere: bool) -> list[torch.device]:

@@ -18,6 +18,9 @@ from paceline.models.shard import Shard
 from paceline.parallel.communicator import Communicator
 from paceline.parallel.threads import PATIENCE, ThreadRanks
 
+LEAVE = 10.0
+"""Seconds in which a thread ends that was told to."""
+
 
 class ThreadFollowers:
     """Implements Followers. They build their shares beside whoever makes this, who builds rank 0's."""
@@ -51,6 +54,9 @@ class ThreadFollowers:
         self._meeting.leave()
         for calls in self._calls:
             calls.put(None)
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # the garbage collector may run in any of them
+                thread.join(LEAVE)  # a thread that is inside of torch when the process ends takes it down
 
     def _run(self, rank: int) -> None:
         try:
