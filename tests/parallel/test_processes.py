@@ -51,6 +51,7 @@ def ended(pid: int, patience: float = 20.0) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_says_until_one_is_killed(folder: Path, expected: list[list[int]]) -> None:
     llm = LLM(str(folder), deterministic=True, tensor_parallel_size=2)
     assert tokens(llm) == expected
