@@ -1,0 +1,1 @@
+"""Paceline beyond one process: replicas, routing, streams that move."""

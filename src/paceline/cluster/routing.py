@@ -1,0 +1,210 @@
+"""Routing: which replica a request goes to. Plain Python: a router drives it, and so does a simulator."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Protocol
+
+SEQUENCE_TOKENS = 64
+"""What a sequence that runs costs who comes after it, in prompt tokens to compute."""
+ADAPTER_TOKENS = 1024
+"""What it costs to go where an adapter is not at hand."""
+FRESH_S = 10.0
+"""So long a replica is believed to hold what was just sent to it, whatever it published before."""
+REMEMBERED = 1 << 16
+"""Most blocks that are remembered of what was sent to a replica."""
+SHORT = (1 << 32) - 1
+
+
+def short(digest: int) -> int:
+    """A chain hash as replicas publish it. Two that look alike cost a detour at most: caches compare tokens."""
+    return digest & SHORT
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica as it last described itself."""
+
+    name: str
+    blocks: AbstractSet[int] = frozenset()
+    """short() chain hashes of the blocks of text that its cache holds."""
+    running: int = 0
+    """Sequences that have a seat."""
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    """Prompt tokens that nobody has begun to compute, by priority."""
+    adapters: AbstractSet[str] = frozenset()
+    draining: bool = False
+    """It is about to leave: nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What of a request decides where it goes. No token of it: chain hashes alone."""
+
+    prompt_tokens: int
+    digests: tuple[int, ...] = ()
+    """short() chain hashes of its whole blocks, the first block's first."""
+    block_size: int = 16
+    adapter: str | None = None
+    priority: int = 0
+
+    def cached(self, blocks: AbstractSet[int], recent: AbstractSet[int] = frozenset()) -> int:
+        """Prompt tokens that a replica need not compute which holds `blocks`, or was just sent `recent`. The last
+        token always is."""
+        count = 0
+        for digest in self.digests:
+            if digest not in blocks and digest not in recent:
+                break
+            count += 1
+        return min(count * self.block_size, max(0, self.prompt_tokens - 1))
+
+
+class Policy(Protocol):
+    """Chooses, and hears what came of it. One front's, in one thread."""
+
+    def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
+        """A candidate's name; None: nobody takes anything now."""
+
+    def begun(self, order: Features, name: str) -> None:
+        """It was sent there."""
+
+    def ended(self, order: Features, name: str) -> None:
+        """It is there no more, however it ended."""
+
+
+class RoundRobin:
+    """One after the other, whoever they are."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
+        names = sorted(one.name for one in welcome(candidates))
+        return next((name for name in names if name > self._last), names[0] if names else None)
+
+    def begun(self, order: Features, name: str) -> None:
+        self._last = name
+
+    def ended(self, order: Features, name: str) -> None:
+        pass
+
+
+class Random:
+    """Any of them."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
+        names = sorted(one.name for one in welcome(candidates))
+        return self._random.choice(names) if names else None
+
+    def begun(self, order: Features, name: str) -> None:
+        pass
+
+    def ended(self, order: Features, name: str) -> None:
+        pass
+
+
+class PrefixAware:
+    """Where a request has the least before its first token: what its prompt leaves to compute after the longest
+    beginning that the replica holds, what waits before it, and those who run. All in tokens, so a replica that is much
+    busier loses to one that has to compute more. Equals: always the same one for the same beginning, so that
+    conversations stay together and different ones spread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: dict[str, _Sent] = {}
+
+    def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
+        here = welcome(candidates)
+        if not here:
+            return None
+        return min(here, key=lambda one: (self.cost(order, one), *self._preference(order, one.name))).name
+
+    def cost(self, order: Features, candidate: Candidate) -> float:
+        """Prompt tokens to compute until its first token, and what counts like them."""
+        sent, now = self._sent(candidate.name), self._clock()
+        own = order.prompt_tokens - order.cached(candidate.blocks, sent.recent(now))
+        before = sum(tokens for priority, tokens in candidate.waiting.items() if priority >= order.priority)
+        far = order.adapter is not None and order.adapter not in candidate.adapters
+        return (own + max(before, sent.unheard(now, order.priority)) + far * ADAPTER_TOKENS
+                + SEQUENCE_TOKENS * max(candidate.running, sent.live))
+
+    def begun(self, order: Features, name: str) -> None:
+        sent, now = self._sent(name), self._clock()
+        sent.note(order, order.prompt_tokens - order.cached(frozenset(), sent.recent(now)), now)
+
+    def ended(self, order: Features, name: str) -> None:
+        sent = self._sent(name)
+        sent.live = max(0, sent.live - 1)
+
+    def forget(self, name: str) -> None:
+        """The replica is gone."""
+        self._replicas.pop(name, None)
+
+    def _sent(self, name: str) -> _Sent:
+        return self._replicas.setdefault(name, _Sent())
+
+    def _preference(self, order: Features, name: str) -> tuple[float, int, str]:
+        """Among equals. Prompts without a whole block have nothing in common: who got fewest."""
+        if not order.digests:
+            return (self._sent(name).count, 0, name)
+        return (0, mixed(order.digests[0], name), name)
+
+
+class _Sent:
+    """What this front sent to a replica: known here before the replica publishes it."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        """Requests that have not ended."""
+        self.count = 0
+        self._blocks: OrderedDict[int, float] = OrderedDict()
+        """When each block was last sent, oldest first."""
+        self._waiting: list[tuple[float, int, int]] = []
+        """(when, priority, tokens to compute) of what it may not have counted yet."""
+
+    def note(self, order: Features, tokens: int, now: float) -> None:
+        self.live += 1
+        self.count += 1
+        for digest in order.digests:
+            self._blocks.pop(digest, None)
+            self._blocks[digest] = now
+        while len(self._blocks) > REMEMBERED:
+            self._blocks.popitem(last=False)
+        self._waiting.append((now, order.priority, tokens))
+
+    def recent(self, now: float) -> AbstractSet[int]:
+        while self._blocks and next(iter(self._blocks.values())) < now - FRESH_S:
+            self._blocks.popitem(last=False)
+        return self._blocks.keys()
+
+    def unheard(self, now: float, priority: int) -> int:
+        """Prompt tokens sent within the last second, at this priority or above."""
+        self._waiting = [one for one in self._waiting if one[0] >= now - 1.0]
+        return sum(tokens for _, own, tokens in self._waiting if own >= priority)
+
+
+def welcome(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that take new requests."""
+    return [one for one in candidates if not one.draining]
+
+
+def mixed(digest: int, name: str) -> int:
+    """How much a beginning prefers a replica: as good as random, and the same in every process. Who joins or leaves
+    changes nobody else's order (rendezvous hashing)."""
+    value = digest & SHORT
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+        value ^= value >> 29
+    return value
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = {"prefix": PrefixAware, "round-robin": RoundRobin, "random": Random}
+"""By the names that --routing takes."""
