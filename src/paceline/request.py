@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import NotYetError, PacelineError, RequestError
+from paceline.so_far import Moved
 
 SEED_LIMIT = 1 << 64
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
@@ -399,3 +400,5 @@ class RequestOutput:
     """One per prompt token, where asked for; None for the first."""
     error: PacelineError | None = None
     """Set when this request alone failed; `outputs` then hold what came before."""
+    moved: Moved | None = None
+    """Set where it changed workers on the way (paceline.cluster)."""

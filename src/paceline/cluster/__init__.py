@@ -1,1 +1,1 @@
-"""Paceline beyond one process: replicas, routing, streams that move."""
+"""Paceline beyond one process: replicas on Ray, routing, streams that move."""
