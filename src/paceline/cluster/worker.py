@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ class Worker(Protocol):
     @property
     def name(self) -> str: ...
 
-    def stream(self, order: Order) -> AsyncIterator[Delta]:
+    def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
         """What is new of an order, and nothing that it has said already. The first Delta is empty: the order has been
         admitted; the last one has the whole output. Leaving the iterator (aclose) ends the request."""
 
@@ -62,7 +62,7 @@ class LocalWorker:
     def name(self) -> str:
         return self._name
 
-    async def stream(self, order: Order) -> AsyncIterator[Delta]:
+    async def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
         try:
             listener = await self._open(order)
             try:

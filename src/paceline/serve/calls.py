@@ -187,6 +187,8 @@ def _explain(output: RequestOutput) -> dict[str, Any]:
     del metrics["inter_token_s"]
     fields = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
               "speculation": None if output.speculation is None else _told(output.speculation.as_dict())}
+    if output.moved is not None:
+        fields["moved"] = {"times": output.moved.times, "exact": output.moved.exact}
     return fields if output.trace is None else fields | {"trace": told_trace(output.trace)}
 
 
