@@ -22,7 +22,7 @@ Choose = Callable[[Order, Set[str]], Awaitable[Worker]]
 hope for one, then raises NoWorkerError. One that was lost may be chosen again: it may have come back."""
 
 ATTEMPTS = 4
-"""Workers that may be lost one after the other without a single new token: then it may be the request that ends them."""
+"""Workers that may be lost one after another without a single new token: then it may be the request that ends them."""
 GRACE_S = 1.0
 """A worker that has not ended a request so long after its deadline is not waited for."""
 PAUSE_S = 0.1

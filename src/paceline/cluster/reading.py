@@ -14,8 +14,9 @@ from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.structures import Structures
 from paceline.errors import ConfigError, RequestError
 from paceline.models.chat import ChatEncoder, ChatTemplate
+from paceline.models.load.default_model import Progress
 from paceline.models.load.opening import open_checkpoint
-from paceline.models.load.resolve import Progress, resolve
+from paceline.models.load.resolve import resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
 from paceline.sampling.state import SampleState, tokenise_bad_words

@@ -10,7 +10,7 @@ from paceline.cluster.features import candidate
 from paceline.cluster.routing import POLICIES, Candidate, Features, Policy, PrefixAware
 
 
-class ReplicaRouter(RequestRouter):
+class ReplicaRouter(RequestRouter):  # type: ignore[misc]
     """Orders bring their Features along as the first argument; replicas publish what they hold by
     record_routing_stats(). Calls without Features go to anybody."""
 
