@@ -185,8 +185,13 @@ def serve(
         out.file.flush()
 
     if replicas is not None or ray is not None or autoscale is not None:
+        from paceline.cluster.environment import set_for_own_ray
         from paceline.cluster.options import ClusterOptions, read_autoscale
-        from paceline.cluster.serving import ModelTexts, serve_replicas
+
+        if ray is None:
+            set_for_own_ray()
+        from paceline.cluster.reading import ModelTexts
+        from paceline.cluster.serving import serve_replicas
 
         cluster = ClusterOptions(replicas=1 if replicas is None else replicas, ray=ray, routing=routing,
                                  autoscale=read_autoscale(autoscale), threads=threads, drain_s=drain)

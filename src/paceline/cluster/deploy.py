@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,7 +58,7 @@ def deployment(options: ClusterOptions, replica: ReplicaOptions, cards: float) -
 
 @contextmanager
 def running_ray(options: ClusterOptions) -> Iterator[None]:
-    """Ray, found or started; what was started is stopped."""
+    """Ray, found or started; what was started is stopped. Before one is: environment.set_for_own_ray()."""
     if options.ray is not None:
         _join(options.ray)
         try:
@@ -67,9 +66,6 @@ def running_ray(options: ClusterOptions) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     needed = options.threads_each * options.most
     try:
         ray.init(address="local", include_dashboard=False, num_cpus=max(needed, os.cpu_count() or 1),
