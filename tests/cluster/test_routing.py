@@ -78,9 +78,10 @@ def test_equals_are_told_apart_by_the_beginning_alone() -> None:
 def test_what_was_just_sent_counts_before_it_is_published() -> None:
     clock = Clock()
     policy = PrefixAware(clock)
-    policy.begun(order(1, 2, 3), "c")
-    policy.ended(order(1, 2, 3), "c")
-    clock.now = 2.0
+    sent = order(1, 2, 3)
+    policy.begun(sent, "c")
+    assert policy.choose(order(9, 8, 7), replicas()) != "c", "it is at work there"
+    policy.ended(sent, "c")
     assert policy.choose(order(1, 2, 3, 4), replicas()) == "c"
     clock.now = FRESH_S + 1
     assert policy.cost(order(1, 2, 3, 4), Candidate("c")) == 65, "it published that it holds nothing"
@@ -92,7 +93,20 @@ def test_what_was_just_sent_is_load_before_it_is_published() -> None:
     for number in range(30):
         prompt = order(tokens=100 + number)
         policy.begun(prompt, policy.choose(prompt, replicas()) or "")
-    assert {name: sent.live for name, sent in policy._replicas.items()} == dict.fromkeys(NAMES, 10)
+    assert {name: len(sent.live) for name, sent in policy._replicas.items()} == dict.fromkeys(NAMES, 10)
+
+
+def test_what_ended_is_no_load_whatever_was_published_before() -> None:
+    clock = Clock()
+    policy = PrefixAware(clock)
+    first, then = order(*range(1, 30)), order(*range(1, 31))
+    policy.begun(first, "c")
+    clock.now = 0.5
+    known = replicas(c={"running": 1, "waiting": {0: 400}})
+    assert policy.choose(then, known) == "b" or policy.cost(then, known[2]) > 400
+    policy.ended(first, "c")
+    assert policy.choose(then, known) == "c", "it was ours, and is over"
+    assert policy.cost(order(tokens=1), replicas(c={"running": 1, "waiting": {0: 400}})[2]) > 400, "news"
 
 
 def test_round_robin_takes_turns() -> None:

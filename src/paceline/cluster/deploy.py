@@ -59,6 +59,8 @@ def deployment(options: ClusterOptions, replica: ReplicaOptions, cards: float) -
 @contextmanager
 def running_ray(options: ClusterOptions) -> Iterator[None]:
     """Ray, found or started; what was started is stopped. Before one is: environment.set_for_own_ray()."""
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if options.ray is not None:
         _join(options.ray)
         try:

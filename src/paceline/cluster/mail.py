@@ -141,7 +141,6 @@ class MailRoom:
         self._token = secrets.token_bytes(32)
         self._server: asyncio.Server | None = None
         self._replicas: dict[str, asyncio.StreamWriter] = {}
-        self._connections: set[asyncio.Task[Any]] = set()
 
     async def open(self, host: str = "127.0.0.1") -> Address:
         self._server = await asyncio.start_server(self._take, host, 0)
@@ -158,10 +157,6 @@ class MailRoom:
             writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
         name: str | None = None
         try:
             await asyncio.wait_for(_greet(reader, writer, self._token, b"front", b"replica"), PATIENCE_S)
@@ -169,11 +164,8 @@ class MailRoom:
             self._replicas[name] = writer
             while True:
                 self._deliver(name, await _read(reader))
-        except (OSError, EOFError, ValueError, Stranger, TimeoutError):
-            pass
-        except asyncio.CancelledError:
-            if self._server is not None:
-                raise
+        except (OSError, EOFError, ValueError, Stranger, TimeoutError, asyncio.CancelledError):
+            pass  # cancelled: the event loop ends, and asyncio's streams would log that
         finally:
             writer.close()
             if name is not None:
@@ -182,8 +174,10 @@ class MailRoom:
                 self._lost(name)
 
     def close(self) -> None:
+        """Nothing more is taken. In the event loop, or after it has ended."""
         server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        for task in self._connections:
-            task.cancel()
+        with suppress(RuntimeError):  # it has ended
+            if server is not None:
+                server.close()
+            for writer in list(self._replicas.values()):
+                writer.close()

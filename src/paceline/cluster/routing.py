@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import OrderedDict
@@ -16,6 +17,8 @@ ADAPTER_TOKENS = 1024
 """What it costs to go where an adapter is not at hand."""
 FRESH_S = 10.0
 """So long a replica is believed to hold what was just sent to it, whatever it published before."""
+LAG_S = 1.0
+"""What a replica publishes is about so old when it is heard."""
 REMEMBERED = 1 << 16
 """Most blocks that are remembered of what was sent to a replica."""
 SHORT = (1 << 32) - 1
@@ -130,19 +133,17 @@ class PrefixAware:
     def cost(self, order: Features, candidate: Candidate) -> float:
         """Prompt tokens to compute until its first token, and what counts like them."""
         sent, now = self._sent(candidate.name), self._clock()
+        sent.hear(candidate, now)
         own = order.prompt_tokens - order.cached(candidate.blocks, sent.recent(now))
-        before = sum(tokens for priority, tokens in candidate.waiting.items() if priority >= order.priority)
         far = order.adapter is not None and order.adapter not in candidate.adapters
-        return (own + max(before, sent.unheard(now, order.priority)) + far * ADAPTER_TOKENS
-                + SEQUENCE_TOKENS * max(candidate.running, sent.live))
+        return own + sent.before(candidate, order.priority) + far * ADAPTER_TOKENS + SEQUENCE_TOKENS * sent.running(
+            candidate)
 
     def begun(self, order: Features, name: str) -> None:
-        sent, now = self._sent(name), self._clock()
-        sent.note(order, order.prompt_tokens - order.cached(frozenset(), sent.recent(now)), now)
+        self._sent(name).begin(order, self._clock())
 
     def ended(self, order: Features, name: str) -> None:
-        sent = self._sent(name)
-        sent.live = max(0, sent.live - 1)
+        self._sent(name).end(order)
 
     def forget(self, name: str) -> None:
         """The replica is gone."""
@@ -158,37 +159,67 @@ class PrefixAware:
         return (0, mixed(order.digests[0], name), name)
 
 
+@dataclass(slots=True)
+class _Live:
+    """An order that has not ended."""
+
+    order: Features
+    since: float
+    tokens: int
+    """It had to compute."""
+
+
 class _Sent:
-    """What this front sent to a replica: known here before the replica publishes it."""
+    """What this front sent to a replica: known here before the replica publishes it, and known here to have ended."""
 
     def __init__(self) -> None:
-        self.live = 0
-        """Requests that have not ended."""
         self.count = 0
+        self.live: list[_Live] = []
         self._blocks: OrderedDict[int, float] = OrderedDict()
         """When each block was last sent, oldest first."""
-        self._waiting: list[tuple[float, int, int]] = []
-        """(when, priority, tokens to compute) of what it may not have counted yet."""
+        self._said: Candidate | None = None
+        self._heard = -math.inf
+        """When that was."""
+        self._over: list[_Live] = []
+        """Ended since then, begun before: the replica may have counted them."""
 
-    def note(self, order: Features, tokens: int, now: float) -> None:
-        self.live += 1
+    def hear(self, candidate: Candidate, now: float) -> None:
+        if candidate is not self._said:
+            self._said, self._heard, self._over = candidate, now, []
+
+    def begin(self, order: Features, now: float) -> None:
+        tokens = order.prompt_tokens - order.cached(frozenset(), self.recent(now))
         self.count += 1
+        self.live.append(_Live(order, now, tokens))
         for digest in order.digests:
             self._blocks.pop(digest, None)
             self._blocks[digest] = now
         while len(self._blocks) > REMEMBERED:
             self._blocks.popitem(last=False)
-        self._waiting.append((now, order.priority, tokens))
+
+    def end(self, order: Features) -> None:
+        found = next((one for one in self.live if one.order is order), None)
+        if found is not None:
+            self.live.remove(found)
+            if found.since <= self._heard:
+                self._over.append(found)
 
     def recent(self, now: float) -> AbstractSet[int]:
         while self._blocks and next(iter(self._blocks.values())) < now - FRESH_S:
             self._blocks.popitem(last=False)
         return self._blocks.keys()
 
-    def unheard(self, now: float, priority: int) -> int:
-        """Prompt tokens sent within the last second, at this priority or above."""
-        self._waiting = [one for one in self._waiting if one[0] >= now - 1.0]
-        return sum(tokens for _, own, tokens in self._waiting if own >= priority)
+    def before(self, candidate: Candidate, priority: int) -> int:
+        """Prompt tokens that come before those of a request: as published, less what has ended; or what was sent too
+        lately to be in that."""
+        said = sum(tokens for own, tokens in candidate.waiting.items() if own >= priority)
+        over = sum(one.tokens for one in self._over if one.order.priority >= priority)
+        fresh = sum(one.tokens for one in self.live
+                    if one.since >= self._heard - LAG_S and one.order.priority >= priority)
+        return max(said - over, fresh, 0)
+
+    def running(self, candidate: Candidate) -> int:
+        return max(candidate.running - len(self._over), len(self.live))
 
 
 def welcome(candidates: Sequence[Candidate]) -> list[Candidate]:
