@@ -109,6 +109,17 @@ def test_what_ended_is_no_load_whatever_was_published_before() -> None:
     assert policy.cost(order(tokens=1), replicas(c={"running": 1, "waiting": {0: 400}})[2]) > 400, "news"
 
 
+def test_progress_counts_before_anything_is_published() -> None:
+    policy = PrefixAware(Clock())
+    first = order(*range(1, 30))
+    policy.begun(first, "c")
+    busy = policy.cost(order(tokens=1), Candidate("c"))
+    first.progress.answered = True
+    running = policy.cost(order(tokens=1), Candidate("c"))
+    first.progress.over = True
+    assert (busy, running, policy.cost(order(tokens=1), Candidate("c"))) == (1 + 465 + 64, 1 + 64, 1)
+
+
 def test_round_robin_takes_turns() -> None:
     policy = RoundRobin()
     turns = []

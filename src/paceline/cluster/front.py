@@ -69,10 +69,15 @@ class Replicas:
                 news = await inbox.next(None if inbox.replica is not None else ADMITTED_S)
                 if isinstance(news, Exception):
                     raise news
+                if news.samples:
+                    wanted.progress.answered = True
+                if news.output is not None:
+                    wanted.progress.over = True
                 yield news
                 if news.output is not None:
                     return
         finally:
+            wanted.progress.over = True
             del self._inboxes[key]
             call.cancel()
             if not inbox.ended:

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,6 +45,15 @@ class Candidate:
     """It is about to leave: nothing new."""
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far an order is, as who sent it knows: sooner than any replica publishes it."""
+
+    answered: bool = False
+    """Its prompt has been computed: the first token is here."""
+    over: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """What of a request decides where it goes. No token of it: chain hashes alone."""
@@ -55,6 +64,7 @@ class Features:
     block_size: int = 16
     adapter: str | None = None
     priority: int = 0
+    progress: Progress = field(default_factory=Progress, compare=False, repr=False)
 
     def cached(self, blocks: AbstractSet[int], recent: AbstractSet[int] = frozenset()) -> int:
         """Prompt tokens that a replica need not compute which holds `blocks`, or was just sent `recent`. The last
@@ -212,14 +222,17 @@ class _Sent:
     def before(self, candidate: Candidate, priority: int) -> int:
         """Prompt tokens that come before those of a request: as published, less what has ended; or what was sent too
         lately to be in that."""
+        def tokens(some: Iterable[_Live]) -> int:
+            return sum(one.tokens for one in some if one.order.priority >= priority)
+
         said = sum(tokens for own, tokens in candidate.waiting.items() if own >= priority)
-        over = sum(one.tokens for one in self._over if one.order.priority >= priority)
-        fresh = sum(one.tokens for one in self.live
-                    if one.since >= self._heard - LAG_S and one.order.priority >= priority)
-        return max(said - over, fresh, 0)
+        done = [*self._over, *(one for one in self.live if one.order.progress.answered and one.since <= self._heard)]
+        fresh = (one for one in self.live if one.since >= self._heard - LAG_S and not one.order.progress.answered)
+        return max(said - tokens(done), tokens(fresh), 0)
 
     def running(self, candidate: Candidate) -> int:
-        return max(candidate.running - len(self._over), len(self.live))
+        live = sum(not one.order.progress.over for one in self.live)
+        return max(candidate.running - len(self._over) - (len(self.live) - live), live)
 
 
 def welcome(candidates: Sequence[Candidate]) -> list[Candidate]:
