@@ -188,13 +188,13 @@ def serve(
         from paceline.cluster.environment import set_for_own_ray
         from paceline.cluster.options import ClusterOptions, read_autoscale
 
+        cluster = ClusterOptions(replicas=1 if replicas is None else replicas, ray=ray, routing=routing,
+                                 autoscale=read_autoscale(autoscale), threads=threads, drain_s=drain)
         if ray is None:
             set_for_own_ray()
         from paceline.cluster.reading import ModelTexts
         from paceline.cluster.serving import serve_replicas
 
-        cluster = ClusterOptions(replicas=1 if replicas is None else replicas, ray=ray, routing=routing,
-                                 autoscale=read_autoscale(autoscale), threads=threads, drain_s=drain)
         with loading_bars() as progress:
             texts = ModelTexts.read(model, progress)
         logs.configure(log_format)

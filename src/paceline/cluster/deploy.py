@@ -108,9 +108,12 @@ def run(options: ClusterOptions, replica: ReplicaOptions, cards: float) -> Deplo
     try:
         return serve.run(deployment(options, replica, cards), name=options.name, route_prefix=None)
     except RuntimeError as problem:
+        message = str(problem)
+        with suppress(Exception):
+            message = serve.status().applications[options.name].deployments["replica"].message or message
         with suppress(Exception):
             serve.delete(options.name)
-        raise _told(str(problem)) from None
+        raise _told(message) from None
 
 
 def _told(message: str) -> PacelineError:
