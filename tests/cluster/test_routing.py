@@ -145,6 +145,13 @@ def test_nobody_is_sent_to_who_leaves(name: str) -> None:
     assert policy.choose(order(1), []) is None
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_who_was_lost_over_it_is_the_last_resort(name: str) -> None:
+    known = [Candidate("a", blocks={1}), Candidate("b", running=99)]
+    assert {POLICIES[name]().choose(order(1, avoid={"a"}), known) for _ in range(20)} == {"b"}
+    assert POLICIES[name]().choose(order(1, avoid={"a", "b"}), known) in ("a", "b")
+
+
 @st.composite
 def situations(draw):
     blocks = st.frozensets(st.integers(0, 12), max_size=12)

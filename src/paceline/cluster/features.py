@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from paceline.cache.prefix import chain
@@ -16,13 +17,14 @@ MOST_BLOCKS = 1 << 15
 """Blocks that a replica publishes: four bytes each, every second."""
 
 
-def features(order: Order, block_size: int, adapters: Mapping[str, str]) -> Features:
+def features(order: Order, block_size: int, adapters: Mapping[str, str],
+             avoid: AbstractSet[str] = frozenset()) -> Features:
     """`adapters`: their revisions, by name. Where something has been said already it is looked for too."""
     revision = None if order.adapter is None else adapters.get(order.adapter, "")
     scope = scope_of(order.tenant, order.params.cache_salt, revision)
     text = order.text
     return Features(len(text), tuple(short(one) for one in chain(text, scope, block_size)), block_size,
-                    order.adapter, order.params.priority)
+                    order.adapter, order.params.priority, frozenset(avoid))
 
 
 def published(engine: Engine) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from paceline.text_threads import TextThreads, closed
 
 log = logging.getLogger("paceline.cluster")
 ROLL_CALL_S = 1.0
-ADMITTED_S = 60.0
+ADMITTED_S = 20.0
 """A replica that has not taken an order after so long is not waited for."""
 COMING_S = 60.0
 """How long a request that has begun waits for a replica when there is none: Serve may be starting one."""
@@ -41,11 +41,10 @@ LETTERS_S = 10.0
 
 
 class Replicas:
-    """All replicas of a deployment as one Worker: Serve's router chooses among them. Used from one event loop."""
+    """All replicas of a deployment: Serve's router chooses among them. Used from one event loop."""
 
     def __init__(self, handle: DeploymentHandle[Any], model: FrontModel, host: str) -> None:
         """`host`: where replicas find this front."""
-        self.name = "replicas"
         self._handle = handle
         self._model = model
         self._host = host
@@ -55,18 +54,22 @@ class Replicas:
         self._room = MailRoom(self._deliver, self.lost)
         self._address: asyncio.Future[Address] | None = None
 
-    async def stream(self, order: Order) -> AsyncIterator[Delta]:
+    async def stream(self, order: Order, avoid: set[str]) -> AsyncIterator[Delta]:
+        """As Worker.stream(). `avoid`: replicas that were lost over this order; one more is added where it is lost
+        again."""
         if self._address is None:
             self._address = asyncio.ensure_future(self._room.open(self._host))
         address = await self._address
         key, inbox = next(self._keys), _Inbox()
         self._inboxes[key] = inbox
-        wanted = features(order, self._model.config.block_size, self._model.facts.adapters)
+        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid)
         response = self._handle.carry_out.remote(wanted, order, address, key, self._identity)
         call = asyncio.ensure_future(self._await(response, inbox))
         try:
             while True:
                 news = await inbox.next(None if inbox.replica is not None else ADMITTED_S)
+                if isinstance(news, WorkerLost) and wanted.progress.replica is not None:
+                    avoid.add(wanted.progress.replica)
                 if isinstance(news, Exception):
                     raise news
                 if news.samples:
@@ -114,14 +117,28 @@ class Replicas:
         self.lost(replica)
         self._room.part(replica)
 
-    async def cancel(self, request_id: str) -> None:
-        raise NotImplementedError("close the stream instead")
-
-    async def report(self) -> dict[str, Any]:
-        raise NotImplementedError("each replica has its own: see ClusterViews")
-
     def close(self) -> None:
         self._room.close()
+
+
+class _ForOne:
+    """The replicas as a Worker, for one request: remembers which were lost over it."""
+
+    name = "replicas"
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._lost: set[str] = set()
+
+    def stream(self, order: Order) -> AsyncIterator[Delta]:
+        return self._replicas.stream(order, self._lost)
+
+    async def cancel(self, request_id: str) -> None:
+        """Closing the stream does it."""
+
+    async def report(self) -> dict[str, Any]:
+        """Each replica has its own: see ClusterViews."""
+        return {}
 
 
 class _Inbox:
@@ -199,19 +216,24 @@ class ClusterLLM:
         number = next(self._names)
         order = Order.of(request_id or f"request-{number}", prompt.ids, prompt.params, speculation=speculation,
                          adapter=adapter, tenant=tenant)
-        stream = _LiveStream(order, self._choose, lambda ended: self._ended(number, ended))
+        worker = _ForOne(self._replicas)
+
+        async def choose(order: Order, lost: Set[str]) -> Worker:
+            """Serve's router says which replica; here it is only whether there is any hope for one."""
+            await self._any_replica()
+            return worker
+
+        stream = _LiveStream(order, choose, lambda ended: self._ended(number, ended))
         self._live[number] = stream
         return stream
 
-    async def _choose(self, order: Order, lost: Set[str]) -> Worker:
-        """Serve's router says which replica; here it is only whether there is any hope for one."""
+    async def _any_replica(self) -> None:
         waited = 0.0
         while not self._here and waited < COMING_S:
             await asyncio.sleep(0.1)
             waited += 0.1
         if not self._here:
             raise NoWorkerError("No replica is healthy: try again later; their logs say why they ended.")
-        return cast(Worker, self._replicas)
 
     def _ended(self, number: int, record: Record | None) -> None:
         self._live.pop(number, None)

@@ -58,6 +58,7 @@ class ReplicaRouter(RequestRouter):  # type: ignore[misc]
             return
         self._forget(call)
         self._sent[call] = (order, name)
+        order.progress.replica = name
         self._policy.begun(order, name)
         pending.future.add_done_callback(lambda future: self._forget(call) if future.cancelled() else None)
 

@@ -52,6 +52,8 @@ class Progress:
     answered: bool = False
     """Its prompt has been computed: the first token is here."""
     over: bool = False
+    replica: str | None = None
+    """Where it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Features:
     block_size: int = 16
     adapter: str | None = None
     priority: int = 0
+    avoid: AbstractSet[str] = frozenset()
+    """Replicas that were lost over it: only where there is no other."""
     progress: Progress = field(default_factory=Progress, compare=False, repr=False)
 
     def cached(self, blocks: AbstractSet[int], recent: AbstractSet[int] = frozenset()) -> int:
@@ -97,7 +101,7 @@ class RoundRobin:
         self._last = ""
 
     def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
-        names = sorted(one.name for one in welcome(candidates))
+        names = sorted(one.name for one in welcome(order, candidates))
         return next((name for name in names if name > self._last), names[0] if names else None)
 
     def begun(self, order: Features, name: str) -> None:
@@ -114,7 +118,7 @@ class Random:
         self._random = random.Random(seed)
 
     def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
-        names = sorted(one.name for one in welcome(candidates))
+        names = sorted(one.name for one in welcome(order, candidates))
         return self._random.choice(names) if names else None
 
     def begun(self, order: Features, name: str) -> None:
@@ -135,7 +139,7 @@ class PrefixAware:
         self._replicas: dict[str, _Sent] = {}
 
     def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
-        here = welcome(candidates)
+        here = welcome(order, candidates)
         if not here:
             return None
         return min(here, key=lambda one: (self.cost(order, one), *self._preference(order, one.name))).name
@@ -235,9 +239,10 @@ class _Sent:
         return max(candidate.running - len(self._over) - (len(self.live) - live), live)
 
 
-def welcome(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that take new requests."""
-    return [one for one in candidates if not one.draining]
+def welcome(order: Features, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that may take it."""
+    here = [one for one in candidates if not one.draining]
+    return [one for one in here if one.name not in order.avoid] or here
 
 
 def mixed(digest: int, name: str) -> int:
