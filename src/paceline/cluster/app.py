@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
 from fastapi import FastAPI
 from ray import serve
 
@@ -20,8 +21,8 @@ from paceline.cluster.serving import front
 from paceline.errors import ConfigError
 from paceline.serve.options import ServeOptions
 
-OF_CLUSTER = ("replicas", "routing", "autoscale", "threads")
-OF_SERVER = tuple(one.name for one in fields(ServeOptions) if one.name not in ("host", "port"))
+OF_CLUSTER = ("replicas", "routing", "autoscale", "threads", "drain_s")
+OF_SERVER = tuple(one.name for one in fields(ServeOptions) if one.name not in ("host", "port", "drain_s"))
 
 
 class Front:
@@ -39,7 +40,8 @@ class Front:
 
 
 def app(arguments: dict[str, Any]) -> Any:
-    """Takes what `paceline serve` and AsyncLLM take, by their Python names; values may be JSON."""
+    """Takes what `paceline serve` and AsyncLLM take, by their Python names; values may be JSON. `cards`: of each
+    replica; by default one, where this machine has any: the cluster is not asked yet when this is called."""
     given = {name: _read(value) for name, value in arguments.items()}
     cluster = {name: given.pop(name) for name in OF_CLUSTER if name in given}
     if "autoscale" in cluster:
@@ -48,8 +50,8 @@ def app(arguments: dict[str, Any]) -> Any:
     options = ClusterOptions(**cluster)
     model = given.get("model")
     served = ServeOptions(**{"model_name": model or "model", **_tuples(settings)})
-    engine: Mapping[str, Any] = {"capture": "start", "speculation": "auto", **given}
-    cards = deploy.cards_each(engine)
+    engine: dict[str, Any] = {"capture": "start", "speculation": "auto", **given}
+    cards = engine.pop("cards", int(engine.get("device", "auto") != "cpu" and torch.cuda.is_available()))
     replicas = deploy.deployment(options, ReplicaOptions(engine, options.threads_each, served.page), cards)
     ingress = serve.deployment(serve.ingress()(Front), name="front", max_ongoing_requests=served.max_connections,
                                ray_actor_options={"num_cpus": 0})

@@ -64,8 +64,11 @@ def running_ray(options: ClusterOptions) -> Iterator[None]:
     if options.ray is not None:
         _join(options.ray)
         try:
+            serve.start(proxy_location="Disabled")  # unless it runs already: then this changes nothing
             yield
         finally:
+            with suppress(Exception):
+                serve.delete(options.name)
             ray.shutdown()
         return
     needed = options.threads_each * options.most

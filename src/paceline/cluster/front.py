@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncGenerator, Callable, Set
 from contextlib import suppress
 from typing import Any, cast
 
@@ -54,7 +54,7 @@ class Replicas:
         self._room = MailRoom(self._deliver, self.lost)
         self._address: asyncio.Future[Address] | None = None
 
-    async def stream(self, order: Order, avoid: set[str]) -> AsyncIterator[Delta]:
+    async def stream(self, order: Order, avoid: set[str]) -> AsyncGenerator[Delta, None]:
         """As Worker.stream(). `avoid`: replicas that were lost over this order; one more is added where it is lost
         again."""
         if self._address is None:
@@ -130,7 +130,7 @@ class _ForOne:
         self._replicas = replicas
         self._lost: set[str] = set()
 
-    def stream(self, order: Order) -> AsyncIterator[Delta]:
+    def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
         return self._replicas.stream(order, self._lost)
 
     async def cancel(self, request_id: str) -> None:

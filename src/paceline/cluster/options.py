@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from paceline.cluster.routing import POLICIES
 from paceline.errors import ConfigError
@@ -19,8 +20,8 @@ class ClusterOptions:
     """(fewest, most) replicas."""
     threads: int | None = None
     """Of each replica; None: the machine's cores, shared out."""
-    name: str = "paceline"
-    """Of the Serve application."""
+    name: str = field(default_factory=lambda: f"paceline-{secrets.token_hex(4)}")
+    """Of the Serve application: several may share a cluster."""
     drain_s: float = 30.0
     """How long a replica that leaves may take."""
 
