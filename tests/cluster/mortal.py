@@ -37,13 +37,16 @@ class Mortal:
         self.orders.append(order)
         tokens = 0
         if dies_after == UNBORN:
-            raise WorkerLost(f"{self.name} is gone")
+            raise self.die()
         async with aclosing(self.inner.stream(order)) as deltas:
             async for delta in deltas:
                 if tokens >= dies_after and (delta.samples or dies_after == 0):
-                    raise WorkerLost(f"{self.name} is gone")
+                    raise self.die()
                 yield delta
                 tokens += sum(len(sample.token_ids) for sample in delta.samples)
+
+    def die(self) -> WorkerLost:
+        return WorkerLost(f"{self.name} is gone")
 
     async def cancel(self, request_id: str) -> None:
         await self.inner.cancel(request_id)

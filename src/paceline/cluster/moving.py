@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import aclosing
+from dataclasses import replace
 
 from paceline.cluster.order import Order
 from paceline.cluster.story import Story
@@ -74,6 +75,7 @@ class MovingStream:
     def close(self) -> None:
         """Stop listening; wherever the request runs it is cancelled soon."""
         self._task.cancel()
+        self._hush()  # a task that is cancelled before it begins says nothing
 
     async def aclose(self) -> None:
         """As close(), and returns when the worker has been told."""
@@ -99,6 +101,12 @@ class MovingStream:
         self._admitted.set()
         self._wake()
 
+    def _hush(self) -> None:
+        """There is nothing more to hear."""
+        self._ended = True
+        self._admitted.set()
+        self._wake()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -112,9 +120,7 @@ class MovingStream:
         except Exception as problem:
             self._tell(problem)
         finally:
-            self._ended = True
-            self._admitted.set()
-            self._wake()
+            self._hush()
 
     async def _carry_out(self) -> None:
         fruitless = 0
@@ -127,7 +133,7 @@ class MovingStream:
             if fruitless >= self._attempts:
                 raise NoWorkerError(f"{fruitless} workers were lost one after the other while they had this request: "
                                     "try it again later; the workers' logs say why they ended.") from problem
-            log.warning("request %s goes on with another worker: %s", self._first.request_id, problem)
+            log.info("request %s goes on with another worker: %s", self._first.request_id, problem)
             if fruitless > 1:
                 await asyncio.sleep(PAUSE_S * 2 ** (fruitless - 2))
 
@@ -141,6 +147,7 @@ class MovingStream:
                 worker = await self._choose(order, self._lost)
                 if order.left_s is not None:  # the worker knows of the deadline too, and says best how far it came
                     limit.reschedule(max(limit.when() or 0.0, loop.time()) + GRACE_S)
+                order = replace(order, age_s=story.age_s)  # there may have been nobody for a while
                 async with aclosing(worker.stream(order)) as deltas:
                     async for delta in deltas:
                         self._admitted.set()

@@ -56,11 +56,16 @@ class Story:
         self._times: list[float] = []
         """When each token of sample 0 was said."""
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the client asked."""
+        return self._clock() - self._arrival
+
     def order(self) -> Order:
         """What to send now."""
         so_far = tuple(sample.so_far() for sample in self._samples) if self.tokens else ()
         self._told_before = self.tokens
-        return replace(self._first, age_s=self._clock() - self._arrival, moves=self.moves, so_far=so_far)
+        return replace(self._first, age_s=self.age_s, moves=self.moves, so_far=so_far)
 
     def told(self, delta: Delta) -> Delta:
         """The client hears this: a worker's delta, the last one with what others have said as well."""

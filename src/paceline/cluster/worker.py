@@ -104,7 +104,8 @@ class LocalWorker:
         def prepare() -> Prepared:
             return llm.engine.prepare(list(order.prompt), order.params, past=past)
 
-        prepared = await llm.texts.run(len(order.prompt), prepare, order.tenant.name)
+        size = len(order.prompt) + sum(len(one.token_ids) for one in order.so_far)
+        prepared = await llm.texts.run(size, prepare, order.tenant.name)
         listener = await llm.deltas(prepared, speculation=order.speculation, request_id=order.name,
                                     adapter=order.adapter, tenant=order.tenant)
         self._live[order.request_id] = listener

@@ -43,6 +43,9 @@ def begun_samples(params: SamplingParams, state: SampleState, stops: StopCriteri
         raise RequestError("A request goes on elsewhere with its seed and with what each of its samples has said.")
     begun = []
     for index, so_far in enumerate(past.so_far):
+        if so_far.token_ids and not 0 <= min(so_far.token_ids) <= max(so_far.token_ids) < state.vocab_size:
+            raise RequestError("What the request has said elsewhere holds tokens that this model does not have: all "
+                               "workers must have the same model.")
         own = state.fork(sample_seed(params.seed, index))
         own.append(so_far.token_ids)
         emitter = Emitter(params, index, own.seed, ENDLESS, text_stream(), stops)
