@@ -50,6 +50,7 @@ def deployment(options: ClusterOptions, replica: ReplicaOptions, cards: float) -
         ray_actor_options={"num_cpus": options.threads_each, "num_gpus": cards},
         graceful_shutdown_timeout_s=options.drain_s, graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0, health_check_timeout_s=30.0,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
         request_router_config=RequestRouterConfig(
             request_router_class=ReplicaRouter, request_router_kwargs={"routing": options.routing},
             request_routing_stats_period_s=PUBLISHED_S), **scale)
