@@ -12,7 +12,7 @@ import httpx
 import pytest
 from serving import parse_metrics, write_model
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, QueueFullError
 
 pytest.importorskip("ray")
 
@@ -214,6 +214,31 @@ def test_calls_that_fail_are_tried_elsewhere(cluster: Any, monkeypatch: pytest.M
     assert run(llm, test)["usage"]["completion_tokens"] == 30
     assert tried == [set(), {"one"}]
     assert handle.sent == ["two"]
+
+
+def test_a_full_queue_is_no_refusal_while_there_is_another(cluster: Any, replicas: list[Replica],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, llm = cluster
+    full = {"one"}
+    carry_out = Replica.carry_out
+
+    async def refusing(self: Replica, *order: Any) -> Any:
+        return QueueFullError("The queue is full.", 3.0) if self.name in full else await carry_out(self, *order)
+
+    monkeypatch.setattr(Replica, "carry_out", refusing)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        for number in range(4):
+            answered = await client.post("/v1/completions", json=body(prompt=f"{number} " * 20, max_tokens=3))
+            assert answered.status_code == 200, answered.text
+            assert "moved" not in answered.json()["paceline"]
+        full.add("two")
+        handle.sent.clear()
+        refused = await client.post("/v1/completions", json=body())
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert sorted(handle.sent) == ["one", "two"], "each was asked once"
+
+    run(llm, test)
 
 
 def test_every_end_is_counted_once(cluster: Any) -> None:

@@ -84,8 +84,6 @@ def running_ray(options: ClusterOptions) -> Iterator[None]:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield
     finally:
-        with suppress(Exception):
-            serve.shutdown()
         ray.shutdown()
 
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Set
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, cast
 
 from ray.exceptions import RayError
@@ -26,7 +26,7 @@ from paceline.engine.records.deltas import Delta
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.engine.records.record import Record
-from paceline.errors import ConfigError, EngineError, PacelineError
+from paceline.errors import ConfigError, EngineError, PacelineError, QueueFullError
 from paceline.request import Completion, Request, RequestOutput, SamplingParams, Tenant
 from paceline.text_threads import TextThreads, closed
 
@@ -54,23 +54,35 @@ class Replicas:
         self._room = MailRoom(self._deliver, self.lost)
         self._address: asyncio.Future[Address] | None = None
 
-    async def stream(self, order: Order, avoid: set[str]) -> AsyncGenerator[Delta, None]:
+    async def stream(self, order: Order, avoid: set[str], here: Callable[[], Set[str]]) -> AsyncGenerator[Delta, None]:
         """As Worker.stream(). `avoid`: replicas that were lost over this order; one more is added where it is lost
-        again."""
+        again. `here`: those there are. One whose queue is full is no reason to refuse as long as there is another."""
+        full: set[str] = set()
+        while True:
+            try:
+                async with aclosing(self._attempt(order, avoid, full)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except QueueFullError:
+                if here() <= full:
+                    raise
+
+    async def _attempt(self, order: Order, avoid: set[str], full: set[str]) -> AsyncGenerator[Delta, None]:
         if self._address is None:
             self._address = asyncio.ensure_future(self._room.open(self._host))
         address = await self._address
         key, inbox = next(self._keys), _Inbox()
         self._inboxes[key] = inbox
-        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid)
+        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid | full)
         response = self._handle.carry_out.remote(wanted, order, address, key, self._identity)
         call = asyncio.ensure_future(self._await(response, inbox))
         try:
             while True:
                 news = await inbox.next(None if inbox.replica is not None else ADMITTED_S)
-                if isinstance(news, WorkerLost) and wanted.progress.replica is not None:
-                    avoid.add(wanted.progress.replica)
                 if isinstance(news, Exception):
+                    if isinstance(news, WorkerLost | QueueFullError) and wanted.progress.replica is not None:
+                        (avoid if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
                     raise news
                 if news.samples:
                     wanted.progress.answered = True
@@ -126,12 +138,13 @@ class _ForOne:
 
     name = "replicas"
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: Replicas, here: Callable[[], Set[str]]) -> None:
         self._replicas = replicas
+        self._here = here
         self._lost: set[str] = set()
 
     def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
-        return self._replicas.stream(order, self._lost)
+        return self._replicas.stream(order, self._lost, self._here)
 
     async def cancel(self, request_id: str) -> None:
         """Closing the stream does it."""
@@ -216,7 +229,7 @@ class ClusterLLM:
         number = next(self._names)
         order = Order.of(request_id or f"request-{number}", prompt.ids, prompt.params, speculation=speculation,
                          adapter=adapter, tenant=tenant)
-        worker = _ForOne(self._replicas)
+        worker = _ForOne(self._replicas, lambda: self._here)
 
         async def choose(order: Order, lost: Set[str]) -> Worker:
             """Serve's router says which replica; here it is only whether there is any hope for one."""
