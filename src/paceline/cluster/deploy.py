@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from paceline import errors
+from paceline.cluster.family import descendants, end, ends_with_signals
 from paceline.cluster.options import ClusterOptions
 from paceline.cluster.replica import Replica, ReplicaOptions
 from paceline.errors import ConfigError, EngineError, PacelineError
@@ -74,17 +75,24 @@ def running_ray(options: ClusterOptions) -> Iterator[None]:
         return
     needed = options.threads_each * options.most
     try:
+        # It puts a handler for SIGTERM of its own in place, which raises SystemExit.
         ray.init(address="local", include_dashboard=False, num_cpus=max(needed, os.cpu_count() or 1),
                  object_store_memory=OBJECT_STORE, log_to_driver=False, configure_logging=False,
                  _node_ip_address="127.0.0.1")
-    except Exception as problem:
+    except BaseException as problem:
+        end(descendants())
+        if not isinstance(problem, Exception):
+            raise
         raise ConfigError(f"Ray could not be started on this machine ({problem}): `ray start --head` says more, and "
                           "--ray uses one that runs.") from problem
     try:
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        yield
+        with ends_with_signals():
+            serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+            yield
     finally:
+        family = descendants()
         ray.shutdown()
+        end(family)
 
 
 def _join(address: str) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,7 +26,7 @@ HELLO_S = 60.0
 def serve_replicas(options: ClusterOptions, settings: ServeOptions, engine: Mapping[str, Any], texts: ModelTexts,
                    listening: socket.socket, announce: Callable[[], None], spans: Any = None) -> None:
     """Until a signal ends it. `engine`: what AsyncLLM takes; `texts`: of the same model."""
-    with signals_raise(), deploy.running_ray(options):
+    with deploy.running_ray(options):
         replica = ReplicaOptions(engine, None if options.threads is None and uses_cards(engine) else
                                  options.threads_each, timelines=settings.page or spans is not None)
         handle = deploy.run(options, replica, deploy.cards_each(engine))
@@ -60,17 +56,3 @@ def mail_host(options: ClusterOptions) -> str:
 
 def uses_cards(engine: Mapping[str, Any]) -> bool:
     return deploy.cards_each(engine) > 0
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """SIGTERM while nothing serves yet ends this process in good order: what was started is stopped."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
