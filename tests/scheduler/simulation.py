@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence as Seq
 
 from paceline.cache.manager import CacheManager
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
@@ -65,15 +66,28 @@ class World:
         self.accepted = 0
 
     def add(self, prompt: list[int], max_tokens: int = 8, *, seed: int = 0, deadline: float | None = None,
-            tenant: str = "", **params: object) -> list[Sequence]:
+            tenant: str = "", begun: Seq[int] = (), **params: object) -> list[Sequence]:
+        """`begun`: how much each sample has said elsewhere; one that came to its end there does not come here."""
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         request = Request(f"r{len(self.everyone)}", list(prompt), sampling, seed, max_tokens, self.now, deadline,
                           tenant=Tenant(tenant))
-        sequences = self.scheduler.add(request, [seed + i for i in range(sampling.n)])
+        said = [self._said(prompt, seed + sample, count) for sample, count in enumerate(begun)]
+        sequences = self.scheduler.add(request, [seed + i for i in range(sampling.n)], said=said)
+        if said:
+            sequences = [seq for seq, own in zip(sequences, said) if own is not None]
         self.everyone += sequences
         for seq in sequences:
-            self.truth[seq] = list(prompt)
+            self.truth[seq] = list(seq.tokens)
         return sequences
+
+    @staticmethod
+    def _said(prompt: list[int], seed: int, count: int) -> list[int] | None:
+        text = list(prompt)
+        for _ in range(count):
+            text.append(oracle(text, seed))
+            if text[-1] == STOP:
+                return None
+        return text[len(prompt):]
 
     def launch(self) -> Step | None:
         """Schedule one step and run it at once: steps run in the order of scheduling, so later calls cannot tell."""
@@ -138,7 +152,7 @@ class World:
                 expected.append(oracle(expected, seq.seed))
             assert seq.tokens == expected
             if seq.finish_reason == "length":
-                assert len(seq.tokens) == seq.limit
+                assert len(seq.tokens) == max(seq.limit, seq.prompt_len + seq.said)
             elif seq.finish_reason == "stop":
                 assert seq.tokens[-1] == STOP
             else:
@@ -266,7 +280,8 @@ class World:
         seq, text = rows.seq, self.truth[rows.seq]
         if seq in self.over:
             return GroupResult([0])
-        wants_prompt = seq.request.params.prompt_logprobs is not None and len(text) == seq.prompt_len
+        wants_prompt = (seq.request.params.prompt_logprobs is not None and rows.start < seq.prompt_len
+                        and len(text) == seq.prompt_len + seq.said)
         if rows.draft is None and rows.start + len(tokens) < len(text):
             assert rows.logits_from == (0 if wants_prompt else len(tokens)), "an unfinished prompt needs no logits"
             return GroupResult([])

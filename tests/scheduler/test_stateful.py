@@ -47,14 +47,15 @@ class Serving(RuleBasedStateMachine):
     @rule(stem=st.sampled_from(STEMS), shared=st.integers(0, 20), own=st.lists(st.integers(0, STOP), max_size=8),
           max_tokens=st.integers(1, 10), n=st.sampled_from([1, 1, 2, 3]), priority=st.integers(0, 2),
           salt=st.sampled_from(["", "", "mine"]), tenant=st.sampled_from(["", "", "b", "c"]),
-          wait=st.sampled_from([None, None, 3.0]), logprobs=st.booleans())
-    def arrive(self, stem, shared, own, max_tokens, n, priority, salt, tenant, wait, logprobs) -> None:
+          wait=st.sampled_from([None, None, 3.0]), logprobs=st.booleans(),
+          begun=st.none() | st.lists(st.integers(0, 9), min_size=3, max_size=3))
+    def arrive(self, stem, shared, own, max_tokens, n, priority, salt, tenant, wait, logprobs, begun) -> None:
         prompt = (stem[:shared] + own)[:23] or [0]
         extra = {"prompt_logprobs": 0} if logprobs and wait is None else {}
         deadline = None if wait is None else self.world.now + wait
         try:
             self.world.add(prompt, max_tokens, n=n, priority=priority, cache_salt=salt, tenant=tenant,
-                           deadline=deadline, **extra)
+                           deadline=deadline, begun=[min(said, max_tokens - 1) for said in (begun or ())[:n]], **extra)
         except RequestError as error:
             assert "cache holds" in str(error)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paceline.engine.records.emitter import Emitter, StopCriteria, TextStream
+from paceline.engine.schedule.sequence import Sequence, Status
 from paceline.errors import RequestError
 from paceline.grammar.structure import Structure
 from paceline.models.tokenizer import Tokenizer
@@ -72,6 +73,20 @@ class Prepared:
     past: Past = NEW
     begun: tuple[BegunSample, ...] = ()
     """Where its samples have said something elsewhere: one each, ready to go on."""
+
+
+def start(seq: Sequence, prepared: Prepared, text_stream: Callable[[], TextStream | None]) -> None:
+    """Give a sequence what it remembers and its text: new ones, or those that it comes with."""
+    room = seq.limit - seq.prompt_len
+    if not prepared.begun:
+        seq.state = prepared.state.fork(seq.seed)
+        seq.emitter = Emitter(prepared.params, seq.sample, seq.seed, room, text_stream(), prepared.stops)
+        return
+    begun = prepared.begun[seq.sample]
+    seq.state, seq.emitter = begun.state, begun.emitter
+    seq.emitter.max_tokens = room
+    if seq.status is Status.FINISHED:
+        seq.emitter.finish("length")  # unless it has ended for a reason of its own
 
 
 def check_params(params: object) -> None:

@@ -19,7 +19,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
-from paceline.engine.admission import NEW, Prepared, begun_samples, check_params, check_prompt, check_search
+from paceline.engine.admission import NEW, Prepared, begun_samples, check_params, check_prompt, check_search, start
 from paceline.engine.bookkeeping import Bookkeeping, Touched
 from paceline.engine.calibration import calibrate
 from paceline.engine.decide.beams import BeamSearch
@@ -36,7 +36,7 @@ from paceline.engine.host_memory import HostMemory, host_report
 from paceline.engine.loop import Loop
 from paceline.engine.observe.observer import Observers
 from paceline.engine.profile import Profile, machine
-from paceline.engine.records.emitter import Emitter, StopCriteria
+from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
 from paceline.engine.records.record import Record
 from paceline.engine.rows.batch import BatchBuilder
@@ -291,18 +291,9 @@ class Engine:
         """What is kept of a request, and what its sequences know of it."""
         params = request.params
         for seq in sequences:
-            room = seq.limit - seq.prompt_len
             seq.wait_for_commit = params.searches
-            if prepared.begun:
-                seq.state, seq.emitter = prepared.begun[seq.sample].state, prepared.begun[seq.sample].emitter
-                seq.emitter.max_tokens = room
-            else:
-                seq.state = prepared.state.fork(seq.seed)
-                seq.emitter = Emitter(params, seq.sample, seq.seed, room, self._text_stream(request.prompt),
-                                      prepared.stops)
-            if seq.status is Status.FINISHED:
-                seq.emitter.finish("length")  # unless it has ended for a reason of its own
-            else:
+            start(seq, prepared, lambda: self._text_stream(request.prompt))
+            if seq.status is not Status.FINISHED:
                 place(seq, self.executor.make_room, drafts, lookup)
         record = Record(request, [seq.emitter for seq in sequences],
                         None if prepared.begun else self._new_trace(request), prepared.past.so_far)

@@ -193,6 +193,7 @@ class Scheduler:
                 seq.said = len(own)
             if own is None or (own and len(seq.tokens) >= seq.limit):
                 seq.status = FINISHED
+                seq.finish_reason = None if own is None else "length"
         begun = any(seq.said or seq.status is FINISHED for seq in sequences)
         return [seq for seq in sequences if seq.status is not FINISHED] if begun else None
 
