@@ -18,17 +18,21 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError
 
+from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
-from paceline.cluster.features import candidate
+from paceline.cluster.features import block_set, candidate, features
 from paceline.cluster.front import ClusterLLM
+from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
 from paceline.cluster.replica import Replica, ReplicaOptions
 from paceline.cluster.routing import PrefixAware
 from paceline.cluster.serving import app
+from paceline.request import Tenant
 from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
+HASHES = [-3797102770502019873, 126518397432286533]
 
 
 class Results:
@@ -304,6 +308,30 @@ def test_the_front_refuses_what_an_engine_would(cluster: Any, replicas: list[Rep
         assert (made.ids, made.text, made.stops, made.bad_words) == (own.ids, own.text, own.stops, own.bad_words)
     conversation = [{"role": "user", "content": "hello"}]
     assert llm.engine.render(conversation) == engine.render(conversation)
+
+
+@pytest.mark.parametrize("tenant", [Tenant("somebody"), Tenant("somebody", shares_cache=True)])
+@pytest.mark.parametrize("salt", ["", "pepper"])
+def test_a_front_knows_blocks_by_the_hashes_that_replicas_publish(cluster: Any, replicas: list[Replica], tenant: Tenant,
+                                                                  salt: str) -> None:
+    _, llm = cluster
+    prompt = [7 + number % 50 for number in range(100)]
+    params = replace(wanted_params(2), cache_salt=salt)
+
+    async def test(client: httpx.AsyncClient) -> list[frozenset[int]]:
+        await llm.complete(llm.engine.prepare(prompt, params), tenant=tenant)
+        return [block_set((await one.record_routing_stats())["blocks"]) for one in replicas]
+
+    held = run(llm, test)
+    made = features(Order.of("a", prompt, params, tenant=tenant), llm.engine.config.block_size, {})
+    other = features(Order.of("a", prompt, replace(params, cache_salt="other"), tenant=tenant),
+                     llm.engine.config.block_size, {})
+    assert max(made.cached(blocks) for blocks in held) == len(made.digests) * llm.engine.config.block_size > 80
+    assert all(other.cached(blocks) == 0 for blocks in held)
+
+
+def test_hashes_are_the_same_in_every_process() -> None:
+    assert chain(list(range(40)), "pepper", 16) == HASHES
 
 
 @pytest.mark.parametrize(("state", "number"), [

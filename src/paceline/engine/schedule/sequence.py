@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from paceline.request import Request
+from paceline.request import Request, scope_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,9 +106,10 @@ class Sequence:
         self.seed = seed
         self.adapter = request.adapter
         """What its rows run with besides the model; None: nothing."""
-        self.scope = request.scope if self.adapter is None else f"adapter {self.adapter.revision} {request.scope}"
+        self.scope = scope_of(request.tenant, request.params.cache_salt,
+                              None if self.adapter is None else self.adapter.revision)
         """What keeps its blocks and its text apart from those of others: the request's scope, and the adapter that they
-        were computed with. (A scope begins with a number: it cannot be taken for an adapter's.)"""
+        were computed with."""
         self.tokens: list[int] = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.said = 0
