@@ -181,6 +181,11 @@ class AsyncLLM:
         return (not self._closing and self.engine.process.here and self._thread.is_alive()
                 and self.engine.model.lost is None)
 
+    @property
+    def outage(self) -> str | None:
+        """Why nothing can be served now; None: it can."""
+        return None if self.alive else "The engine has stopped; the server must be started again."
+
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it
         waits for the step that runs. In a coroutine, `await llm.ask(Engine.report)` lets others go on meanwhile."""
