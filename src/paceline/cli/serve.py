@@ -188,8 +188,8 @@ def serve(
     adapters = options.adapters(lora)
     clustered = replicas is not None or ray is not None or autoscale is not None
     if clustered and kv_events is not None:
-        raise ConfigError("--kv-events tells of one engine's cache, and replicas have one each: leave it out, the front "
-                          "routes by what they hold anyway; or serve them one by one behind a router of yours.")
+        raise ConfigError("--kv-events tells of one engine's cache, and replicas have one each: leave it out, the "
+                          "front routes by what they hold anyway; or serve them one by one behind a router of yours.")
     listening = server.listen(settings)
     events = _events(kv_events, kv_events_replay, prefix_caching)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
