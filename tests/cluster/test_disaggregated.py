@@ -284,6 +284,23 @@ def test_a_request_that_ends_while_its_blocks_are_under_way_leaves_nothing(how: 
     play(scene, tmp_path)
 
 
+def test_a_request_that_is_cancelled_just_when_its_blocks_have_come_does_not_run(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        hand_over = world.pair._hand_over
+
+        async def cancelled_as_it_ends(order: Order) -> None:
+            await hand_over(order)
+            world.pair._cancelled.add("r")  # cancel(), between the end of this task and who waits for it
+
+        world.pair._hand_over = cancelled_as_it_ends  # type: ignore[method-assign]
+        with pytest.raises(RequestError, match="cancelled"):
+            await world.tokens()
+        assert not world.pair._handing and not world.pair._cancelled
+        assert world.target.engine.metrics.requests == 0
+
+    play(scene, tmp_path)
+
+
 def test_a_request_that_ends_while_its_prompt_is_computed_ends_there_too(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         asking = asyncio.ensure_future(world.tokens(order_of(text=tuple(i % VOCAB for i in range(400)))))

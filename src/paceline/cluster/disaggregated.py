@@ -15,7 +15,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.cluster.order import Order
 from paceline.cluster.transfer.prefix import export_prefix, import_prefix
 from paceline.cluster.transfer.transport import LEASE_S, Ticket, Transport
-from paceline.cluster.worker import LocalWorker, Worker
+from paceline.cluster.worker import LocalWorker, Worker, cancelled
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta
 from paceline.errors import RequestError
@@ -155,10 +155,12 @@ class Disaggregated:
         handing = self._handing[order.request_id] = asyncio.ensure_future(self._hand_over(order))
         try:
             await handing
+            if order.request_id in self._cancelled:  # just when they had been handed over
+                raise cancelled()
         except asyncio.CancelledError:
             if order.request_id not in self._cancelled:
                 raise
-            raise RequestError("This request was cancelled.") from None
+            raise cancelled() from None
         finally:
             self._cancelled.discard(order.request_id)
             if self._handing.get(order.request_id) is handing:
