@@ -20,9 +20,8 @@ from paceline.sampling.setup import Setup
 
 FACTS = ("model", "device", "dtype", "kv_dtype", "quantization", "kernels", "native_forward", "deterministic",
          "built_for", "processor", "torch", "version")
-"""What of an engine's setup decides the bits that its cache holds of a text. Some are not meant to, and often do not: but
-products of torch's own are added up as a processor likes it, and nobody compares what comes with what would have been
-computed."""
+"""What of an engine's setup decides the bits that its cache holds of a text. The last three are not meant to: but torch
+adds products up as suits a processor, and nobody compares what comes with what would have been computed."""
 MOST_BYTES = 16 << 20
 """That are copied between two steps: those who decode wait for it."""
 
