@@ -249,6 +249,40 @@ def test_after_a_failure_nobody_waits_for_the_same_for_a_while(tmp_path: Path) -
     play(scene, tmp_path)
 
 
+def test_a_deadline_that_is_near_is_nobody_elses_failure(tmp_path: Path) -> None:
+    """Else whoever has no time would keep all others from being handed anything."""
+    async def scene(world: World) -> None:
+        world.pair = Disaggregated(world.prefill, world.decode, pause_s=60.0)
+        hurried = order_of("h", params=replace(PARAMS, timeout_s=1e-6))
+        last: Any = None
+        async for delta in world.pair.stream(hurried):
+            last = delta
+        assert last.output.outputs[0].finish_reason == "timeout" and world.pair.failures == {"TimeoutError": 1}
+        assert await world.tokens() == alone() and world.pair.handed_over == 1
+
+        async def hangs(*_: Any) -> None:
+            await asyncio.sleep(600)
+
+        world.pair = Disaggregated(world.prefill, world.decode, pause_s=60.0, patience_s=0.1)
+        world.prefill.prefill = hangs  # type: ignore[assignment, method-assign]
+        for number in range(4):  # those who have a little time each find out together that nothing comes
+            await world.tokens(order_of(str(number), PROMPT[number + 1:], replace(PARAMS, timeout_s=0.08)))
+            assert (world.pair._paused_until > 0) == (number >= 2)
+
+    play(scene, tmp_path)
+
+
+def test_of_a_prompt_beyond_what_may_be_offered_the_beginning_comes(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        each = sum(world.source.engine.storage.block_bytes)
+        world.pair = Disaggregated(Prefill(world.source, world.sender, most_bytes=3 * each), world.decode)
+        assert await world.tokens() == alone()
+        assert world.cached == 24 and world.pair.handed_over == 1 and not world.pair.failures
+        assert world.source.engine.metrics.prompt_tokens == 25  # what nobody is handed is not computed
+
+    play(scene, tmp_path)
+
+
 def test_the_requests_own_errors_are_the_decode_workers(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         with pytest.raises(RequestError, match="out of range"):
@@ -278,6 +312,23 @@ def test_a_request_that_ends_while_its_blocks_are_under_way_leaves_nothing(how: 
             await world.pair.cancel("r")
             with pytest.raises(RequestError, match="cancelled"):
                 await asking
+        assert not world.pair._handing and not world.pair._cancelled
+        assert world.target.engine.metrics.requests == 0
+
+    play(scene, tmp_path)
+
+
+def test_a_request_that_is_cancelled_just_when_its_blocks_have_come_does_not_run(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        hand_over = world.pair._hand_over
+
+        async def cancelled_as_it_ends(order: Order) -> None:
+            await hand_over(order)
+            world.pair._cancelled.add("r")  # cancel(), between the end of this task and who waits for it
+
+        world.pair._hand_over = cancelled_as_it_ends  # type: ignore[method-assign]
+        with pytest.raises(RequestError, match="cancelled"):
+            await world.tokens()
         assert not world.pair._handing and not world.pair._cancelled
         assert world.target.engine.metrics.requests == 0
 

@@ -253,6 +253,9 @@ def test_another_model_is_told() -> None:
     target, blocks = tiny_engine(tiny_model()), blocks_of()
     with pytest.raises(TransferError, match="model is 'x' there and 'tiny' here"):
         target.exchange.import_prefix(replace(blocks, facts=blocks.facts | {"model": "x"}), PROMPT, "")
+    for fact in ("processor", "torch", "version"):  # whose products may be added up in another order
+        with pytest.raises(TransferError, match=f"{fact} is 'x' there"):
+            target.exchange.import_prefix(replace(blocks, facts=blocks.facts | {fact: "x"}), PROMPT, "")
     target.exchange.facts["model"] = ""
     with pytest.raises(TransferError, match="no revision"):
         target.exchange.import_prefix(blocks, PROMPT, "")

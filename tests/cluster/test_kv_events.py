@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from paceline import AsyncLLM, SamplingParams  # noqa: E402
 from paceline.cache.keys import chain_keys, key_of, scope_key  # noqa: E402
 from paceline.cache.manager import CacheManager  # noqa: E402
 from paceline.cli.main import main  # noqa: E402
-from paceline.cluster import kv_publisher  # noqa: E402
+from paceline.cluster import kv_publisher, kv_reader  # noqa: E402
 from paceline.cluster.kv_events import (  # noqa: E402
     DEVICE,
     HOST,
@@ -151,6 +152,61 @@ def test_a_gap_that_cannot_be_replayed_leaves_nothing_false() -> None:
         reader.close()
 
 
+def test_a_publisher_that_began_anew_unheard_is_noticed() -> None:
+    """Who reconnects misses its first batches; with what the one before it has told they would make no sense."""
+    reader = KVEventsReader("tcp://127.0.0.1:1")
+    try:
+        for number in range(4):
+            reader._take(number, encode([_stored([number] * 4)]))
+        reader._take(1, encode([_stored([7, 7, 7, 7])]))
+        reader._take(2, encode([_stored([8, 8, 8, 8])]))
+        assert believed(reader.index)[DEVICE] == {chain_keys([one] * 4, "", 4)[0] for one in (7, 8)}
+    finally:
+        reader.close()
+
+
+def test_a_replay_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reader, "LONGEST_REPLAY_S", 0.3)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        over = threading.Event()
+
+        def drip() -> None:
+            if router.poll(10_000):
+                to = router.recv_multipart()[:-1]
+                while not over.wait(0.02):
+                    router.send_multipart([*to, (0).to_bytes(8, "big"), b""])
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        reader = KVEventsReader("tcp://127.0.0.1:1", f"tcp://127.0.0.1:{port}")
+        enough = threading.Timer(10.0, over.set)
+        enough.start()
+        try:
+            reader._take(3, encode([_stored([1, 2, 3, 4])]))
+            assert not over.is_set() and reader.gaps == 1 and believed(reader.index)[DEVICE]
+        finally:
+            enough.cancel()
+            over.set()
+            dripping.join()
+            reader.close()
+
+
+def test_an_index_is_bounded_whatever_media_events_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reader, "MOST_HELD", 10)
+    index = PrefixIndex()
+    with suppress(EventError):
+        for number in range(20):
+            index.apply(replace(_stored([number] * 4), medium=f"m{number}"))
+    assert sum(map(len, index.held.values())) == 10
+    monkeypatch.setattr(kv_reader, "MOST_HELD", 1000)
+    for number in range(20, 40):
+        with suppress(EventError):
+            index.apply(replace(_stored([number] * 4), medium=f"m{number}"))
+    assert len(index.held) == kv_reader.MOST_MEDIA
+
+
 def test_a_cache_without_listeners_does_as_before_and_one_is_told_of_what_is_there() -> None:
     world = RandomCache(3)
     for _ in range(50):
@@ -246,7 +302,7 @@ GOOD = {"type": "BlockStored", "block_hashes": chain_keys([1, 2, 3, 4], "", 4), 
     {"type": "BlockRemoved"}, {"type": "BlockRemoved", "block_hashes": [True]},
     GOOD | {"block_hashes": [12345]},  # forged: not the hash of that text
     GOOD | {"parent_block_hash": 99},
-    GOOD | {"extra_keys": [[scope_key("1 a ").hex()]]},
+    GOOD | {"extra_keys": [[scope_key("1 a ").hex()]]}, GOOD | {"extra_keys": [["00" * 300]]},
 ])
 def test_what_is_no_event_is_dropped_with_a_reason(event: object) -> None:
     reader = KVEventsReader("tcp://127.0.0.1:1")
@@ -314,8 +370,42 @@ def test_a_wish_for_a_replay_that_is_none_is_dropped() -> None:
             client.setsockopt(zmq.LINGER, 0)
             client.connect(publisher.replay_address)
             client.send_multipart([b"", b"xyz"])
+            client.send_multipart([b"x" * 1000, (0).to_bytes(8, "big")])  # it would come back with every batch
             client.send_multipart([b"", (0).to_bytes(8, "big")])
             assert client.poll(10_000)
             assert client.recv_multipart() == [b"", (-1).to_bytes(8, "big", signed=True), b""]
     finally:
         publisher.close()
+
+
+def test_who_asks_for_replays_without_end_holds_nobody_up() -> None:
+    world = RandomCache(5)
+    publisher = KVEventsPublisher(ANY_PORT, ANY_PORT)
+    polled = 0
+
+    class Greedy:
+        """Always has another wish."""
+
+        def poll(self, timeout: int) -> bool:
+            nonlocal polled
+            polled += 1
+            return True
+
+        def recv_multipart(self) -> list[bytes]:
+            return [b"him", (0).to_bytes(8, "big")]
+
+        def send_multipart(self, frames: list[bytes]) -> None:
+            pass
+
+    publisher._replay = Greedy()
+    publisher._wake.set()
+    until(lambda: polled > 3)
+    world.step()
+    publisher.attach(world.cache.prefix)
+    until(lambda: publisher._next > 0)
+    closing = threading.Thread(target=publisher.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    ended = not closing.is_alive()
+    publisher._replay = None  # what ends it in any case
+    assert ended

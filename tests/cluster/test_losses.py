@@ -310,6 +310,35 @@ def test_a_cancel_by_name_ends_the_stream(workers: list[Mortal]) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("how", ["cancel", "leave"])
+def test_an_order_that_is_being_admitted_can_be_ended_too(how: str) -> None:
+    """By name, or because its worker leaves: nothing of it runs."""
+    worker = mortal("one").inner
+
+    async def main() -> None:
+        reading, go_on, beside = asyncio.Event(), asyncio.Event(), worker._llm.texts.run
+
+        async def slow(*given: Any) -> Any:
+            reading.set()
+            await go_on.wait()
+            return await beside(*given)
+
+        worker._llm.texts.run = slow  # type: ignore[method-assign]
+        beginning = asyncio.ensure_future(anext(worker.stream(order_of(GREEDY | {"max_tokens": 300}))))
+        await reading.wait()
+        await worker.cancel("r") if how == "cancel" else worker.leave()
+        go_on.set()
+        with pytest.raises(RequestError if how == "cancel" else WorkerLost, match=r"cancelled|leaving"):
+            await beginning
+        assert not worker._opening
+        await check_nothing_runs([Mortal(worker)])
+
+    try:
+        run(main)
+    finally:
+        worker._llm.close()
+
+
 def test_the_same_worker_may_have_it_again_before_it_noticed(workers: list[Mortal]) -> None:
     """The connection broke, and the request still runs there under its id."""
     async def main() -> None:

@@ -119,6 +119,27 @@ def test_blocks_are_read_where_they_are_offered(blocks: PrefixBlocks) -> None:
 
 
 @pytest.mark.usefixtures("nixl")
+def test_a_read_that_is_over_leaves_others_of_the_same_worker_alone(blocks: PrefixBlocks) -> None:
+    async def run() -> None:
+        source, target = NixlTransport(), NixlTransport()
+        ticket, checked = await source.offer(blocks), target._agent.check_xfer_state
+
+        def check(handle: Any) -> str:
+            assert handle["of"] in target._agent.remote
+            return str(checked(handle))
+
+        target._agent.check_xfer_state = check
+        first = asyncio.ensure_future(target.fetch(ticket))
+        await asyncio.sleep(0.002)
+        for one in await asyncio.gather(first, *(target.fetch(ticket) for _ in range(3))):
+            assert same(one, blocks)
+        source.close()
+        assert nothing_left(source, target)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("nixl")
 @pytest.mark.parametrize(("end", "said"), [("ERR", "ERR"), ("flips", "checksum"), ("PROC", "TimeoutError")])
 def test_reads_that_fail_leave_nothing(end: str, said: str, blocks: PrefixBlocks) -> None:
     async def run() -> None:

@@ -10,9 +10,11 @@ import pytest
 from adapters.test_equality import llm_with
 from engine.tiny import tiny_engine, tiny_llm
 from engine.whole import SteppedClock, check_at_rest, check_between_steps, check_nobody_is_remembered
+from grammar.structured import structured_llm
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta, DeltaCursor
 from paceline.errors import RequestError
+from paceline.grammar.states import CompiledGrammar
 from paceline.request import SamplingParams, TokenLogprob
 from paceline.so_far import Past, SampleSoFar
 from speculation.model_drafting import METHODS, drafting_llm
@@ -127,6 +129,23 @@ def test_a_warm_cache_knows_what_was_said() -> None:
     past = cut(whole, 9, 9)
     check_rest(carry_out(engine, PARAMS, past), whole, past)
     assert engine.report()["prefill_tokens"] - before < len(PROMPT)
+
+
+def test_nobody_waits_for_masks_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take long, and an engine that takes a text over has others to serve."""
+    params = SamplingParams(max_tokens=40, seed=5, temperature=1.0, regex="[a-z ]{60}")
+    whole = carry_out(structured_llm().engine, params)
+    past, masks, bits = cut(whole, len(tokens_of(whole, 0)) - 3), 0, CompiledGrammar.bits
+
+    def counted(grammar: CompiledGrammar, matcher: Any) -> Any:
+        nonlocal masks
+        masks += 1
+        return bits(grammar, matcher)
+
+    monkeypatch.setattr(CompiledGrammar, "bits", counted)
+    check_rest(carry_out(structured_llm().engine, params, past), whole, past)
+    assert len(tokens_of(whole, 0)) > 20
+    assert masks < 16  # those that a grammar is tried with, and those of the rest
 
 
 def test_nobody_computes_what_has_ended() -> None:

@@ -69,6 +69,7 @@ def test_every_flipped_or_missing_byte_is_noticed(blocks: PrefixBlocks) -> None:
     lambda head: head.replace(b'"tokens": [', b'"tokens": [-1, '), lambda head: head.replace(b'"rows"', b'"wors"'),
     lambda head: head.replace(b'"rows": [[', b'"rows": [[-'), lambda head: head.replace(b'"pieces": [', b'"pieces": ['
                                                                                         b'[], '),
+    lambda head: head.replace(b'"rows": [[7', b'"rows": [[1e999'),
 ])
 def test_a_head_that_is_none_is_refused_even_where_its_checksum_fits(blocks: PrefixBlocks, change: Any) -> None:
     """Who offers knows the token; what it says is checked all the same."""
@@ -146,6 +147,36 @@ def test_offers_take_bounded_memory(tmp_path: Path, blocks: PrefixBlocks) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["shared-memory", "tcp"])
+def test_offers_made_at_once_take_bounded_memory_too(kind: str, tmp_path: Path, blocks: PrefixBlocks) -> None:
+    """And one whose transport is closed while it is made leaves nothing."""
+    async def run() -> None:
+        source, _ = transports(kind, tmp_path)
+        source._leases = Leases(int(1.5 * blocks.nbytes))
+        if kind == "tcp":
+            await source.start()
+        made = await asyncio.gather(*(source.offer(blocks) for _ in range(3)), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in made) == ["Ticket", "TransferError", "TransferError"]
+        assert len(left_in(tmp_path)) == (kind == "shared-memory")
+        source.withdraw(next(one for one in made if isinstance(one, Ticket)))
+        late = asyncio.ensure_future(source.offer(blocks))
+        await asyncio.sleep(0)
+        source.close()
+        with pytest.raises(TransferError, match="leaves"):
+            await late
+        assert not len(source._leases) and not left_in(tmp_path)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["shared-memory", "tcp"])
+@pytest.mark.parametrize("size", [-1, 1 << 60])
+def test_a_ticket_for_more_than_there_can_be_is_refused(kind: str, size: int, tmp_path: Path) -> None:
+    ticket = Ticket(kind, "127.0.0.1:1" if kind == "tcp" else PREFIX + "0" * 32, "k" * 32, size, "0", 8)
+    with pytest.raises(TransferError, match="announces"):
+        asyncio.run(transports(kind, tmp_path)[0].fetch(ticket))
+
+
 def test_a_lease_ends_once() -> None:
     async def run() -> None:
         ended: list[str] = []
@@ -203,6 +234,23 @@ asyncio.run(main())
 """
 
 
+PIPED = """
+import faulthandler, sys
+from pathlib import Path
+from paceline.cluster.transfer import shared_memory
+from paceline.cluster.transfer.transport import Ticket
+from paceline.errors import TransferError
+faulthandler.dump_traceback_later(30, exit=True)
+def held(opened, how): raise OSError("somebody holds it")
+shared_memory.fcntl.flock = held
+made = shared_memory.SharedMemoryTransport(Path(sys.argv[1]))
+try:
+    made._read(Ticket("shared-memory", shared_memory.PREFIX + "c" * 32, "", 1, "", 0))
+except TransferError:
+    print("refused")
+"""
+
+
 def test_what_a_killed_process_offered_is_removed_by_the_next_one(tmp_path: Path, blocks: PrefixBlocks) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -228,6 +276,13 @@ def test_sweeping_leaves_alone_what_is_not_ours_or_not_finished(tmp_path: Path) 
     os.utime(tmp_path / f"{UNFINISHED}old", (1, 1))
     SharedMemoryTransport(tmp_path)
     assert left_in(tmp_path) == sorted(keep)
+
+
+def test_a_pipe_by_the_name_of_a_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Anybody may make one in a folder that all share."""
+    os.mkfifo(tmp_path / f"{PREFIX}{'c' * 32}")
+    ended = subprocess.run([sys.executable, "-c", PIPED, str(tmp_path)], timeout=60, capture_output=True, text=True)
+    assert ended.stdout == "refused\n", ended.stderr
 
 
 def test_a_ticket_names_files_of_blocks_alone(tmp_path: Path) -> None:
@@ -333,6 +388,34 @@ def test_clients_that_say_nothing_or_nonsense_cost_nobody_anything(blocks: Prefi
             await asyncio.sleep(0.02)
         for _, one in silent:
             one.close()
+        writer.close()
+        source.close()
+
+    asyncio.run(run())
+
+
+def test_who_reads_nothing_keeps_no_connection(blocks: PrefixBlocks) -> None:
+    """Not even who has the token."""
+    async def run() -> None:
+        source = TcpTransport(TOKEN, stall_s=0.2)
+        await source.start()
+        ticket = await source.offer(blocks)
+        source._offers[ticket.key] = [memoryview(bytes(64 << 20))]
+        opened: list[asyncio.StreamWriter] = []
+        answer = source._answer
+
+        async def noted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            opened.append(writer)
+            await answer(reader, writer)
+
+        source._answer = noted  # type: ignore[method-assign]
+        host, _, port = ticket.address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+        nonce = (await reader.readexactly(len(tcp.GREETING) + tcp.NONCE))[len(tcp.GREETING):]
+        writer.write(ticket.key.encode() + tcp.proof(TOKEN, nonce, ticket.key))
+        async with asyncio.timeout(20):
+            while not opened or opened[0].transport.get_write_buffer_size() or source._connections:
+                await asyncio.sleep(0.02)
         writer.close()
         source.close()
 

@@ -35,6 +35,26 @@ def by_hand(grammar: Any, tokens: list[int]) -> np.ndarray | None:
     return mask
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(["person", "any_of_objects", "optional", "matrix", "escaped_keys"]), st.integers(0, 1000))
+def test_a_text_that_goes_on_elsewhere_is_not_masked_token_by_token(name: str, seed: int) -> None:
+    """An engine that takes it over would have everybody wait for that. From there on nothing is different."""
+    grammar = compiled(json_schema=SCHEMAS[name])
+    whole = sequence(grammar)
+    random_text(whole, seed, most=60)
+    tokens = list(whole._output)
+    for cut in {0, len(tokens) // 3, len(tokens)}:
+        grammar.forget()
+        begun = sequence(grammar)
+        begun.resume(tokens[:cut])
+        for at in range(cut, len(tokens) + 1):
+            want, got = by_hand(grammar, tokens[:at]), begun.mask(())
+            assert want is not None and got is not None and np.array_equal(want, got)
+            begun.append(tokens[at:at + 1])
+        assert grammar.states <= 2 + len(tokens) - cut
+        assert begun.closed(tokens) == whole.closed(tokens)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["person", "any_of_objects", "optional", "matrix", "escaped_keys"]), st.data())
 def test_any_walk_gives_the_masks_of_a_fresh_matcher(name: str, data: st.DataObject) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from paceline.async_llm import AsyncLLM
 from paceline.cluster.order import Order
 from paceline.cluster.transfer.prefix import export_prefix, import_prefix
-from paceline.cluster.transfer.transport import LEASE_S, Ticket, Transport
-from paceline.cluster.worker import LocalWorker, Worker
+from paceline.cluster.transfer.transport import LEASE_S, MOST_BYTES, Ticket, Transport
+from paceline.cluster.worker import LocalWorker, Worker, cancelled
 from paceline.engine.core import Engine
 from paceline.engine.records.deltas import Delta
 from paceline.errors import RequestError
@@ -56,14 +56,19 @@ class DecodeWorker(Worker, Protocol):
 class Prefill:
     """An engine of this process as a PrefillWorker."""
 
-    def __init__(self, llm: AsyncLLM, transport: Transport, name: str = "prefill", *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, llm: AsyncLLM, transport: Transport, name: str = "prefill", *, lease_s: float = LEASE_S,
+                 most_bytes: int = MOST_BYTES // 2) -> None:
+        """`most_bytes`: of one prompt; what is beyond them is computed where it is decoded."""
         self._llm = llm
         self._transport = transport
         self._lease_s = lease_s
+        self._most_bytes = most_bytes
         self.name = name
 
     async def prefill(self, order: Order, first: int = 0) -> Ticket | None:
-        tokens, asked = list(order.text), order.params
+        engine, asked = self._llm.engine, order.params
+        most = first + self._most_bytes // sum(engine.storage.block_bytes)
+        tokens = list(order.text[:most * engine.config.block_size + 1])
         # One token is the least that can be asked for. Nobody reads it, and nothing that chooses it touches a block.
         params = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=asked.cache_salt, priority=asked.priority,
                                 timeout_s=order.left_s)
@@ -120,6 +125,8 @@ class Disaggregated:
         self._patience_s = patience_s
         self._pause_s = self._next_pause_s = pause_s
         self._paused_until = -math.inf
+        self._in_vain_s = 0.0
+        """How long orders have waited for blocks since any came last."""
         self._clock = clock
         self.handed_over = 0
         """Orders whose blocks came from the prefill worker."""
@@ -155,10 +162,12 @@ class Disaggregated:
         handing = self._handing[order.request_id] = asyncio.ensure_future(self._hand_over(order))
         try:
             await handing
+            if order.request_id in self._cancelled:  # just when they had been handed over
+                raise cancelled()
         except asyncio.CancelledError:
             if order.request_id not in self._cancelled:
                 raise
-            raise RequestError("This request was cancelled.") from None
+            raise cancelled() from None
         finally:
             self._cancelled.discard(order.request_id)
             if self._handing.get(order.request_id) is handing:
@@ -180,10 +189,14 @@ class Disaggregated:
                 if ticket is not None and await self._decode.receive(order, ticket):
                     self.handed_over += 1
                     self._next_pause_s = self._pause_s
+                    self._in_vain_s = 0.0
         except Exception as problem:  # a worker that died, blocks that do not fit or did not come, a queue that is full
             kind = type(problem).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
-            if not isinstance(problem, RequestError):  # whose request it was, or a queue that is full now
+            late = isinstance(problem, TimeoutError)
+            self._in_vain_s += max(0.0, left) if late else 0.0
+            # Nobody else's business: an error of the request's own, a queue that is full now, a deadline that was near.
+            if not isinstance(problem, RequestError) and not (late and self._in_vain_s < self._patience_s):
                 self._paused_until = self._clock() + self._next_pause_s
                 self._next_pause_s = min(2 * self._next_pause_s, LONGEST_PAUSE_S)
             log.warning("request %s: %s computes its prompt itself, for there came no blocks from %s (%s: %s)",

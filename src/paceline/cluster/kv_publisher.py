@@ -223,15 +223,16 @@ class KVEventsPublisher:
 
     def _run(self) -> None:
         while True:
-            closing = self._closing
+            closing, busy = self._closing, False
             try:
-                while self._send():
-                    pass
-                self._serve_replays()
+                sent = self._send()
+                busy = (not closing and self._serve_replay()) or sent  # in turns: neither waits for all of the other
             except Exception as problem:  # the next ones may go well, and requests do without
                 log.error("KV events could not be sent", exc_info=problem)
                 if self._watcher is not None:
                     self._watcher.lose()
+            if busy:
+                continue
             if closing:
                 break
             self._wake.wait(None if self._replay is None else WAIT_S)
@@ -256,17 +257,21 @@ class KVEventsPublisher:
         self._publish.send_multipart([TOPIC, number.to_bytes(8, "big"), payload])
         return True
 
-    def _serve_replays(self) -> None:
-        while self._replay is not None and self._replay.poll(0):
-            frames = self._replay.recv_multipart()
-            if len(frames) < 2 or len(frames[-1]) != 8:
-                log.warning("a wish for a replay of KV events was dropped: it is no sequence number")
-                continue
-            start, to = int.from_bytes(frames[-1], "big"), frames[:-1]
-            for number, payload in self._kept:
-                if number >= start:
-                    self._replay.send_multipart([*to, number.to_bytes(8, "big"), payload])
-            self._replay.send_multipart([*to, END_OF_REPLAY, b""])
+    def _serve_replay(self) -> bool:
+        """One wish, if there is any."""
+        if self._replay is None or not self._replay.poll(0):
+            return False
+        frames = self._replay.recv_multipart()
+        to, empty, asked = frames[:1], frames[1:-1], frames[-1]
+        if empty not in ([], [b""]) or len(frames) < 2 or len(asked) != 8:  # all but the last go back
+            log.warning("a wish for a replay of KV events was dropped: it is no sequence number")
+            return True
+        start = int.from_bytes(asked, "big")
+        for number, payload in self._kept:
+            if number >= start:
+                self._replay.send_multipart([*to, *empty, number.to_bytes(8, "big"), payload])
+        self._replay.send_multipart([*to, *empty, END_OF_REPLAY, b""])
+        return True
 
 
 def local(address: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from paceline.cache.keys import block_key, chain_keys
+from paceline.cache.keys import SCOPE_BYTES, block_key, chain_keys
 from paceline.cluster.kv_events import (
     DEVICE,
     END_OF_REPLAY,
@@ -28,7 +29,12 @@ log = logging.getLogger("paceline.cluster")
 MOST_AT_ONCE = 1000
 """Batches that one call takes in."""
 MOST_HELD = 1 << 22
-"""Blocks that an index believes one engine to hold."""
+"""Blocks that an index believes one engine to hold, wherever they lie."""
+MOST_MEDIA = 16
+PATIENCE_S = 2.0
+"""How long the next batch of a replay may take."""
+LONGEST_REPLAY_S = 20.0
+"""And all of them: who reads has live events to attend to."""
 
 
 class HeldBlock(NamedTuple):
@@ -77,16 +83,19 @@ class PrefixIndex:
                 raise EventError("BlockStored: a hash is not that of its block's text")
             made.append((key, HeldBlock(parent, tokens, scope)))
             parent = key
-        held = self.held.setdefault(event.medium or DEVICE, {})
-        if len(held) + len(made) > MOST_HELD:
+        medium = event.medium or DEVICE
+        if medium not in self.held and len(self.held) >= MOST_MEDIA:
+            raise EventError(f"BlockStored: no engine has more than {MOST_MEDIA} media")
+        if sum(map(len, self.held.values())) + len(made) > MOST_HELD:
             raise EventError(f"BlockStored: no engine holds more than {MOST_HELD} blocks")
-        held.update(made)
+        self.held.setdefault(medium, {}).update(made)
 
 
 def _expected(parent: Key | None, tokens: tuple[int, ...], scope: str) -> Key | None:
     with suppress(ValueError, OverflowError):  # no hash of a scope, no key of ours
-        if parent is None or isinstance(parent, int):
-            return block_key(parent, tokens, bytes.fromhex(scope))
+        own = bytes.fromhex(scope)
+        if len(own) in (0, SCOPE_BYTES) and (parent is None or isinstance(parent, int)):
+            return block_key(parent, tokens, own)
     return None
 
 
@@ -126,15 +135,12 @@ class KVEventsReader:
         self._context.destroy(linger=0)
 
     def _take(self, number: int, payload: bytes) -> None:
-        expected = self._next
-        if expected is None or number > expected:
-            first = 0 if expected is None else expected
-            if number > first:
-                self._catch_up(first, number)
-        elif number < expected:
-            if number:
-                return self._drop("a batch that came before")
-            self._start_over()  # who publishes has begun anew
+        first = self._next or 0
+        if number < first:  # who publishes has begun anew, and its first batches may have gone by
+            self._start_over()
+            first = 0
+        if number > first:
+            self._catch_up(first, number)
         self._next = number + 1
         self._apply(payload)
 
@@ -155,15 +161,16 @@ class KVEventsReader:
         self.gaps += 1
         self.index.apply(AllBlocksCleared())
 
-    def _replayed(self, first: int, before: int, patience_s: float = 2.0) -> dict[int, bytes]:
+    def _replayed(self, first: int, before: int) -> dict[int, bytes]:
         """By their numbers, as far as they are still to be had."""
         if self._replay_address is None:
             return {}
         socket = self._connect(self._zmq.DEALER, self._replay_address)
         batches: dict[int, bytes] = {}
+        end = time.monotonic() + LONGEST_REPLAY_S
         try:
             socket.send_multipart([b"", first.to_bytes(8, "big")])
-            while socket.poll(int(1000 * patience_s)):
+            while (left := end - time.monotonic()) > 0 and socket.poll(int(1000 * min(PATIENCE_S, left))):
                 frames = socket.recv_multipart()
                 if len(frames) != 3 or frames[1] == END_OF_REPLAY:
                     break
@@ -199,6 +206,7 @@ class KVEventsReader:
         try:
             socket.connect(address)
         except self._zmq.ZMQError as problem:
+            self._context.destroy(linger=0)
             raise ConfigError(f"KV events cannot be read at {address} ({problem}): write an address like "
                               "tcp://127.0.0.1:5557.") from None
         return socket

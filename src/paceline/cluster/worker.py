@@ -55,6 +55,8 @@ class LocalWorker:
         self._name = name
         self._live: dict[str, Listener[Delta]] = {}
         """By Order.request_id."""
+        self._opening: dict[str, Order] = {}
+        """Orders that are not yet admitted, and that nobody has cancelled meanwhile."""
         self.draining = False
         """It takes no more orders."""
 
@@ -83,10 +85,11 @@ class LocalWorker:
             raise
 
     async def cancel(self, request_id: str) -> None:
+        self._opening.pop(request_id, None)
         listener = self._live.get(request_id)
         if listener is not None:
             self._close(request_id, listener)
-            listener.hear(RequestError("This request was cancelled."), True)
+            listener.hear(cancelled(), True)
 
     async def report(self) -> dict[str, Any]:
         return await self._llm.ask(Engine.report)
@@ -100,6 +103,20 @@ class LocalWorker:
     async def _open(self, order: Order) -> Listener[Delta]:
         if self.draining:
             raise self._lost("is leaving")
+        self._opening[order.request_id] = order
+        try:
+            listener = await self._admitted(order)
+            wanted = self._opening.get(order.request_id) is order
+        finally:
+            if self._opening.get(order.request_id) is order:
+                del self._opening[order.request_id]
+        if not wanted or self.draining:
+            listener.close()
+            raise self._lost("is leaving") if wanted else cancelled()
+        self._live[order.request_id] = listener
+        return listener
+
+    async def _admitted(self, order: Order) -> Listener[Delta]:
         llm = self._llm
         past = Past(order.so_far, llm.engine.clock() - order.age_s, accepted=order.moves > 0)
 
@@ -108,10 +125,8 @@ class LocalWorker:
 
         size = len(order.prompt) + sum(len(one.token_ids) for one in order.so_far)
         prepared = await llm.texts.run(size, prepare, order.tenant.name)
-        listener = await llm.deltas(prepared, speculation=order.speculation, request_id=order.name,
-                                    adapter=order.adapter, tenant=order.tenant)
-        self._live[order.request_id] = listener
-        return listener
+        return await llm.deltas(prepared, speculation=order.speculation, request_id=order.name, adapter=order.adapter,
+                                tenant=order.tenant)
 
     def _close(self, request_id: str, listener: Listener[Delta]) -> None:
         if self._live.get(request_id) is listener:
@@ -127,6 +142,10 @@ class LocalWorker:
 
     def _lost(self, why: str) -> WorkerLost:
         return WorkerLost(f"The worker {self._name!r} {why}.")
+
+
+def cancelled() -> RequestError:
+    return RequestError("This request was cancelled.")
 
 
 def follows_noise(record: Record) -> bool:

@@ -19,8 +19,9 @@ from paceline.errors import TransferError
 from paceline.sampling.setup import Setup
 
 FACTS = ("model", "device", "dtype", "kv_dtype", "quantization", "kernels", "native_forward", "deterministic",
-         "built_for", "version")
-"""What of an engine's setup decides the bits that its cache holds of a text."""
+         "built_for", "processor", "torch", "version")
+"""What of an engine's setup decides the bits that its cache holds of a text. The last three are not meant to: but torch
+adds products up as suits a processor, and nobody compares what comes with what would have been computed."""
 MOST_BYTES = 16 << 20
 """That are copied between two steps: those who decode wait for it."""
 
@@ -113,9 +114,8 @@ class PrefixExchange:
         """Take blocks in for a text that begins with these tokens; how many of its pieces were new here. Raises
         TransferError where they are not that text's, or not such as this engine would have computed. None: not now."""
         self.check(blocks, tokens, scope)
-        size = self._cache.block_size
         rows = {piece: row for g, own in enumerate(blocks.pieces) for row, piece in enumerate(own)
-                if piece.ahead == tuple(tokens[(piece.place + 1) * size:][:self._cache.groups[g].lookahead])}
+                if piece.ahead == self._after(tokens, piece.place, self._cache.groups[g].lookahead)}
         if not rows or not self._cache.enable_prefix_caching:
             return 0
         if not self._catch_up(()):
@@ -165,6 +165,11 @@ class PrefixExchange:
                     or any(one.place >= after.place for one, after in pairwise(pieces))
                     or any(piece.group != g or not 0 <= piece.place < most for piece in pieces)):
                 raise TransferError("The blocks that came are not those that were announced.")
+
+    def _after(self, tokens: Sequence[int], place: int, count: int) -> tuple[int, ...]:
+        """So many tokens after a block of theirs."""
+        end = (place + 1) * self._cache.block_size
+        return tuple(tokens[end:end + count])
 
     def _known(self, group: int, planes: Sequence[PlaneFormat],
                rows: torch.Tensor) -> tuple[torch.Tensor, list[str]]:

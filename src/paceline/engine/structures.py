@@ -134,7 +134,10 @@ class Structures:
         if not params.ignore_eos:
             ends |= self._eos
         grammar = SequenceGrammar(compiled, self._vocab_size, ends)
-        grammar.append(seq.emitter.token_ids)
+        if params.on_empty_support == "unmasked":  # it may have left the structure: which token did, a mask says
+            grammar.append(seq.emitter.token_ids)
+        else:
+            grammar.resume(seq.emitter.token_ids)
         seq.state.grammar = grammar
         seq.emitter.closes = grammar.closed
 

@@ -120,6 +120,21 @@ class SequenceGrammar:
         """Takes note, no more: what can fail does so when it is asked for."""
         self._output += tokens
 
+    def resume(self, said: Sequence[int]) -> None:
+        """As append(), at the beginning, of a text that has kept to the structure elsewhere: goes to its end at once
+        and not by the mask after each of its tokens, for which everybody would wait."""
+        self.append(said)
+        if not said:
+            return
+        try:
+            self._move(self._output)
+            here = self._compiled.read(self._matcher)
+            self._check()
+        except Exception:  # whoever asks for the mask will meet it
+            self._matcher = None
+            return
+        self._here, self._walked = here, len(self._output)
+
     def closed(self, output: Sequence[int]) -> bool:
         """Whether nothing but the end can follow `output`, the committed tokens and perhaps some more."""
         state = self._after(output[len(self._output):])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import secrets
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -20,8 +21,6 @@ from paceline.errors import ConfigError, TransferError
 
 PATIENCE_S = 30.0
 LOOK_S = 0.001
-LARGEST = 64 << 30
-"""Bytes that a ticket may announce."""
 
 
 class NixlTransport:
@@ -40,10 +39,13 @@ class NixlTransport:
         self._patience_s = patience_s
         self._leases = Leases(most_bytes)
         self._offers: dict[str, tuple[list[torch.Tensor], Any]] = {}
+        self._reads: Counter[str] = Counter()
+        """Of each other agent, those under way."""
 
     async def offer(self, blocks: PrefixBlocks, lease_s: float = LEASE_S) -> Ticket:
         self._leases.check(blocks.nbytes)
         digest = await asyncio.to_thread(lambda: digest_of(pack(blocks)))
+        self._leases.check(blocks.nbytes)  # before anything is registered that would have to be let go
         tensors = [rows.contiguous() for rows in blocks.data if rows.numel()]
         registered = self._registered(tensors)
         described = self._agent.get_serialized_descs(self._agent.get_xfer_descs(tensors))
@@ -56,7 +58,7 @@ class NixlTransport:
         ticket.check(self.name)
         head, metadata, described = ticket.more
         shapes, blank = unpack_head(head)
-        if sum(count * size for count, size in shapes) != ticket.size or ticket.size > LARGEST:
+        if sum(count * size for count, size in shapes) != ticket.size:
             raise TransferError("The blocks that were announced are not those of the ticket.")
         data = [torch.empty(shape, dtype=torch.uint8) for shape in shapes]
         tensors = [rows for rows in data if rows.numel()]
@@ -66,6 +68,7 @@ class NixlTransport:
             remote = self._agent.add_remote_agent(metadata)
             if isinstance(remote, bytes):
                 remote = remote.decode()
+            self._reads[remote] += 1
             handle = self._agent.initialize_xfer("READ", self._agent.get_xfer_descs(tensors),
                                                  self._agent.deserialize_descs(described), remote)
             state = self._agent.transfer(handle)
@@ -81,7 +84,7 @@ class NixlTransport:
             raise TransferError(f"nixl could not read the blocks of {ticket.address} ({type(problem).__name__}: "
                                 f"{problem}).") from None
         finally:
-            for undo, what in ((self._agent.release_xfer_handle, handle), (self._agent.remove_remote_agent, remote),
+            for undo, what in ((self._agent.release_xfer_handle, handle), (self._leave, remote),
                                (self._agent.deregister_memory, registered)):
                 with suppress(Exception):
                     if what is not None:
@@ -105,6 +108,13 @@ class NixlTransport:
         if found is None:
             raise TransferError("nixl has no backend for the blocks' memory.")
         return found
+
+    def _leave(self, remote: str) -> None:
+        """A read of it is over; with the last one nothing more need be known of it."""
+        self._reads[remote] -= 1
+        if not self._reads[remote]:
+            del self._reads[remote]
+            self._agent.remove_remote_agent(remote)
 
     def _forget(self, key: str) -> None:
         offered = self._offers.pop(key, None)

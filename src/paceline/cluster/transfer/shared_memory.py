@@ -27,6 +27,8 @@ from paceline.errors import TransferError
 PREFIX = "paceline-blocks-"
 UNFINISHED = "paceline-unfinished-"
 NAME = re.compile(PREFIX + "[0-9a-f]{32}")
+OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Others may write to that folder too: a pipe by the name of a file would keep who opens it waiting."""
 STALE_S = 3600.0
 """A file that nobody has finished for so long never will be."""
 
@@ -93,7 +95,11 @@ class SharedMemoryTransport:
         except BaseException:  # where the wait is broken off, the thread goes on
             writing.drop()
             raise
-        key = self._leases.begin(size, lease_s, written.remove)
+        try:
+            key = self._leases.begin(size, lease_s, written.remove)
+        except TransferError:
+            written.remove()
+            raise
         return Ticket(self.name, written.path.name, key, size, written.digest, len(blocks.tokens))
 
     async def fetch(self, ticket: Ticket) -> PrefixBlocks:
@@ -111,7 +117,7 @@ class SharedMemoryTransport:
             with suppress(OSError):
                 if path.name.startswith(UNFINISHED) and path.stat().st_mtime > time.time() - STALE_S:
                     continue
-                opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                opened = os.open(path, OPEN)
                 try:
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
@@ -150,7 +156,7 @@ class SharedMemoryTransport:
         if not NAME.fullmatch(ticket.address):
             raise TransferError("The ticket names no file of blocks.")
         try:
-            opened = os.open(self._folder / ticket.address, os.O_RDONLY | os.O_NOFOLLOW)
+            opened = os.open(self._folder / ticket.address, OPEN)
         except OSError:
             raise TransferError("The blocks are gone: their lease has ended, or their worker has.") from None
         with os.fdopen(opened, "rb", buffering=0) as file:

@@ -126,6 +126,7 @@ class TcpTransport:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._stall_s):
                     await writer.wait_closed()
+            writer.transport.abort()  # who does not read what was sent would keep it, and the connection
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = secrets.token_bytes(NONCE)

@@ -15,6 +15,8 @@ LEASE_S = 30.0
 """How long blocks that are offered wait for who wants them."""
 MOST_BYTES = 2 << 30
 """That one process offers at a time."""
+LARGEST = 64 << 30
+"""Bytes that a ticket may announce."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Ticket:
     """What the transport needs besides."""
 
     def check(self, transport: str) -> None:
-        """Raises TransferError where it is not this transport's."""
+        """Raises TransferError where it is not this transport's, or is none at all."""
         if self.transport != transport:
             raise TransferError(f"The blocks are offered by {self.transport} and this worker fetches by {transport}: "
                                 "give prefill and decode workers the same transport.")
+        if not 0 <= self.size <= LARGEST:
+            raise TransferError(f"The ticket announces {self.size} bytes, and no offer has more than {LARGEST}.")
 
 
 class Transport(Protocol):
@@ -85,7 +89,9 @@ class Leases:
                                 f"is {self._most}.")
 
     def begin(self, size: int, lease_s: float, end: Callable[[], None]) -> str:
-        """A new offer's key; `end` is called once, when it is withdrawn or its time is up."""
+        """A new offer's key; `end` is called once, when it is withdrawn or its time is up. Raises as check(), which may
+        be long ago: others were made meanwhile, or close() was called. What was to be offered is then the caller's."""
+        self.check(size)
         key = secrets.token_hex(16)
         timer = asyncio.get_running_loop().call_later(lease_s, lambda: self.end(key))
         self._ends[key] = (size, timer, end)

@@ -63,9 +63,7 @@ def unpack_head(head: bytes) -> tuple[list[tuple[int, int]], PrefixBlocks]:
     length = _head_length(head)
     try:
         found = json.loads(head[BEGIN:BEGIN + length])
-        shapes = [(int(count), int(size)) for count, size in found["rows"]]
-        if any(count < 0 or size < 0 for count, size in shapes):
-            raise ValueError("a shape below zero")
+        shapes = [(_whole(count), _whole(size)) for count, size in found["rows"]]
         return shapes, PrefixBlocks(
             {str(name): str(value) for name, value in found["facts"].items()}, _whole(found["block_size"]),
             tuple(tuple(PlaneFormat(str(name), str(dtype), _whole(size), bool(extra))
