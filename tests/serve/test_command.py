@@ -32,6 +32,7 @@ def test_a_port_in_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     (["--host", "nowhere.invalid"], "--host"), (["--host", "a..b"], "--host"), (["--port", "70000"], "--port"),
     (["--port", "-1"], "--port"), (["--port", "0", "--kv-events-replay", "5558"], "needs --kv-events"),
     (["--port", "0", "--kv-events", "5557", "--no-prefix-caching"], "prefix cache"),
+    (["--port", "0", "--kv-events", "5557", "--replicas", "2"], "replicas have one each"),
     (["no-such-folder", "--port", "0"], "no-such-folder"),
 ])
 def test_wrong_options_are_explained(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
