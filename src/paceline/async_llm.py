@@ -98,6 +98,13 @@ class AsyncLLM:
         """The request is admitted when this returns; iterate over what it returns for what is new, and close() it
         when you leave."""
         check_streamed(prompt.params if isinstance(prompt, Prepared) else params or SamplingParams())
+        return await self.deltas(prompt, params, speculation=speculation, request_id=request_id, adapter=adapter,
+                                 tenant=tenant)
+
+    async def deltas(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
+                     request_id: str | None = None, adapter: str | None = None,
+                     tenant: Tenant | None = None) -> Listener[Delta]:
+        """As stream(), of any request: of one that chooses among texts there is nothing new before its end."""
         return await self._open(_Deltas(self), prompt, params, speculation, request_id, adapter, tenant)
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
@@ -172,6 +179,11 @@ class AsyncLLM:
     def alive(self) -> bool:
         """Whether the engine's thread can still serve."""
         return not self._closing and self.engine.process.here and self._thread.is_alive()
+
+    @property
+    def outage(self) -> str | None:
+        """Why nothing can be served now; None: it can."""
+        return None if self.alive else "The engine has stopped; the server must be started again."
 
     def metrics(self) -> dict[str, Any]:
         """What the engine has done since it started and how full it is now; see Engine.report. From any thread: it
@@ -365,6 +377,8 @@ class _Deltas(Listener[Delta]):
         self._cursor = DeltaCursor(record)
 
     def news(self, record: Record) -> Delta | None:
+        if record.request.params.chosen_at_end:
+            return Delta(output=record.snapshot()) if record.open == 0 else None
         return self._cursor.advance()
 
 

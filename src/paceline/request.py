@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import NotYetError, PacelineError, RequestError
+from paceline.so_far import Moved
 
 SEED_LIMIT = 1 << 64
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
@@ -300,6 +301,14 @@ class Tenant:
     """With all others that do: one pool, in which nobody is told where its texts part from others'."""
 
 
+def scope_of(tenant: Tenant, salt: str, adapter: str | None = None) -> str:
+    """See Request.scope. `adapter`: the revision of the one that blocks are computed with. (Without one a scope begins
+    with a number, or is empty: it cannot be taken for an adapter's.)"""
+    owner = "" if tenant.shares_cache else tenant.name
+    scope = f"{len(owner)} {owner} {salt}" if owner or salt else ""
+    return scope if adapter is None else f"adapter {adapter} {scope}"
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One admitted request: validated, tokenised, seeded. Owned by the engine; callers see RequestOutput."""
@@ -329,8 +338,7 @@ class Request:
     def scope(self) -> str:
         """What requests have in common that may be served from each other's texts: their tenant, unless it shares, and
         their salt. Neither can be chosen so that it looks like the other."""
-        owner, salt = "" if self.tenant.shares_cache else self.tenant.name, self.params.cache_salt
-        return f"{len(owner)} {owner} {salt}" if owner or salt else ""
+        return scope_of(self.tenant, self.params.cache_salt)
 
 
 @dataclass(slots=True)
@@ -399,3 +407,5 @@ class RequestOutput:
     """One per prompt token, where asked for; None for the first."""
     error: PacelineError | None = None
     """Set when this request alone failed; `outputs` then hold what came before."""
+    moved: Moved | None = None
+    """Set where it changed workers on the way (paceline.cluster)."""

@@ -21,7 +21,7 @@ from paceline.engine.core import Engine
 from paceline.engine.observe.timeline import DECODE, Event
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
-from paceline.serve import live, stories
+from paceline.serve import live, snapshot, stories
 from paceline.serve.snapshot import CACHED, FREE, SHARED, USED, block_states, engine_state, packed, percentiles, runs
 from paceline.serve.stories import story
 
@@ -115,7 +115,7 @@ def test_many_viewers_cost_the_engine_no_more_than_one(url: str, monkeypatch: py
         taken.append(engine.clock())
         return engine_state(engine, *more)
 
-    monkeypatch.setattr(live, "engine_state", counted)
+    monkeypatch.setattr(snapshot, "engine_state", counted)
 
     def view() -> None:
         seen = frames(url)

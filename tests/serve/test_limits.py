@@ -13,11 +13,11 @@ from paceline.errors import ConfigError, RequestError
 from paceline.request import SamplingParams
 from paceline.sampling.setup import Setup
 from paceline.sampling.trace import Trace
-from paceline.serve.calls import told_trace
 from paceline.serve.limits import ClientLimits
 from paceline.serve.options import ServeOptions
 from paceline.serve.params import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody
+from paceline.serve.stories import told_trace
 from paceline.speculation.spec import BUILDERS, parse
 
 LOW = ClientLimits(max_samples=8, max_output_tokens=50, max_n=4, max_beams=3, max_logprobs=2, max_draft_tokens=8,

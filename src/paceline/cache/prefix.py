@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,8 +41,19 @@ def told_to_all(miss: str | None) -> str | None:
 
 
 def default_hash(parent: int, tokens: tuple[int, ...], salt: str) -> int:
-    """Fast, not collision-proof: a match compares tokens and ancestry, so a collision only costs a comparison."""
-    return hash((parent, tokens, salt))
+    """Fast, not collision-proof: a match compares tokens and ancestry, so a collision only costs a comparison. The same
+    in every process, so that others can tell what a cache holds: Python hashes texts with a secret of the process."""
+    return hash((parent, tokens, int.from_bytes(blake2b(salt.encode(), digest_size=7).digest()) if salt else 0))
+
+
+def chain(tokens: Sequence[int], salt: str, block_size: int) -> list[int]:
+    """The digests of a prompt's whole blocks, as far as they may be shared: the last token is always computed."""
+    digests: list[int] = []
+    digest = 0
+    for at in range(0, len(tokens) - block_size, block_size):
+        digest = default_hash(digest, tuple(tokens[at:at + block_size]), "" if digests else salt)
+        digests.append(digest)
+    return digests
 
 
 class Cold(NamedTuple):
@@ -211,6 +223,10 @@ class PrefixCache:
             if common or nodes:
                 return diverged(at + common)
         return SALT if salt and not nodes else NEVER_SEEN
+
+    def digests(self) -> list[int]:
+        """Of all nodes: what texts are known here, to those who can hash them."""
+        return list(self._table)
 
     def nodes(self) -> list[Node]:
         """Every node, roots aside. For checks: O(nodes)."""

@@ -24,6 +24,10 @@ def _client(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="What clients may ask for")
 
 
+def _cluster(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Cluster")
+
+
 def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
     """Those of the command line, and those of the environment, which no list of processes shows."""
     return (*(given or ()), *(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()))
@@ -121,6 +125,15 @@ def serve(
                                                  "report.")] = "off",
     lora: options.Lora = None,
     head: options.Head = None,
+    replicas: Annotated[int | None, _cluster("Engines, each in a process of its own, behind this server; needs "
+                                             "paceline[cluster].")] = None,
+    ray: Annotated[str | None, _cluster("Address of the Ray cluster to run them on (HOST:PORT or auto). Default: one "
+                                        "is started on this machine, and stopped again.")] = None,
+    routing: Annotated[str, _cluster("Who gets a request: prefix (who has most of it cached, unless much busier), "
+                                     "round-robin or random.")] = "prefix",
+    autoscale: Annotated[str | None, _cluster("MIN:MAX replicas, by what waits and by targets missed.")] = None,
+    threads: Annotated[int | None, options._engine("Threads of the engine, or of each replica. Default: one a core, "
+                                                   "shared by the replicas.")] = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with a page to try it and look inside."""
     try:
@@ -157,13 +170,11 @@ def serve(
                              "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
                              "gpu_memory_utilization": gpu_memory_utilization}
     host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
-    with loading_bars() as progress:
-        llm = AsyncLLM(model, progress=progress, warm_up=True, device=device, dtype=dtype, kv_dtype=kv_dtype,
-                       quantization=quantization, deterministic=deterministic, kernels=kernels, max_queue=max_queue,
-                       enable_prefix_caching=prefix_caching, speculation=wish, capture=capture, adapters=adapters,
-                       heads=options.heads(head), watch_share=watch_share, watch_action=watch_action,
-                       **sizes, **host_memory)
-    logs.configure(log_format)
+    engine: dict[str, Any] = {
+        "model": model, "device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quantization": quantization,
+        "deterministic": deterministic, "kernels": kernels, "max_queue": max_queue,
+        "enable_prefix_caching": prefix_caching, "speculation": wish, "capture": capture, "adapters": adapters,
+        "heads": options.heads(head), "watch_share": watch_share, "watch_action": watch_action, **sizes, **host_memory}
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
     def announce() -> None:
@@ -173,4 +184,23 @@ def serve(
         out.print(f"{shown}metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
         out.file.flush()
 
+    if replicas is not None or ray is not None or autoscale is not None:
+        from paceline.cluster.environment import set_for_own_ray
+        from paceline.cluster.options import ClusterOptions, read_autoscale
+
+        cluster = ClusterOptions(replicas=1 if replicas is None else replicas, ray=ray, routing=routing,
+                                 autoscale=read_autoscale(autoscale), threads=threads, drain_s=drain)
+        if ray is None:
+            set_for_own_ray()
+        from paceline.cluster.reading import ModelTexts
+        from paceline.cluster.serving import serve_replicas
+
+        with loading_bars() as progress:
+            texts = ModelTexts.read(model, progress)
+        logs.configure(log_format)
+        serve_replicas(cluster, settings, engine, texts, listening, announce, spans)
+        return
+    with loading_bars() as progress:
+        llm = AsyncLLM(progress=progress, warm_up=True, threads=threads, **engine)
+    logs.configure(log_format)
     server.run(llm, settings, listening, announce, spans)

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from paceline.engine.records.emitter import StopCriteria
+from paceline.engine.records.emitter import Emitter, StopCriteria, TextStream
 from paceline.errors import RequestError
 from paceline.grammar.structure import Structure
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
+from paceline.sampling.noise import sample_seed
 from paceline.sampling.state import SampleState
+from paceline.so_far import Past
+
+NEW = Past()
+"""That of a request which no engine had before."""
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class BegunSample:
+    """A sample that has said something elsewhere: what it remembers of that, and its text."""
+
+    state: SampleState
+    emitter: Emitter
+
+    @property
+    def said(self) -> list[int] | None:
+        """Its output so far; None: it has ended with that."""
+        return self.emitter.token_ids if self.emitter.finish_reason is None else None
+
+
+def begun_samples(params: SamplingParams, state: SampleState, stops: StopCriteria, past: Past,
+                  text_stream: Callable[[], TextStream | None]) -> tuple[BegunSample, ...]:
+    """Read what samples have said elsewhere. Takes time by the length of that: not in the engine's thread."""
+    if not past.so_far:
+        return ()
+    if params.chosen_at_end:
+        raise RequestError("A request that chooses among texts at the end has said nothing yet: let it start over.")
+    if params.seed is None or len(past.so_far) != params.samples:
+        raise RequestError("A request goes on elsewhere with its seed and with what each of its samples has said.")
+    begun = []
+    for index, so_far in enumerate(past.so_far):
+        if so_far.token_ids and not 0 <= min(so_far.token_ids) <= max(so_far.token_ids) < state.vocab_size:
+            raise RequestError("What the request has said elsewhere holds tokens that this model does not have: all "
+                               "workers must have the same model.")
+        own = state.fork(sample_seed(params.seed, index))
+        own.append(so_far.token_ids)
+        emitter = Emitter(params, index, own.seed, ENDLESS, text_stream(), stops)
+        emitter.take_over(so_far)
+        begun.append(BegunSample(own, emitter))
+    return tuple(begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +69,9 @@ class Prepared:
     """To be compiled before it may run."""
     bad_words: list[tuple[int, ...]]
     """As tokens."""
+    past: Past = NEW
+    begun: tuple[BegunSample, ...] = ()
+    """Where its samples have said something elsewhere: one each, ready to go on."""
 
 
 def check_params(params: object) -> None:

@@ -42,14 +42,14 @@ class Bookkeeping:
             seq = group.seq
             metrics = seq.record.metrics
             metrics.steps += 1
-            if group.start < seq.prompt_len and metrics.first_scheduled is None:
+            if metrics.first_scheduled is None:
                 metrics.first_scheduled = now
-                metrics.cached_tokens = seq.cached_tokens
+                metrics.cached_tokens = min(seq.cached_tokens, seq.prompt_len)
                 metrics.cache_miss = seq.cache_miss
                 if seq.request.shadow:
                     continue
                 self._metrics.prompt_tokens += seq.prompt_len
-                self._metrics.cached_tokens += min(seq.cached_tokens, seq.prompt_len)
+                self._metrics.cached_tokens += metrics.cached_tokens
 
     def decided(self, step: Step, decisions: Seq[Decision], alive: Seq[bool], now: float, touched: Touched) -> int:
         """What the groups that were alive before it have got; how many tokens that was, without those of shadows."""
@@ -122,6 +122,10 @@ class Bookkeeping:
             self._drafting.release_all(record)
             self._count_closed(record, record.open, reason)
 
+    def over(self, record: Record) -> None:
+        """A request that came with all that its samples had to say: it has nothing to run."""
+        self._count_closed(record, 0, "")
+
     def _count_closed(self, record: Record, samples: int, reason: str) -> None:
         record.open -= samples
         self._structures.forget(record.request.id)
@@ -129,7 +133,8 @@ class Bookkeeping:
             record.metrics.finished = self._clock()
         if record.request.shadow:
             return
-        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + samples
+        if samples:
+            self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + samples
         if record.open == 0:
             if record.trace is not None:
                 record.trace.finish_reason = record.emitters[0].finish_reason or ""

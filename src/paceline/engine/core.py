@@ -19,7 +19,7 @@ from paceline.cache.manager import CacheManager
 from paceline.cache.storage import KVStorage
 from paceline.config import EngineConfig
 from paceline.engine.adapters import Adapters
-from paceline.engine.admission import Prepared, check_params, check_prompt, check_search
+from paceline.engine.admission import NEW, Prepared, begun_samples, check_params, check_prompt, check_search
 from paceline.engine.bookkeeping import Bookkeeping, Touched
 from paceline.engine.calibration import calibrate
 from paceline.engine.decide.beams import BeamSearch
@@ -43,7 +43,7 @@ from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.placement import place
 from paceline.engine.schedule.limits import SchedulerLimits
 from paceline.engine.schedule.scheduler import Scheduler
-from paceline.engine.schedule.sequence import Sequence
+from paceline.engine.schedule.sequence import Sequence, Status
 from paceline.engine.schedule.step import Step
 from paceline.engine.setup import setup_of
 from paceline.engine.structures import Structures
@@ -61,6 +61,7 @@ from paceline.sampling.pipeline import Pipeline
 from paceline.sampling.setup import Setup
 from paceline.sampling.state import SampleState, tokenise_bad_words
 from paceline.sampling.trace import Trace
+from paceline.so_far import Past
 from paceline.speculation import spec as speculations
 from paceline.speculation.control import AdaptiveController
 from paceline.speculation.drafter import DraftContext, Drafter
@@ -152,6 +153,8 @@ class Engine:
         self._bookkeeping = Bookkeeping(self.metrics, self.observers, self._drafting, self.structures,
                                         lambda: self.clock())
         self._records: dict[str, Record] = {}
+        self._over: list[Record] = []
+        """Requests that came with all that they had to say, until the next step tells of them."""
         self._ids = itertools.count()
         self._last_arrival = -math.inf
         self.loop = Loop(self.scheduler, self.executor, self._drafting, self._bookkeeping, self._end_requests,
@@ -193,9 +196,11 @@ class Engine:
         return self.admit(self.prepare(prompt, params), speculation=speculation, request_id=request_id,
                           adapter=adapter, tenant=tenant, drafts=drafts)
 
-    def prepare(self, prompt: str | list[int], params: SamplingParams, like: Prepared | None = None) -> Prepared:
+    def prepare(self, prompt: str | list[int], params: SamplingParams, like: Prepared | None = None,
+                past: Past = NEW) -> Prepared:
         """What admit() takes, or a RequestError. Tokenises, and reads nothing that steps change: call it in any thread,
-        as long as the prompt may be. `like`: another prompt's with the same parameters, which are not read again."""
+        as long as the prompt may be. `like`: another prompt's with the same parameters, which are not read again.
+        `past`: what has become of the request in another engine, from where this one goes on."""
         self.process.check()
         check_params(params)
         ids = check_prompt(prompt, params, self.tokenizer, self._vocab, self.config.max_model_len)
@@ -206,7 +211,9 @@ class Engine:
             bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         state = SampleState(params, ids, 0, self._vocab, self.eos_ids, bad_words)
         stops = StopCriteria.of(params, self.eos_ids) if like is None else like.stops
-        return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words)
+        begun = begun_samples(params, state, stops, past, lambda: self._text_stream(ids))
+        return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words,
+                        past, begun)
 
     def admit(self, prepared: Prepared, *, speculation: Any = ..., request_id: str | None = None,
               adapter: str | None = None, tenant: Tenant | None = None, shadow: bool = False,
@@ -239,18 +246,23 @@ class Engine:
         room = self.config.max_model_len - len(ids)
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
-        deadline = None if params.timeout_s is None else now + params.timeout_s
-        request = Request(request_id, ids, params, seed, most, now, deadline, wish, prepared.text, own,
-                          tenant or Tenant(), *self._targets(params, tenant or Tenant()), shadow)
+        past, begun = prepared.past, prepared.begun
+        arrival = now if past.arrival is None else past.arrival
+        deadline = None if params.timeout_s is None else arrival + params.timeout_s
+        ttft, tpot = self._targets(params, tenant or Tenant())
+        request = Request(request_id, ids, params, seed, most, arrival, deadline, wish, prepared.text, own,
+                          tenant or Tenant(), None if begun else ttft, tpot, shadow)
         seeds = [sample_seed(seed, i) for i in range(params.samples)]
-        sequences = self.scheduler.add(request, seeds, held=structure is not None)
+        sequences = self.scheduler.add(request, seeds, held=structure is not None, accepted=past.accepted,
+                                       said=[one.said for one in begun])
+        living = [seq for seq in sequences if seq.status is not Status.FINISHED]
         try:
             record = self._record(prepared, request, sequences, rule is not None, lookup)
             if wish is not None and rule is not None:
                 record.speculation = SpeculationStats(wish.method, wish.verify, rule.name)
                 if record.trace is not None:
                     record.trace.rule = rule.name
-                for seq in sequences:
+                for seq in living:
                     seq.rule = rule.name
                     if drafter is not None:
                         self._drafting.begin(seq, drafter, record.speculation)
@@ -258,7 +270,7 @@ class Engine:
                         self._drafting.repeat(seq, drafts)
             elif wish is not None:
                 record.speculation = SpeculationStats(wish.method, wish.verify, failure=suspended)
-            if structure is not None:
+            if structure is not None and living:
                 self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted
             for seq in self.scheduler.cancel(request_id):
@@ -269,6 +281,9 @@ class Engine:
             self._last_arrival = now
             self.metrics.requests += 1
             self.observers.admitted(record)
+        if not living:
+            self._over.append(record)
+            self._bookkeeping.over(record)
         return request_id
 
     def _record(self, prepared: Prepared, request: Request, sequences: list[Sequence], drafts: bool,
@@ -276,12 +291,21 @@ class Engine:
         """What is kept of a request, and what its sequences know of it."""
         params = request.params
         for seq in sequences:
-            seq.state = prepared.state.fork(seq.seed)
+            room = seq.limit - seq.prompt_len
             seq.wait_for_commit = params.searches
-            seq.emitter = Emitter(params, seq.sample, seq.seed, seq.limit - seq.prompt_len,
-                                  self._text_stream(request.prompt), prepared.stops)
-            place(seq, self.executor.make_room, drafts, lookup)
-        record = Record(request, [seq.emitter for seq in sequences], self._new_trace(request))
+            if prepared.begun:
+                seq.state, seq.emitter = prepared.begun[seq.sample].state, prepared.begun[seq.sample].emitter
+                seq.emitter.max_tokens = room
+            else:
+                seq.state = prepared.state.fork(seq.seed)
+                seq.emitter = Emitter(params, seq.sample, seq.seed, room, self._text_stream(request.prompt),
+                                      prepared.stops)
+            if seq.status is Status.FINISHED:
+                seq.emitter.finish("length")  # unless it has ended for a reason of its own
+            else:
+                place(seq, self.executor.make_room, drafts, lookup)
+        record = Record(request, [seq.emitter for seq in sequences],
+                        None if prepared.begun else self._new_trace(request), prepared.past.so_far)
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:
             seq.record, seq.search = record, search
@@ -330,13 +354,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return self.scheduler.has_work() or bool(self._over)
 
     def step(self) -> list[Record]:
         """One pass. Returns the records that have something new (tokens, an end, an error)."""
         self.process.check()
         started = self.clock()
-        touched: Touched = {}
+        touched: Touched = {record.request.id: record for record in self._over}
+        self._over.clear()
         for seq in self.scheduler.expire(started):
             self._bookkeeping.close(seq, "timeout")
             touched[seq.record.request.id] = seq.record

@@ -134,6 +134,7 @@ class Structures:
         if not params.ignore_eos:
             ends |= self._eos
         grammar = SequenceGrammar(compiled, self._vocab_size, ends)
+        grammar.append(seq.emitter.token_ids)
         seq.state.grammar = grammar
         seq.emitter.closes = grammar.closed
 

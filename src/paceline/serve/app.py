@@ -19,24 +19,31 @@ from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
 from paceline.serve.hosts import Hosts, trusted_hosts
 from paceline.serve.keys import ApiKeys
+from paceline.serve.llm import ServedLLM
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
 from paceline.serve.telemetry import Telemetry
+from paceline.serve.views import EngineViews, Views
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
                spans: Any = None) -> FastAPI:
-    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`. `spans`: OpenTelemetry's
-    TracerProvider, where spans are wanted."""
-    metrics = ServerMetrics(options.model_name)
-    meters = Meters(clock)
+    """Around an engine in this process. `spans`: OpenTelemetry's TracerProvider, where spans are wanted."""
     timelines = Timelines()
     if options.page or spans is not None:
         llm.engine.observers.add(timelines)
-    telemetry = None if spans is None else Telemetry(spans, timelines, llm.engine.clock, options.page)
+    return app_around(llm, EngineViews(llm, timelines), options, clock, spans)
+
+
+def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
+               spans: Any = None) -> FastAPI:
+    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
+    metrics = ServerMetrics(options.model_name)
+    meters = Meters(clock)
+    telemetry = None if spans is None else Telemetry(spans, views.timelines, views.clock, options.page)
 
     def ended(record: Record) -> None:
         metrics.ended(record)
@@ -58,14 +65,14 @@ def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.llm = llm
     app.state.options = options
-    app.state.service = Service(llm, options, metrics, telemetry)
+    app.state.service = Service(llm, views, options, metrics, telemetry)
     app.state.started = int(time.time())
     errors.install(app)
     for router in (completions.router, chat.router, system.router):
         app.include_router(router)
     if options.page:
         app.include_router(live.router)
-        live.attach(app, timelines)
+        live.attach(app)
         mount_page(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=options.body_limit(llm.engine.config.max_model_len))

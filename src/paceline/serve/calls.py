@@ -11,19 +11,18 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from paceline.async_llm import AsyncLLM, Listener
 from paceline.engine.admission import Prepared
-from paceline.engine.records.deltas import Delta
 from paceline.errors import ConfigError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
-from paceline.sampling.trace import Trace
 from paceline.serve.errors import ApiError, api_error
+from paceline.serve.llm import ServedLLM, Stream
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
 from paceline.serve.spans import Origin
+from paceline.serve.stories import told_trace
 from paceline.serve.telemetry import Telemetry, trace_context
 from paceline.serve.tokens import TokenNames
-from paceline.speculation.options import without_files
+from paceline.serve.views import Views
 
 log = logging.getLogger("paceline.serve")
 Done = TypeVar("Done")
@@ -36,7 +35,8 @@ FAILED = "it failed; the server's log says why"
 class Service:
     """What every endpoint needs; one an app."""
 
-    llm: AsyncLLM
+    llm: ServedLLM
+    views: Views
     options: ServeOptions
     metrics: ServerMetrics
     telemetry: Telemetry | None = None
@@ -69,8 +69,8 @@ class Service:
         if self.draining:
             raise ApiError(503, "The server is shutting down: try another one, or again later.", code="draining",
                            headers={"retry-after": "5", "connection": "close"})
-        if not self.llm.alive:
-            raise ApiError(503, "The engine has stopped; the server must be started again.", code="unavailable")
+        if (outage := self.llm.outage) is not None:
+            raise ApiError(503, outage, code="unavailable", headers={"retry-after": "5"})
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Call:
                 raise fault
         return outputs
 
-    async def open(self) -> list[Listener[Delta]]:
+    async def open(self) -> list[Stream]:
         """Admitted, all of them; the caller closes them."""
         self.service.check_open()
         llm = self.service.llm
@@ -187,12 +187,9 @@ def _explain(output: RequestOutput) -> dict[str, Any]:
     del metrics["inter_token_s"]
     fields = {"request_id": output.request_id, "seed": output.seed, "metrics": metrics,
               "speculation": None if output.speculation is None else _told(output.speculation.as_dict())}
+    if output.moved is not None:
+        fields["moved"] = {"times": output.moved.times, "exact": output.moved.exact}
     return fields if output.trace is None else fields | {"trace": told_trace(output.trace)}
-
-
-def told_trace(trace: Trace) -> dict[str, Any]:
-    """A trace as clients get it: where the server's files lie is not theirs to know."""
-    return trace.as_dict() | {"speculation": without_files(trace.speculation)}
 
 
 def _told(speculation: dict[str, Any]) -> dict[str, Any]:

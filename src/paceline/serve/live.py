@@ -13,14 +13,12 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
 from paceline import __version__
-from paceline.async_llm import AsyncLLM
-from paceline.engine.observe.timeline import Timelines
-from paceline.serve.calls import told_trace
 from paceline.serve.keys import Caller, caller_of
+from paceline.serve.llm import ServedLLM
 from paceline.serve.options import ServeOptions
 from paceline.serve.responses import JSONResponse
-from paceline.serve.snapshot import EngineState, engine_state, frame, own_frame
-from paceline.serve.stories import copied, glimpses, line, lines, story
+from paceline.serve.snapshot import EngineState, frame, own_frame
+from paceline.serve.views import Views
 
 FRAMES_A_SECOND = 4
 NEW_SECONDS = 3
@@ -39,10 +37,8 @@ router = APIRouter(prefix="/paceline", include_in_schema=False)
 class Feed:
     """The engine as it was a moment ago. However many look, it is asked at most FRAMES_A_SECOND times a second."""
 
-    def __init__(self, llm: AsyncLLM, timelines: Timelines) -> None:
-        """`timelines`: which observe the engine."""
-        self.timelines = timelines
-        self._llm = llm
+    def __init__(self, views: Views) -> None:
+        self._views = views
         self._state: EngineState | None = None
         self._frames: dict[str | None, dict[str, Any]] = {}
         """Made of that state, by who looks; None: operators."""
@@ -54,8 +50,7 @@ class Feed:
         who = None if viewer.operator else viewer.tenant.name
         async with self._turn:
             if self._state is None or time.monotonic() - self._taken >= 0.9 / FRAMES_A_SECOND:
-                self._state = await self._llm.ask(
-                    lambda engine: engine_state(engine, self.timelines, self._llm.watch))
+                self._state = await self._views.state()
                 self._frames = {}
                 self._taken = time.monotonic()
             if who not in self._frames:
@@ -64,9 +59,9 @@ class Feed:
             return self._frames[who]
 
 
-def attach(app: FastAPI, timelines: Timelines) -> None:
-    """What the page looks at. Needs app.state.llm, which `timelines` observe."""
-    app.state.feed = Feed(app.state.llm, timelines)
+def attach(app: FastAPI) -> None:
+    """What the page looks at. Needs app.state.service."""
+    app.state.feed = Feed(app.state.service.views)
 
 
 @router.get("/about")
@@ -88,37 +83,28 @@ async def live(request: Request) -> StreamingResponse:
 
 @router.get("/requests")
 async def requests(request: Request) -> Response:
-    timelines = _feed(request).timelines
-    seen = await _llm(request).ask(lambda engine: glimpses(timelines, engine, caller_of(request)))
-    return await asyncio.to_thread(lambda: JSONResponse({"requests": lines(seen)}))
+    seen = await _views(request).requests(caller_of(request))
+    return await asyncio.to_thread(lambda: JSONResponse({"requests": seen}))
 
 
 @router.get("/request")
 async def one_request(request: Request, id: str) -> Response:
-    timelines = _feed(request).timelines
-    found = await _llm(request).ask(lambda engine: copied(timelines, id, engine, caller_of(request)))
+    found = await _views(request).story(id, caller_of(request))
     if found is None:
         raise _unknown(id)
-    seen, events, dropped = found
-    return await asyncio.to_thread(
-        lambda: JSONResponse(story(line(seen), events, seen.timeline.arrival, dropped, _llm(request).engine.tokenizer,
-                                   seen.timeline.prompt_end)))
+    return await asyncio.to_thread(lambda: JSONResponse(found))
 
 
 @router.get("/trace")
 async def trace(request: Request, id: str) -> Response:
     """The file that `paceline replay` reads."""
-    timelines = _feed(request).timelines
-    found = await _llm(request).ask(lambda _: timelines.seen_by(caller_of(request).sees, id))
-    if not found:
+    found = await _views(request).trace(id, caller_of(request))
+    if found is None:
         raise _unknown(id)
-    timeline, recorded = found[0], found[0].trace
-    if recorded is None:
-        wait = "it has not ended yet" if timeline.record is not None else 'it was not asked for with "trace": true'
-        raise HTTPException(404, f"There is no trace of this request: {wait}.")
-    text = await asyncio.to_thread(lambda: json.dumps(told_trace(recorded), indent=1, allow_nan=False))
+    if found.text is None:
+        raise HTTPException(404, f"There is no trace of this request: {found.missing}.")
     name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in id)
-    return Response(text, media_type="application/json",
+    return Response(found.text, media_type="application/json",
                     headers={"content-disposition": f'attachment; filename="trace-{name}.json"'})
 
 
@@ -136,9 +122,14 @@ async def _frames(request: Request) -> AsyncIterator[str]:
         await asyncio.sleep(1 / FRAMES_A_SECOND)
 
 
-def _llm(request: Request) -> AsyncLLM:
-    llm: AsyncLLM = request.app.state.llm
+def _llm(request: Request) -> ServedLLM:
+    llm: ServedLLM = request.app.state.llm
     return llm
+
+
+def _views(request: Request) -> Views:
+    views: Views = request.app.state.service.views
+    return views
 
 
 def _feed(request: Request) -> Feed:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -28,6 +28,17 @@ VLLM_REASONS = {CANCELLED: "abort"}
 """Where its name for a reason is another."""
 HOST_BLOCKS = {"swapped": "swap_blocks", "prefix": "host_cache_blocks"}
 """What host blocks hold (a preempted sequence, or what the prefix cache had no room for), and its name in reports."""
+
+
+HERE = ""
+"""The name of an engine that is the only one."""
+
+
+class Report(NamedTuple):
+    """engine_state(), and the memory of its process where that is known."""
+
+    engine: dict[str, Any]
+    memory: ProcessMemory | None = None
 
 
 def engine_state(engine: Engine, watch: DriftWatch | None = None) -> dict[str, Any]:
@@ -133,8 +144,14 @@ class ServerMetrics:
 
     def exposition(self, report: dict[str, Any], memory: ProcessMemory | None = None) -> bytes:
         """The text Prometheus reads. `report`: engine_state(). `memory`: of this process, where that is known."""
+        return self.expositions({HERE: Report(report, memory)})
+
+    def expositions(self, reports: Mapping[str, Report]) -> bytes:
+        """Of several engines: what each of them counts has its name in the label `replica`."""
         self._count_ended()
-        return generate_latest(_Together(self.registry, [*self._engine(report), *self._memory(memory)]))
+        families = {name: [*self._engine(report.engine), *self._memory(report.memory)]
+                    for name, report in reports.items()}
+        return generate_latest(_Together(self.registry, [*self._own(), *_side_by_side(families)]))
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         made = GaugeMetricFamily(name, text, labels=(LABEL,))
@@ -158,6 +175,11 @@ class ServerMetrics:
                             {"used": memory.malloc_used, "free": memory.malloc_free})
         yield self._gauge("paceline_python_blocks", "Python's small objects.", memory.python_blocks)
 
+    def _own(self) -> Iterator[Metric]:
+        # The second is the name it had in vLLM before; dashboards of both ages find it.
+        for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
+            yield self._gaps.family(name, "Between two tokens of a sample.", self._model)
+
     def _engine(self, report: dict[str, Any]) -> Iterator[Metric]:
         gauge, several = self._gauge, self._several
 
@@ -180,9 +202,6 @@ class ServerMetrics:
         yield counter("vllm:num_preemptions", "Sequences that lost their blocks.", report["preemptions"])
         yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", report["cache_looked_up_tokens"])
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found.", report["cache_hit_tokens"])
-        # The second is the name it had in vLLM before; dashboards of both ages find it.
-        for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
-            yield self._gaps.family(name, "Between two tokens of a sample.", self._model)
         yield from self._speculation(report["speculation"], counter, several)
 
         used, cached = report["cache_blocks_used"], report["cache_blocks_idle_cached"]
@@ -244,6 +263,21 @@ class ServerMetrics:
         yield several(GaugeMetricFamily, "paceline_speculation_won_seconds",
                       "Seconds won against plain decoding, estimated, by method; below 0: lost.", "method",
                       {method: total["won_s"] or 0.0 for method, total in totals.items()})
+
+
+def _side_by_side(families: Mapping[str, list[Metric]]) -> list[Metric]:
+    """One family a name, with every engine's samples in it."""
+    together: dict[str, Metric] = {}
+    for engine, own in families.items():
+        for family in own:
+            if engine != HERE:
+                family.samples = [sample._replace(labels={**sample.labels, "replica": engine})
+                                  for sample in family.samples]
+            if family.name in together:
+                together[family.name].samples += family.samples
+            else:
+                together[family.name] = family
+    return list(together.values())
 
 
 def _observe(histogram: Any, value: float | None) -> None:

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.serve.app import create_app
 from paceline.serve.connections import Connection, crowded
 from paceline.serve.hosts import is_loopback
+from paceline.serve.llm import ServedLLM
 from paceline.serve.middleware import RequestIds
 from paceline.serve.options import ServeOptions
 
@@ -62,7 +63,7 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        llm: AsyncLLM = self._app.state.llm
+        llm: ServedLLM = self._app.state.llm
         log.info("draining: %d requests run", llm.live, extra={"request_ids": llm.live_ids})
         end = time.monotonic() + self._options.drain_s
         while llm.live and llm.alive and time.monotonic() < end:
@@ -70,7 +71,7 @@ class Server(uvicorn.Server):
         self._leave()
 
     def _leave(self) -> None:
-        llm: AsyncLLM = self._app.state.llm
+        llm: ServedLLM = self._app.state.llm
         if llm.live and llm.alive:
             log.warning("%d requests did not finish in time and are ended", llm.live,
                         extra={"request_ids": llm.live_ids})
@@ -95,10 +96,16 @@ def listen(options: ServeOptions) -> socket.socket:
 def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Callable[[], None],
         spans: Any = None) -> None:
     """Serve until a signal ends it; closes `llm`. `spans`: as create_app() takes it."""
+    run_app(lambda: create_app(llm, options, spans=spans), llm, options, made, announce)
+
+
+def run_app(create: Callable[[], FastAPI], llm: ServedLLM, options: ServeOptions, made: socket.socket,
+            announce: Callable[[], None]) -> None:
+    """The same with an app made by `create`, which serves `llm`."""
     if not options.keys and not is_loopback(options.host):
         log.warning("other machines can reach this server and no key is asked for: set --api-key")
     try:
-        Server(create_app(llm, options, spans=spans), options, announce).run(sockets=[made])
+        Server(create(), options, announce).run(sockets=[made])
     finally:
         llm.close()
         made.close()

@@ -11,8 +11,10 @@ from paceline.engine.observe.timeline import Draft, Event, RequestTimeline, Time
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.models.detokenizer import Detokenizer
 from paceline.models.tokenizer import Tokenizer
+from paceline.sampling.trace import Trace
 from paceline.serve.keys import Caller
 from paceline.serve.tokens import TokenNames
+from paceline.speculation.options import without_files
 from paceline.speculation.stats import SpeculationStats
 
 FINISHED = "finished"
@@ -53,6 +55,11 @@ def copied(timelines: Timelines, request_id: str, engine: Engine,
     if timeline is None:
         return None
     return _glimpse(timeline, engine), list(timeline.events), timeline.dropped
+
+
+def told_trace(trace: Trace) -> dict[str, Any]:
+    """A trace as clients get it: where the server's files lie is not theirs to know."""
+    return trace.as_dict() | {"speculation": without_files(trace.speculation)}
 
 
 def lines(seen: list[Glimpse]) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.async_llm import Listener
 from paceline.engine.records.deltas import Delta, SampleDelta
 from paceline.request import RequestOutput
 from paceline.serve.calls import CLIENT_GONE, Call, disconnected
 from paceline.serve.errors import ApiError, api_error
+from paceline.serve.llm import Stream
 
 Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
 """(which prompt, what its sample gained) -> the chunks' choices."""
@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 class EventStream(Response):
     """Streams a call's chunks until it ends or the client hangs up, which cancels its requests."""
 
-    def __init__(self, call: Call, listeners: list[Listener[Delta]], choices: Choices) -> None:
+    def __init__(self, call: Call, listeners: list[Stream], choices: Choices) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache",
                                                                   "x-accel-buffering": "no"})
         # An empty body has a length, an open stream has none.
@@ -104,7 +104,7 @@ def event(chunk: dict[str, Any]) -> bytes:
     return f"data: {encode(chunk)}\n\n".encode()
 
 
-async def merged(listeners: list[Listener[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
+async def merged(listeners: list[Stream]) -> AsyncIterator[tuple[int, Delta]]:
     """What any of them hears, as it comes. One that fails says so when the others have ended too."""
     if len(listeners) == 1:
         async for delta in listeners[0]:

@@ -9,13 +9,11 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import RequestError
-from paceline.measure.process_memory import process_memory
 from paceline.models.tokenizer import Tokenizer
 from paceline.serve.calls import Service, fingerprint
 from paceline.serve.conversation import prepare
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import check_operator
-from paceline.serve.metrics import engine_state
 from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
 from paceline.serve.schema import DetokenizeBody, TokenizeBody
 
@@ -123,8 +121,6 @@ async def metrics(request: Request) -> Response:
     """For Prometheus."""
     check_operator(request)
     service = service_of(request)
-    report = await service.llm.ask(lambda engine: engine_state(engine, service.llm.watch))
-    cache = [tensor for storage in service.llm.engine.storages for tensor in storage.on_host]
-    memory = await beside(request, lambda: process_memory(cache))
-    return Response(service.metrics.exposition(report, memory), media_type="text/plain; version=0.0.4; charset=utf-8")
+    reports = await service.views.reports()
+    return Response(service.metrics.expositions(reports), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from paceline.errors import PacelineError, RequestError, StepError
 from paceline.request import Completion, SamplingParams, TokenLogprob
 from paceline.sampling.stop import StopMatcher
+from paceline.so_far import SampleSoFar
 
 log = logging.getLogger("paceline.engine")
 
@@ -42,7 +43,6 @@ class Emitter:
     __slots__ = (
         "_interrupt",
         "_matcher",
-        "_max_tokens",
         "_min_tokens",
         "_pieces",
         "_stop_ids",
@@ -54,6 +54,7 @@ class Emitter:
         "finish_reason",
         "index",
         "logprobs",
+        "max_tokens",
         "score",
         "scored",
         "seed",
@@ -63,8 +64,10 @@ class Emitter:
 
     def __init__(self, params: SamplingParams, index: int, seed: int, max_tokens: int, stream: TextStream | None,
                  stops: StopCriteria) -> None:
-        """Of the request's sample `index`, which ends with "length" after `max_tokens`."""
+        """Of the request's sample `index`."""
         self.index = index
+        self.max_tokens = max_tokens
+        """It ends with "length" after so many."""
         self.seed = seed
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -84,7 +87,6 @@ class Emitter:
         self._matcher = None if stops.strings is None else stops.strings.fork()
         self._stop_ids = stops.token_ids
         self._min_tokens = params.min_tokens
-        self._max_tokens = max_tokens
         self._interrupt = params.interrupt
         self.closes: Callable[[Tokens[int]], bool] | None = None
         """Says whether nothing but the end can follow the tokens so far; set where the request asks for a structure."""
@@ -94,7 +96,7 @@ class Emitter:
         it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
         ids = self.token_ids
         if (self._matcher is None and self._interrupt is None and self.closes is None and self.broken is None
-                and len(ids) + len(tokens) < self._max_tokens and self._stop_ids.isdisjoint(tokens)):
+                and len(ids) + len(tokens) < self.max_tokens and self._stop_ids.isdisjoint(tokens)):
             ids += tokens
             if self._stream is not None:
                 self._unread += tokens
@@ -104,6 +106,14 @@ class Emitter:
             if reason is not None:
                 return count, reason
         return len(tokens), None
+
+    def take_over(self, so_far: SampleSoFar) -> None:
+        """Read what the sample has said elsewhere; in any thread."""
+        if so_far.token_ids:
+            self.push_all(list(so_far.token_ids))
+        if so_far.finish_reason is not None:
+            self.finish(so_far.finish_reason, so_far.stop_reason)
+        _ = self.text  # made now and not while others wait
 
     def note(self, score: TokenLogprob) -> None:
         """The log-probability of a token that was or will be pushed; of one that is scored, each is noted in order."""
@@ -162,7 +172,7 @@ class Emitter:
             return self.finish("stop")
         if self._interrupt is not None and self._interrupted():
             return self.finish("interrupt")
-        if count >= self._max_tokens:
+        if count >= self.max_tokens:
             return self.finish("length")
         return None
 

@@ -10,6 +10,7 @@ from paceline.engine.records.witness import Witness
 from paceline.errors import PacelineError
 from paceline.request import Completion, Request, RequestOutput, TokenLogprob
 from paceline.sampling.trace import Trace
+from paceline.so_far import SampleSoFar
 from paceline.speculation.stats import SpeculationStats
 
 BROKEN_OFF = ("cancelled", "timeout", "error")
@@ -26,16 +27,21 @@ class Record:
         "open",
         "prompt_logprobs",
         "request",
+        "so_far",
         "speculation",
         "trace",
         "witness",
     )
 
-    def __init__(self, request: Request, emitters: list[Emitter], trace: Trace | None) -> None:
+    def __init__(self, request: Request, emitters: list[Emitter], trace: Trace | None,
+                 so_far: tuple[SampleSoFar, ...] = ()) -> None:
         self.request = request
+        self.so_far = so_far
+        """What each sample came with, from another engine; empty: the request is new."""
         self.emitters = emitters
         """One per sample."""
-        self.metrics = RequestMetrics(request.arrival, prompt_tokens=len(request.prompt))
+        self.metrics = RequestMetrics(request.arrival, prompt_tokens=len(request.prompt),
+                                      output_tokens=sum(len(one.token_ids) for one in so_far))
         self.speculation: SpeculationStats | None = None
         self.trace = trace
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
@@ -43,7 +49,7 @@ class Record:
         self.witness: Witness | None = None
         """Who looks at its drafts as they are verified; None, most of the time."""
         self.error: PacelineError | None = None
-        self.open = len(emitters)
+        self.open = sum(emitter.finish_reason is None for emitter in emitters)
         """Samples that have not ended."""
 
     @property

@@ -62,8 +62,8 @@ class Scheduler:
         self._waiting = self._filler.waiting
         self.pace = self._filler.pace
         self._requests: dict[str, list[Sequence]] = {}
-        self._held: dict[str, Sequence] = {}
-        """Requests that are not ready to queue, by id: their sample 0."""
+        self._held: dict[str, list[Sequence]] = {}
+        """Requests that are not ready to queue, by id: those of their samples that will."""
         self._deadlines: list[tuple[float, int, str]] = []
         self._timely = 0
         """Live requests with a target for their first token."""
@@ -93,7 +93,11 @@ class Scheduler:
     @property
     def queue_length(self) -> int:
         """Samples that wait, those held back and those whose prompt waits counted, and no shadows."""
-        return self._waiting.samples + sum(map(places_of, self._held.values()))
+        return self._waiting.samples + sum(map(places_of, self._held_back))
+
+    @property
+    def _held_back(self) -> list[Sequence]:
+        return [seq for own in self._held.values() for seq in own]
 
     @property
     def queue_full(self) -> bool:
@@ -106,9 +110,9 @@ class Scheduler:
         most = self.config.max_queue
         if most is None or not self.queue_length or self.queue_length + samples <= most:
             return True
-        held = [seq for seq in self._held.values() if seq.request.tenant.name == tenant]
+        held = [seq for seq in self._held_back if seq.request.tenant.name == tenant]
         own = self._waiting.places(tenant) + sum(map(places_of, held))
-        others = {seq.request.tenant.name for seq in self._held.values()}.union(self._waiting.tenants()) - {tenant}
+        others = {seq.request.tenant.name for seq in self._held_back}.union(self._waiting.tenants()) - {tenant}
         return bool(others) and (not own or own + samples <= most // (1 + len(others)))
 
     @property
@@ -133,9 +137,11 @@ class Scheduler:
         """Whether requests are held back and there is nothing else to do."""
         return bool(self._held) and not (self._running or self._waiting or self._flight)
 
-    def add(self, request: Request, seeds: list[int], *, held: bool = False) -> list[Sequence]:
+    def add(self, request: Request, seeds: list[int], *, held: bool = False, accepted: bool = False,
+            said: Results[Results[int] | None] = ()) -> list[Sequence]:
         """Queue a request; one sequence per seed (params.samples). Raises RequestError if it can never run. `held`: it
-        takes no part until release(), keeps its place by arrival, and can be cancelled or expire."""
+        takes no part until release(), keeps its place by arrival, and can be cancelled or expire. `accepted`: however
+        full the queue is. `said`: the output that each sample comes with; None: that one has ended."""
         if len(seeds) != request.params.samples:
             raise ValueError(f"{request.params.samples} samples need as many seeds, got {len(seeds)}")
         config, prompt_len = self.config, len(request.prompt)
@@ -149,7 +155,7 @@ class Scheduler:
         if prompt_len > self._capacity:
             raise RequestError(f"The prompt has {prompt_len} tokens and the cache holds {self._capacity}: shorten the "
                                "prompt or give the engine more kv_blocks.", "prompt")
-        if not self.has_room(len(seeds), request.tenant.name):
+        if not accepted and not self.has_room(len(seeds), request.tenant.name):
             missing = self.queue_length + len(seeds) - (config.max_queue or 0)
             raise QueueFullError(f"{self.queue_length} samples are waiting, {len(seeds)} more were to, and the limit "
                                  f"is {config.max_queue}: try again later or raise max_queue.",
@@ -160,23 +166,39 @@ class Scheduler:
             seq.limit = min(seq.limit, config.max_model_len, self._capacity + 1)
             self._next_order += 1
             sequences.append(seq)
-        sequences[0].siblings = sequences[1:]
-        self._requests[request.id] = list(sequences)
+        entering = self._begun(sequences, said) if said else None
+        if entering is None:
+            sequences[0].siblings = sequences[1:]
+            entering = sequences[:1]
+        living = [seq for seq in sequences if seq.status is not FINISHED]
+        if not living:
+            return sequences
+        self._requests[request.id] = living
         self._timely += request.target_ttft_s is not None
-        if held:
-            self._held[request.id] = sequences[0]
-        else:
-            self._waiting.push(sequences[0])
+        self._held[request.id] = entering
+        if not held:
+            self.release(request.id)
         if request.deadline is not None:
             if len(self._deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
                 self._forget_deadlines()
             heappush(self._deadlines, (request.deadline, sequences[0].order, request.id))
         return sequences
 
+    def _begun(self, sequences: list[Sequence], said: Results[Results[int] | None]) -> list[Sequence] | None:
+        """Give samples what they come with, which may be all that there is room for. Those that queue: their texts have
+        parted, so each by itself; None: not one of them has begun."""
+        for seq, own in zip(sequences, said, strict=True):
+            if own is not None:
+                seq.tokens += own
+                seq.said = len(own)
+            if own is None or (own and len(seq.tokens) >= seq.limit):
+                seq.status = FINISHED
+        begun = any(seq.said or seq.status is FINISHED for seq in sequences)
+        return [seq for seq in sequences if seq.status is not FINISHED] if begun else None
+
     def release(self, request_id: str) -> None:
         """A request that was held back queues."""
-        seq = self._held.pop(request_id, None)
-        if seq is not None:
+        for seq in self._held.pop(request_id, ()):
             self._waiting.push(seq)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> list[Sequence]:

@@ -183,10 +183,8 @@ class Seats:
         """Open the cache for a waiting sequence if it fits, preempting lower priorities if that makes it fit."""
         if len(self.running) >= self.max_seqs:
             self.preempt(self.running[-1])
-        params = seq.request.params
-        reuse = params.prompt_logprobs is None or len(seq.tokens) > seq.prompt_len
         counted = not seq.request.shadow
-        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=reuse, counted=counted)
+        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=not seq.scores_prompt, counted=counted)
         if allocation is None:
             return False
         if not self._fits(seq, allocation):

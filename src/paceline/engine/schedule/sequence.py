@@ -92,8 +92,8 @@ class Sequence:
     __slots__ = ("adapter", "admitted", "allocation", "cache_miss", "cached_tokens", "computed", "draft", "drifting",
                  "emitter", "epoch", "finish_reason", "in_flight", "in_flight_drafts", "last_step", "limit", "lookup",
                  "masking", "order", "parked", "placement", "preemptions", "prompt_len", "rank", "record", "request",
-                 "rule", "sample", "scope", "search", "seed", "siblings", "slow_masks", "state", "status", "swapped",
-                 "taps", "tokens", "wait_for_commit")
+                 "rule", "said", "sample", "scope", "search", "seed", "siblings", "slow_masks", "state", "status",
+                 "swapped", "taps", "tokens", "wait_for_commit")
 
     # Set by the engine when it admits the request; the scheduler looks at none of them.
     state: SampleState
@@ -111,6 +111,8 @@ class Sequence:
         were computed with. (A scope begins with a number: it cannot be taken for an adapter's.)"""
         self.tokens: list[int] = list(request.prompt)
         self.prompt_len = len(request.prompt)
+        self.said = 0
+        """Output tokens that it came with, from another engine."""
         self.computed = 0
         self.in_flight = 0
         """Steps scheduled and not yet committed that hold rows of this sequence (0 or 1, 2 when ahead)."""
@@ -192,6 +194,12 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are asked for and may be missing yet: with its first token they are
+        there."""
+        return self.request.params.prompt_logprobs is not None and self.output_len == self.said
 
     def __repr__(self) -> str:
         return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "

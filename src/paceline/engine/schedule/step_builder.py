@@ -252,7 +252,7 @@ class StepBuilder(Seats):
         rows = min(known - start, most, self._spare - len(self._groups))
         if self.config.max_chunk is not None:
             rows = min(rows, self.config.max_chunk)
-        scored = seq.request.params.prompt_logprobs is not None and known == seq.prompt_len
+        scored = seq.scores_prompt and start < seq.prompt_len
         if scored:
             rows = min(rows, self._logit_rows)
         rows = self._reserve(seq, start, rows) if rows > 0 else 0

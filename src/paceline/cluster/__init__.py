@@ -1,0 +1,16 @@
+"""Paceline beyond one process: replicas on Ray, routing, streams that move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["app"]
+
+
+def __getattr__(name: str) -> Any:
+    """`app` needs Ray, and nothing else here does."""
+    if name == "app":
+        from paceline.cluster.app import app
+
+        return app
+    raise AttributeError(name)

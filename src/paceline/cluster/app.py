@@ -1,0 +1,74 @@
+"""The whole as a Ray Serve application: `serve run paceline.cluster:app model=... replicas=2`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from fastapi import FastAPI
+from ray import serve
+
+from paceline.cluster import deploy
+from paceline.cluster.options import ClusterOptions, read_autoscale
+from paceline.cluster.reading import ModelTexts
+from paceline.cluster.replica import ReplicaOptions
+from paceline.cluster.serving import app as front_app
+from paceline.cluster.serving import front
+from paceline.errors import ConfigError
+from paceline.serve.options import ServeOptions
+
+OF_CLUSTER = ("replicas", "routing", "autoscale", "threads", "drain_s")
+OF_SERVER = tuple(one.name for one in fields(ServeOptions) if one.name not in ("host", "port", "drain_s"))
+
+
+class Front:
+    """The ingress: the same application as `paceline serve` has, behind Serve's HTTP proxy."""
+
+    async def __init__(self, replicas: Any, model: str | None, settings: ServeOptions) -> None:  # type: ignore[misc]
+        def begin() -> Any:
+            return front(replicas, ModelTexts.read(model), deploy.node_address())
+
+        self._llm = await asyncio.to_thread(begin)
+        self._settings = settings
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return front_app(self._llm, self._settings)
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """Takes what `paceline serve` and AsyncLLM take, by their Python names; values may be JSON. `cards`: of each
+    replica; by default one, where this machine has any: the cluster is not asked yet when this is called."""
+    given = {name: _read(value) for name, value in arguments.items()}
+    cluster = {name: given.pop(name) for name in OF_CLUSTER if name in given}
+    if "autoscale" in cluster:
+        cluster["autoscale"] = read_autoscale(str(cluster["autoscale"]))
+    settings = {name: given.pop(name) for name in OF_SERVER if name in given}
+    options = ClusterOptions(**cluster)
+    model = given.get("model")
+    served = ServeOptions(**{"model_name": model or "model", **_tuples(settings)})
+    engine: dict[str, Any] = {"capture": "start", "speculation": "auto", **given}
+    cards = engine.pop("cards", int(engine.get("device", "auto") != "cpu" and torch.cuda.is_available()))
+    replicas = deploy.deployment(options, ReplicaOptions(engine, options.threads_each, served.page), cards)
+    ingress = serve.deployment(serve.ingress()(Front), name="front", max_ongoing_requests=served.max_connections,
+                               ray_actor_options={"num_cpus": 0})
+    return ingress.bind(replicas, model, served)
+
+
+def _read(value: Any) -> Any:
+    """`serve run` gives texts."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if "quota" in settings or "key_quotas" in settings:
+        raise ConfigError("Quotas are set by `paceline serve`; give the application plain options.")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

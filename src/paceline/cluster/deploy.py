@@ -1,0 +1,140 @@
+"""Replicas as a Ray Serve application, and Ray itself where nobody has started one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from paceline import errors
+from paceline.cluster.options import ClusterOptions
+from paceline.cluster.replica import Replica, ReplicaOptions
+from paceline.errors import ConfigError, EngineError, PacelineError
+
+try:
+    import ray
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+    from ray.serve.handle import DeploymentHandle
+except ImportError as missing:
+    raise ConfigError(f"Replicas need Ray, and {missing.name!r} is not installed: pip install 'paceline[cluster]'."
+                      ) from None
+
+from paceline.cluster.router import ReplicaRouter
+
+log = logging.getLogger("paceline.cluster")
+OBJECT_STORE = 80 << 20
+"""Bytes of a Ray of our own: requests and answers are no objects of that kind."""
+MOST_ONGOING = 10_000
+"""Orders of a replica at once. The engine's own queue says when it is full."""
+REACH_S = 5.0
+PUBLISHED_S = 1.0
+"""How often replicas say what they hold."""
+_NAMED = re.compile(r"paceline\.errors\.(\w+): (.*)")
+
+
+def deployment(options: ClusterOptions, replica: ReplicaOptions, cards: float) -> Any:
+    """`cards`: of each replica."""
+    scale: dict[str, Any] = {"num_replicas": options.replicas}
+    if options.autoscale is not None:
+        fewest, most = options.autoscale
+        scale = {"autoscaling_config": AutoscalingConfig(
+            min_replicas=fewest, max_replicas=most, initial_replicas=min(max(options.replicas, fewest), most),
+            policy=AutoscalingPolicy(policy_function="paceline.cluster.autoscaling:policy"))}
+    made = serve.deployment(
+        Replica, name="replica", max_ongoing_requests=MOST_ONGOING, max_constructor_retry_count=1,
+        ray_actor_options={"num_cpus": options.threads_each, "num_gpus": cards},
+        graceful_shutdown_timeout_s=options.drain_s, graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2.0, health_check_timeout_s=30.0,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        request_router_config=RequestRouterConfig(
+            request_router_class=ReplicaRouter, request_router_kwargs={"routing": options.routing},
+            request_routing_stats_period_s=PUBLISHED_S), **scale)
+    return made.bind(replica)
+
+
+@contextmanager
+def running_ray(options: ClusterOptions) -> Iterator[None]:
+    """Ray, found or started; what was started is stopped. Before one is: environment.set_for_own_ray()."""
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if options.ray is not None:
+        _join(options.ray)
+        try:
+            serve.start(proxy_location="Disabled")  # unless it runs already: then this changes nothing
+            yield
+        finally:
+            with suppress(Exception):
+                serve.delete(options.name)
+            ray.shutdown()
+        return
+    needed = options.threads_each * options.most
+    try:
+        ray.init(address="local", include_dashboard=False, num_cpus=max(needed, os.cpu_count() or 1),
+                 object_store_memory=OBJECT_STORE, log_to_driver=False, configure_logging=False,
+                 _node_ip_address="127.0.0.1")
+    except Exception as problem:
+        raise ConfigError(f"Ray could not be started on this machine ({problem}): `ray start --head` says more, and "
+                          "--ray uses one that runs.") from problem
+    try:
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    """An existing cluster. One that is not there is told at once: Ray itself would try for long."""
+    if address != "auto" and "://" not in address:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--ray takes an address such as 10.0.0.5:6379, or auto, got {address!r}.")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+        except OSError as problem:
+            raise ConfigError(f"There is no Ray cluster at {address} ({problem.strerror or problem}): start one with "
+                              "`ray start --head`, or leave --ray out to have one started here.") from None
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as problem:
+        raise ConfigError(f"The Ray cluster at {address} cannot be joined ({problem}): check the address, that both "
+                          "have the same versions of Ray and Python, and RAY_AUTH_TOKEN.") from problem
+
+
+def run(options: ClusterOptions, replica: ReplicaOptions, cards: float) -> DeploymentHandle[Any]:
+    """The replicas, started. What kept one from starting is raised as it was raised there."""
+    try:
+        return serve.run(deployment(options, replica, cards), name=options.name, route_prefix=None)
+    except RuntimeError as problem:
+        message = str(problem)
+        with suppress(Exception):
+            message = serve.status().applications[options.name].deployments["replica"].message or message
+        with suppress(Exception):
+            serve.delete(options.name)
+        raise _told(message) from None
+
+
+def _told(message: str) -> PacelineError:
+    """The sentence within what Serve says of a replica that did not start."""
+    found = _NAMED.findall(message)
+    if found:
+        name, sentence = found[-1]
+        kind = getattr(errors, name, None)
+        return kind(sentence) if isinstance(kind, type) and issubclass(kind, PacelineError) else EngineError(sentence)
+    return EngineError(f"A replica did not start. {message}")
+
+
+def cards_each(engine: Mapping[str, Any]) -> float:
+    """A card for each replica, where the cluster has any and the CPU is not asked for."""
+    if engine.get("device", "auto") == "cpu":
+        return 0
+    return 1 if ray.cluster_resources().get("GPU") else 0
+
+
+def node_address() -> str:
+    """Of this machine, as other nodes of the cluster know it."""
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,314 @@
+"""The front without Ray: replicas in this process, behind a handle that does what Serve's does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import parse_metrics, write_model
+
+from paceline.errors import ConfigError, QueueFullError
+
+pytest.importorskip("ray")
+
+from ray.exceptions import RayActorError
+
+from paceline.cluster import front as fronts
+from paceline.cluster.autoscaling import wanted
+from paceline.cluster.features import candidate
+from paceline.cluster.front import ClusterLLM
+from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
+from paceline.cluster.replica import Replica, ReplicaOptions
+from paceline.cluster.routing import PrefixAware
+from paceline.cluster.serving import app
+from paceline.serve.options import ServeOptions
+
+WAIT = 60.0
+
+
+class Results:
+    def __init__(self, answers: Callable[[], list[Any]]) -> None:
+        self._answers = answers
+
+    def results(self, **_: Any) -> list[Any]:
+        return [asyncio.run(one) for one in self._answers()]
+
+    async def results_async(self, **_: Any) -> list[Any]:
+        return [await one for one in self._answers()]
+
+
+class Response:
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        self._task = task
+
+    def __await__(self) -> Any:
+        return self._task.__await__()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+class Handle:
+    """What the front uses of Serve's."""
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.replicas = {one.name: one for one in replicas}
+        self.policy = PrefixAware()
+        self.sent: list[str] = []
+        self.ended: dict[str, asyncio.Event] = {}
+
+    def broadcast(self, what: str, *arguments: Any) -> Results:
+        return Results(lambda: [getattr(one, what)(*arguments) for one in self.replicas.values()])
+
+    @property
+    def carry_out(self) -> Handle:
+        return self
+
+    def remote(self, features: Any, *rest: Any) -> Response:
+        async def call() -> Any:
+            name = self.policy.choose(features, [candidate(name, {}) for name in self.replicas])
+            assert name is not None
+            self.sent.append(name)
+            features.progress.replica = name
+            self.policy.begun(features, name)
+            try:
+                return await self.replicas[name].carry_out(features, *rest)
+            finally:
+                self.policy.ended(features, name)
+
+        return Response(asyncio.ensure_future(call()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def replicas(folder: Path) -> Any:
+    options = ReplicaOptions({"model": str(folder), "deterministic": True, "warm_up": False}, threads=1)
+    made = [Replica(options, name) for name in ("one", "two")]
+    yield made
+    for one in made:
+        one._llm.close()
+
+
+@pytest.fixture
+def cluster(folder: Path, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(fronts, "ROLL_CALL_S", 0.05)
+    handle = Handle(*replicas)
+    llm = ClusterLLM(handle, FrontModel(ModelTexts.read(str(folder)), replicas[0]._facts))
+    yield handle, llm
+    llm.close()
+
+
+def run(llm: ClusterLLM, test: Callable[[httpx.AsyncClient], Any], **settings: Any) -> Any:
+    async def whole() -> Any:
+        made = app(llm, ServeOptions(model_name="tiny", **settings))
+        transport = httpx.ASGITransport(made, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=WAIT) as client:
+            return await asyncio.wait_for(test(client), WAIT)
+
+    return asyncio.run(whole())
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 30, "seed": 4, "temperature": 1.0,
+            "ignore_eos": True, **more}
+
+
+def test_a_leaving_replica_hands_its_streams_on(cluster: Any, replicas: list[Replica]) -> None:
+    handle, llm = cluster
+
+    async def test(client: httpx.AsyncClient) -> tuple[str, list[str]]:
+        whole = (await client.post("/v1/completions", json=body(max_tokens=200))).json()["choices"][0]["text"]
+        prepared = llm.engine.prepare("Once upon a time", wanted_params(200))
+        stream = await llm.stream(prepared)
+        text, leaver = "", ""
+        async for delta in stream:
+            text += "".join(sample.text for sample in delta.samples)
+            if not leaver and len(text) > 5:
+                leaver = handle.sent[-1]
+                handle.replicas.pop(leaver)  # as Serve takes one that drains off the list, and waits for it
+        assert stream.moves == 1
+        assert handle.sent[-1] != leaver
+        return whole, [text]
+
+    whole, (moved,) = run(llm, test)
+    assert moved == whole
+    for one in replicas:
+        assert one._llm.live == 0
+
+
+def wanted_params(tokens: int) -> Any:
+    from paceline import SamplingParams
+
+    return SamplingParams(max_tokens=tokens, seed=4, temperature=1.0, ignore_eos=True)
+
+
+def test_without_a_healthy_replica_it_is_503_and_later_not(cluster: Any) -> None:
+    handle, llm = cluster
+    kept = dict(handle.replicas)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/ready")).status_code == 200
+        handle.replicas.clear()
+        while llm.replicas:
+            await asyncio.sleep(0.01)
+        for refused in (await client.post("/v1/completions", json=body()), await client.get("/ready")):
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "No replica is healthy" in refused.json()["error"]["message"]
+        assert (await client.get("/health")).status_code == 200, "the front itself is well"
+        assert (await client.get("/metrics")).status_code == 200
+        handle.replicas.update(kept)
+        while not llm.replicas:
+            await asyncio.sleep(0.01)
+        assert (await client.post("/v1/completions", json=body())).status_code == 200
+
+    run(llm, test)
+
+
+def test_a_request_that_lost_its_last_replica_ends_with_an_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, llm = cluster
+    monkeypatch.setattr(fronts, "COMING_S", 0.3)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        asked = asyncio.ensure_future(client.post("/v1/completions", json=body(max_tokens=2000)))
+        while not handle.sent:
+            await asyncio.sleep(0.01)
+        handle.replicas.clear()
+        refused = await asked
+        assert refused.status_code == 503, refused.text
+        assert llm.live == 0
+
+    run(llm, test)
+
+
+def test_calls_that_fail_are_tried_elsewhere(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, llm = cluster
+    tried: list[set[str]] = []
+    remote = Handle.remote
+
+    def failing(self: Handle, features: Any, *rest: Any) -> Any:
+        tried.append(set(features.avoid))
+        if len(tried) == 1:
+            features.progress.replica = "one"
+            failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            failed.set_exception(RayActorError())
+            return Response(failed)
+        return remote(self, features, *rest)
+
+    monkeypatch.setattr(Handle, "remote", failing)
+
+    async def test(client: httpx.AsyncClient) -> dict[str, Any]:
+        answered = await client.post("/v1/completions", json=body())
+        assert answered.status_code == 200, answered.text
+        return answered.json()
+
+    assert run(llm, test)["usage"]["completion_tokens"] == 30
+    assert tried == [set(), {"one"}]
+    assert handle.sent == ["two"]
+
+
+def test_a_full_queue_is_no_refusal_while_there_is_another(cluster: Any, replicas: list[Replica],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, llm = cluster
+    full = {"one"}
+    carry_out = Replica.carry_out
+
+    async def refusing(self: Replica, *order: Any) -> Any:
+        return QueueFullError("The queue is full.", 3.0) if self.name in full else await carry_out(self, *order)
+
+    monkeypatch.setattr(Replica, "carry_out", refusing)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        for number in range(4):
+            answered = await client.post("/v1/completions", json=body(prompt=f"{number} " * 20, max_tokens=3))
+            assert answered.status_code == 200, answered.text
+            assert "moved" not in answered.json()["paceline"]
+        full.add("two")
+        handle.sent.clear()
+        refused = await client.post("/v1/completions", json=body())
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert sorted(handle.sent) == ["one", "two"], "each was asked once"
+
+    run(llm, test)
+
+
+def test_every_end_is_counted_once(cluster: Any) -> None:
+    _, llm = cluster
+
+    async def test(client: httpx.AsyncClient) -> dict[str, float]:
+        assert (await client.post("/v1/completions", json=body())).status_code == 200
+        assert (await client.post("/v1/completions", json=body(temperature=-1))).status_code == 400
+        assert (await client.post("/v1/completions", json=body(guided_regex="("))).status_code == 400
+        stream = await llm.stream(llm.engine.prepare("Once", wanted_params(2000)))
+        await anext(stream)
+        stream.close()
+        while llm.live:
+            await asyncio.sleep(0.01)
+        return parse_metrics((await client.get("/metrics")).text)
+
+    found = run(llm, test)
+    assert found['vllm:request_success_total{finished_reason="length"}'] == 1
+    assert found['vllm:request_success_total{finished_reason="abort"}'] == 1
+    assert found["vllm:request_generation_tokens_sum"] == 30
+    assert {name for name in found if name.startswith("paceline_steps_total")} == {
+        'paceline_steps_total{replica="one"}', 'paceline_steps_total{replica="two"}'}
+
+
+def test_quotas_know_what_replicas_wrote(cluster: Any) -> None:
+    from paceline.serve.quotas import Quota
+
+    _, llm = cluster
+
+    async def test(client: httpx.AsyncClient) -> list[int]:
+        return [(await client.post("/v1/completions", json=body())).status_code for _ in range(3)]
+
+    assert run(llm, test, quota=Quota(tokens_per_minute=40)) == [200, 429, 429]
+
+
+def test_another_version_or_model_is_not_used(cluster: Any, replicas: list[Replica]) -> None:
+    _, llm = cluster
+    own = replicas[0]._facts.identity
+    with pytest.raises(ConfigError, match="install the same version"):
+        check_identity(own, own._replace(version="0"))
+    with pytest.raises(ConfigError, match="same files"):
+        check_identity(own, own._replace(revision="other"))
+    before = replicas[0]._facts
+    replicas[0]._facts = replace(before, identity=Identity(own.version, "other"))
+    try:
+        async def test(client: httpx.AsyncClient) -> None:
+            while llm.replicas != {"two"}:
+                await asyncio.sleep(0.01)
+            for number in range(4):
+                answered = await client.post("/v1/completions", json=body(prompt=f"{number} " * 9))
+                assert answered.status_code == 200, answered.text
+
+        run(llm, test)
+    finally:
+        replicas[0]._facts = before
+
+
+def test_the_front_refuses_what_an_engine_would(cluster: Any, replicas: list[Replica]) -> None:
+    _, llm = cluster
+    engine = replicas[0]._llm.engine
+    for prompt in ("some words", [1, 2, 3]):
+        made, own = llm.engine.prepare(prompt, wanted_params(3)), engine.prepare(prompt, wanted_params(3))
+        assert (made.ids, made.text, made.stops, made.bad_words) == (own.ids, own.text, own.stops, own.bad_words)
+    conversation = [{"role": "user", "content": "hello"}]
+    assert llm.engine.render(conversation) == engine.render(conversation)
+
+
+@pytest.mark.parametrize(("state", "number"), [
+    ((2, 0, 1, 0), 2), ((2, 0, 0, 0), 1), ((1, 0, 0, 0), 1), ((2, 9, 4, 0), 3), ((2, 40, 4, 0), 10),
+    ((2, 0, 9, 0.5), 3), ((2, 0, 0, 0.5), 3), ((0, 1, 0, 0), 1), ((0, 0, 0, 0), 0)])
+def test_how_many_replicas_there_should_be(state: tuple[int, float, float, float], number: int) -> None:
+    """By replicas, requests that wait, that run, the share of targets missed."""
+    assert wanted(*state) == number
