@@ -181,7 +181,7 @@ class ModelShape:
 
     def cache_cards(self, cards: int) -> int:
         """Among how many cards a cache is split: by its heads. A latent is on each."""
-        return max(1, min(cards, max((mixer.kv_heads for mixer in self.mixers if mixer.cached), default=cards)))
+        return max(1, min(cards, max((mixer.kv_heads for mixer in self._alike if mixer.cached), default=cards)))
 
     @property
     def state_bytes(self) -> int:

@@ -9,6 +9,7 @@ from itertools import count
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.garbage import only_new_objects_are_collected
 from paceline.plan.simulate.costs import Costs, Speculation
 from paceline.plan.simulate.front import Front
 from paceline.plan.simulate.replica import Job, Replica
@@ -75,21 +76,23 @@ class Done:
 
 def check(trace: Sequence[Asked], config: EngineConfig) -> None:
     """Every request has to fit into an empty replica."""
-    most = min(config.max_model_len, config.kv_blocks * config.block_size + 1)
+    room = config.kv_blocks * config.block_size
+    most = min(config.max_model_len, room + 1)
     for place, one in enumerate(trace, 1):
         if one.prompt_tokens + one.output_tokens > most:
             which = f"Line {one.line} of the trace" if one.line else f"Request {place}"
-            short = most < config.max_model_len
             raise ConfigError(
                 f"{which} has {one.prompt_tokens} + {one.output_tokens} tokens, and "
-                + (f"a replica's cache holds {most - 1}: use more memory, fewer bits or --kv-blocks." if short else
+                + (f"a replica's cache holds {room}: use more memory, fewer bits or --kv-blocks."
+                   if room <= config.max_model_len else
                    f"the context holds {most}: shorten it, or choose a model for longer texts."))
 
 
 def simulate(trace: Sequence[Asked], engine: Engine, layout: Layout, *, jumps: bool = True, seed: int = 0) -> Done:
     """`trace` by time of arrival. `jumps`: steps that are alike are taken at once."""
     check(trace, engine.config)
-    return _Fleet(engine, layout, jumps, seed).run(trace)
+    with only_new_objects_are_collected():
+        return _Fleet(engine, layout, jumps, seed).run(trace)
 
 
 class _Fleet:
@@ -112,6 +115,8 @@ class _Fleet:
         """When replicas are done with what they do, by work; those that were disturbed stand here twice."""
         self._due: dict[str, int] = {}
         """By replica: which of its entries counts."""
+        self._idle: dict[str, Replica] = {}
+        """Those that have just become free, or have just been sent something."""
         self._numbers = count()
         self._sent: list[tuple[float, int, Job]] = []
         """Jobs on their way from prefill to decode, by when they arrive."""
@@ -121,12 +126,14 @@ class _Fleet:
 
     def run(self, trace: Sequence[Asked]) -> Done:
         texts, jobs, coming = Texts(trace), [], 0
-        while coming < len(trace) or self._sent or self._due:
+        while coming < len(trace) or self._sent or self._due or self._idle:
             self._forget()
             arrival = trace[coming].at if coming < len(trace) else float("inf")
             moved = self._sent[0][0] if self._sent else float("inf")
             ends = self._when(self._ends[0][0]) if self._ends else float("inf")
-            if ends <= min(arrival, moved):
+            if self._idle and min(arrival, moved, ends) > self.now:
+                self._begin()
+            elif ends <= min(arrival, moved):
                 self._end(ends)
             elif moved <= arrival:
                 self._advance(moved)
@@ -148,7 +155,7 @@ class _Fleet:
         replica = front.send(job)
         replica.arrive(job)
         if not replica.at_work:
-            self._begin(replica)
+            self._idle[replica.name] = replica
         elif (end := replica.disturb(self.work)) is not None:
             self._expect(replica, end)
 
@@ -166,7 +173,7 @@ class _Fleet:
                 self._move(job)
             else:
                 job.text = []  # a day of them does not fit into memory
-        self._begin(replica)
+        self._idle[replica.name] = replica
 
     def _move(self, job: Job) -> None:
         """Its prompt is computed; its KV goes to who decodes."""
@@ -174,10 +181,13 @@ class _Fleet:
         taken = job.asked.prompt_tokens * self._engine.token_bytes / self._engine.link
         heapq.heappush(self._sent, (self.now + taken, job.number, job))
 
-    def _begin(self, replica: Replica) -> None:
-        end = replica.begin(self.work)
-        if end is not None:
-            self._expect(replica, end)
+    def _begin(self) -> None:
+        """Everything that happens now has happened: those who are free go on."""
+        free, self._idle = self._idle, {}
+        for replica in free.values():
+            end = replica.begin(self.work)
+            if end is not None:
+                self._expect(replica, end)
 
     def _expect(self, replica: Replica, end: float) -> None:
         number = self._due[replica.name] = next(self._numbers)

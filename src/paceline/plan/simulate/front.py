@@ -15,7 +15,7 @@ from paceline.request import Tenant, scope_of
 
 PUBLISHED_S = 1.0
 """So often a replica says how busy it is."""
-LISTED = 32
+LISTED = 16
 """Of larger fleets the policy is shown so many: who holds most of a beginning, and who is least busy."""
 HOLDERS = 4
 """Replicas that are remembered of those that were sent a block."""
@@ -104,6 +104,8 @@ class Front:
         return self._said[name]
 
     def _state(self, replica: Replica) -> Candidate:
+        if not replica.used:
+            return Candidate(replica.name)
         return Candidate(replica.name, replica.cache.prefix.known, len(replica.scheduler.running),
                          dict(replica.pending))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 
 from paceline.cache.manager import CacheManager
 from paceline.config import EngineConfig
@@ -85,19 +85,30 @@ class Replica:
     """Prompt tokens of those that have no token yet, by priority."""
 
     def __post_init__(self) -> None:
-        config = self.config
-        longest = -(-config.max_model_len // config.block_size)
-        self.cache = CacheManager([GROUP], [config.kv_blocks + 1], config.block_size, config.max_num_seqs, longest,
-                                  config.enable_prefix_caching)
-        self.scheduler = Scheduler(
-            SchedulerLimits(config.max_batch_tokens, config.max_num_seqs, config.max_model_len, config.watermark,
-                            max_chunk=config.max_prefill_chunk,
-                            max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms),
-            self.cache, self.clock, cost=StepCost())
         self._jobs: dict[Sequence, Job] = {}
         self._step: tuple[Step, float, Draft] | None = None
         self._run: Run | None = None
         self._since = 0.0
+
+    @cached_property
+    def cache(self) -> CacheManager:
+        config = self.config
+        return CacheManager([GROUP], [config.kv_blocks + 1], config.block_size, config.max_num_seqs,
+                            -(-config.max_model_len // config.block_size), config.enable_prefix_caching)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """Made for the first request: a replica that has nothing to do costs nothing."""
+        config = self.config
+        limits = SchedulerLimits(config.max_batch_tokens, config.max_num_seqs, config.max_model_len, config.watermark,
+                                 max_chunk=config.max_prefill_chunk,
+                                 max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms)
+        return Scheduler(limits, self.cache, self.clock, cost=StepCost())
+
+    @property
+    def used(self) -> bool:
+        """Whether it ever had a request."""
+        return "scheduler" in self.__dict__
 
     @property
     def at_work(self) -> bool:
@@ -285,7 +296,9 @@ class Replica:
         batch, rows, context, prompts = 0, 1, 0, []
         for group in step.groups:
             if decodes(group):
-                batch, rows, context = batch + 1, max(rows, len(group.tokens)), context + group.start
+                batch, context = batch + 1, context + group.start
+                if group.draft is not None or group.seq.limit - len(group.seq.tokens) == 1:
+                    rows = draft.k + 1  # also where the text leaves no room for as many
                 continue
             start = max(group.start, self._jobs[group.seq].brought)
             if (count := group.start + len(group.tokens) - start) > 0:
