@@ -160,9 +160,9 @@ def test_the_cheapest_that_keeps_to_the_targets_is_best(planned: Plan) -> None:
 
 
 def test_what_fits_nowhere_is_refused_with_its_line(planned: Plan) -> None:
-    with pytest.raises(ConfigError, match="Line 7 .* 5000 . 10 tokens, and the context holds 4096"):
+    with pytest.raises(ConfigError, match=r"Line 7 .* 5000 . 10 tokens, and the context holds 4096"):
         simulate([Asked(0.0, 5000, 10, line=7)], engine(planned), Layout(replicas=1))
-    with pytest.raises(ConfigError, match="Line 7 .* cache holds 160"):
+    with pytest.raises(ConfigError, match=r"Line 7 .* cache holds 160"):
         simulate([Asked(0.0, 500, 10, line=7)], engine(planned, blocks=10), Layout(replicas=1))
 
 

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from plan.test_traffic import load_test
 
 from paceline.cli.main import main
+from plan.test_traffic import load_test
 
 TRAFFIC = "poisson:rate=8,seconds=5,prompt=300,output=20,prefixes=4"
 
@@ -26,8 +26,8 @@ def test_fleets_are_set_beside_each_other(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_as_json_with_speculation(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "llama-3.1-8b", "--hardware", "l4", "--dtype", "int4", "--simulate", TRAFFIC, "--replicas", "3",
-                 "--routing", "round-robin", "--max-num-seqs", "8", "--kv-blocks", "900", "--json"]
+    arguments = ["plan", "llama-3.1-8b", "--hardware", "l4", "--dtype", "int4", "--simulate", TRAFFIC,
+                 "--replicas", "3", "--routing", "round-robin", "--max-num-seqs", "8", "--kv-blocks", "900", "--json"]
     found = []
     for more in ([], ["--drafter", "eagle3", "--acceptance", "0.8", "--k", "3"]):
         assert main([*arguments, *more]) == 0

@@ -6,8 +6,8 @@ import random
 from itertools import groupby
 
 import pytest
-from engine.tiny import VOCAB, tiny_engine
 
+from engine.tiny import VOCAB, tiny_engine
 from paceline.plan.planner import plan
 from paceline.plan.simulate.costs import PlannedCosts
 from paceline.plan.simulate.fleet import Engine, Layout, simulate

@@ -20,8 +20,8 @@ def written(tmp_path: Path, *lines: Any) -> Path:
 
 
 def test_lines_are_requests_in_order_of_time(tmp_path: Path) -> None:
-    found = read(written(tmp_path, {"at": 9, "prompt_tokens": 30, "output_tokens": 4, "prefix": "p", "prefix_tokens": 20,
-                                    "session": 3, "priority": -1, "tenant": "t"}, "",
+    found = read(written(tmp_path, {"at": 9, "prompt_tokens": 30, "output_tokens": 4, "prefix": "p",
+                                    "prefix_tokens": 20, "session": 3, "priority": -1, "tenant": "t"}, "",
                          {"timestamp": 7.5, "input_length": 12, "output_length": 6}, "8"), 100, 50)
     assert found == [Asked(0.0, 12, 6, line=3), Asked(0.5, 100, 50, line=4),
                      Asked(1.5, 30, 4, "p", 20, "3", -1, "t", line=1)]

@@ -79,8 +79,8 @@ class Simulation:
     def run(self, plan: Plan, price: float | None, k: int | None, measured: StepCost | None = None,
             tokenize: Tokenize | None = None, say: Callable[[str], None] = lambda text: None) -> Report:
         from paceline.plan.simulate.costs import MeasuredCosts, PlannedCosts, speculation
-        from paceline.plan.simulate.fleet import Engine, simulate
         from paceline.plan.simulate.figures import Targets, best, figures
+        from paceline.plan.simulate.fleet import Engine, simulate
         from paceline.plan.simulate.load_test import asked_again, compare, is_load_test
         from paceline.plan.simulate.report import Report
         from paceline.plan.simulate.traffic import traffic, words

@@ -96,8 +96,8 @@ def simulate(trace: Sequence[Asked], engine: Engine, layout: Layout, *, jumps: b
 
 
 class _Fleet:
-    """Two clocks: `now` by which requests arrive, and `work`, which is slower while more replicas are at work than there
-    are cores. Steps end by the second."""
+    """Two clocks: `now` by which requests arrive, and `work`, which is slower while more replicas are at work than
+    there are cores. Steps end by the second."""
 
     def __init__(self, engine: Engine, layout: Layout, jumps: bool, seed: int) -> None:
         self.now = self.work = 0.0

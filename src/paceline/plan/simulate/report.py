@@ -74,8 +74,8 @@ class Report:
                       lines("goodput"))]
 
 
-_HEAD = ["replicas", "req/s", "tok/s", "goodput", "in SLO", "TTFT p50/90/99 ms", "TPOT p50/90/99 ms", "E2E p50/90/99 ms",
-         "hits", "preempted", "at work", "$", "$/M tokens"]
+_HEAD = ["replicas", "req/s", "tok/s", "goodput", "in SLO", "TTFT p50/90/99 ms", "TPOT p50/90/99 ms",
+         "E2E p50/90/99 ms", "hits", "preempted", "at work", "$", "$/M tokens"]
 
 
 def _value(one: Figures, what: str) -> float:

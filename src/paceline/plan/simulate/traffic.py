@@ -194,11 +194,12 @@ def made_up(options: str, prompt_tokens: int, output_tokens: int) -> list[Asked]
                           "prefix=TOKENS, at most the prompt's.")
     luck, found, at = random.Random(seed), [], 0.0
     while (at := at + luck.expovariate(rate / max(1, turns))) <= seconds:
-        begins = (f"prefix {luck.randrange(prefixes)}", shared) if prefixes else (None, 0)
+        prefix = f"prefix {luck.randrange(prefixes)}" if prefixes else None
         when, length = at, 0
         for _ in range(max(1, turns)):
             length, answer = length + prompt.draw(luck), output.draw(luck)
-            found.append(Asked(when, length, answer, *begins, session=None if turns < 2 else f"talk {at}"))
+            found.append(Asked(when, length, answer, prefix, shared if prefixes else 0,
+                               None if turns < 2 else f"talk {at}"))
             length += answer
             when += luck.expovariate(1.0 / think)
     if not found:
