@@ -108,6 +108,14 @@ def test_a_conversation_finds_its_own_answer(planned: Plan) -> None:
     assert [job.cached for job in jobs] == [0, 368, 0]  # whole blocks of all but the answer's last token, and of nobody
 
 
+def test_what_comes_before_warms_caches_and_does_not_count(planned: Plan) -> None:
+    trace = [Asked(-5.0, 320, 8, "p", 160), Asked(0.0, 320, 8, "p", 160)]
+    for cores in (None, 1):
+        done = simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=1))
+        (job,) = done.jobs
+        assert job.cached == 160 and done.elapsed == job.end and done.busy == pytest.approx(1.0)
+
+
 def test_other_tenants_find_nothing(planned: Plan) -> None:
     trace = [Asked(float(at), 320, 4, "p", 160, tenant=tenant) for at, tenant in enumerate(("", "x", "x"))]
     assert [job.cached for job in simulate(trace, engine(planned), Layout(replicas=1)).jobs] == [0, 0, 160]

@@ -107,7 +107,8 @@ def load_test(**settings: Any) -> dict[str, Any]:
 def test_a_load_test_is_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "real.json"
     path.write_text(json.dumps(load_test()))
-    first, second = asked_again(path)
+    *before, first, second = asked_again(path)
+    assert [(one.at, one.given[:32] == first.given[:32]) for one in before] == [(-120.0, True), (-60.0, True)]
     assert (first.at, first.prompt_tokens, first.output_tokens) == (0.0, 40, 4)
     assert (second.at, second.prompt_tokens, second.output_tokens) == (0.02, 42, 3)
     assert first.given[:32] == second.given[:32] and first.given[32:] != second.given[32:40]

@@ -57,6 +57,8 @@ def plan(
     measured: Annotated[bool, typer.Option(
         "--measured", help="Time steps of the model on this machine, plan with what that says of it, and show "
                            "prediction beside measurement.")] = False,
+    threads: Annotated[int | None, typer.Option(
+        min=1, help="Of the engine that is loaded to measure. Default: one a core.")] = None,
     prompts: Annotated[Path | None, typer.Option(
         help="Measure acceptance on these prompts, with the drafters at hand: .jsonl with \"prompt\" or \"messages\", "
              "or paragraphs of text.")] = None,
@@ -106,7 +108,7 @@ def plan(
     wanted = _Wanted(find_shape(model or options.DEFAULT_MODEL), hardware or "h100", _drafters(drafter))
     if measured or prompts is not None:
         wanted = _with_engine(model, head, drafter, measured, prompts, max_tokens, work.batches, dtype, kv_dtype,
-                              prompts_too=simulate is not None)
+                              prompts_too=simulate is not None, threads=threads)
         wanted = wanted if measured else wanted._replace(hardware=hardware or "h100")
     found = make(wanted.shape, wanted.hardware, workload=work, dtype=dtype, kv_dtype=kv_dtype,
                  drafters=wanted.drafters, k=k, price=price, acceptance=levels)
@@ -132,7 +134,7 @@ class _Wanted(NamedTuple):
 
 def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] | None, measured: bool,
                  prompts: Path | None, max_tokens: int, batches: Sequence[int], dtype: str | None, kv_dtype: str | None,
-                 prompts_too: bool = False) -> _Wanted:
+                 prompts_too: bool = False, threads: int | None = None) -> _Wanted:
     """What takes the model itself: the shape of its files, this machine, and its answers."""
     from paceline.models.load.resolve import resolve
     from paceline.plan import prompts as asked
@@ -142,7 +144,7 @@ def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] |
     from paceline.plan.planner import usual_cache
 
     texts = None if prompts is None else asked.read(prompts)
-    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head))
+    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head), threads=threads)
     shape = find_shape(str(resolve(model)))
     names = asked.at_hand(llm) if texts is not None and drafter is None else list(_drafters(drafter))
     drafters: list[str | Drafter] = list(names)

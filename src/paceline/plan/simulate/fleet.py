@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -89,7 +90,7 @@ def check(trace: Sequence[Asked], config: EngineConfig) -> None:
 
 
 def simulate(trace: Sequence[Asked], engine: Engine, layout: Layout, *, jumps: bool = True, seed: int = 0) -> Done:
-    """`trace` by time of arrival. `jumps`: steps that are alike are taken at once."""
+    """`trace` by time of arrival, the first that counts at 0. `jumps`: steps that are alike are taken at once."""
     check(trace, engine.config)
     with only_new_objects_are_collected():
         return _Fleet(engine, layout, jumps, seed).run(trace)
@@ -100,7 +101,7 @@ class _Fleet:
     there are cores. Steps end by the second."""
 
     def __init__(self, engine: Engine, layout: Layout, jumps: bool, seed: int) -> None:
-        self.now = self.work = 0.0
+        self.now = self.work = -math.inf
         self._engine, self._layout = engine, layout
 
         def replicas(names: str, number: int, prefills: bool = False) -> list[Replica]:
@@ -125,7 +126,8 @@ class _Fleet:
         return self.now
 
     def run(self, trace: Sequence[Asked]) -> Done:
-        texts, jobs, coming = Texts(trace), [], 0
+        texts, coming = Texts(trace), 0
+        jobs: list[Job] = []
         while coming < len(trace) or self._sent or self._due or self._idle:
             self._forget()
             arrival = trace[coming].at if coming < len(trace) else float("inf")
@@ -144,10 +146,10 @@ class _Fleet:
                 self._advance(arrival)
                 asked = trace[coming]
                 job = Job(asked, texts.tokens(asked, coming), coming, credit=_phase(coming))
-                jobs.append(job)
+                jobs += [job] if asked.at >= 0.0 else []
                 coming += 1
                 self._arrive(job, self._front)
-        elapsed = self.now
+        elapsed = max(0.0, self.now)
         busy = sum(one.busy for one in self._replicas) / (elapsed * len(self._replicas)) if elapsed else 0.0
         return Done(self._layout, jobs, elapsed, busy, sum(one.steps for one in self._replicas))
 
@@ -207,7 +209,8 @@ class _Fleet:
 
     def _advance(self, now: float, work: float | None = None) -> None:
         if work is None:
-            work = now if self._engine.cores is None else self.work + (now - self.now) * self._speed
+            idle = self._engine.cores is None or not self._due
+            work = now if idle else self.work + (now - self.now) * self._speed
         self.now, self.work = now, work
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -31,7 +32,7 @@ class Front:
         self._clock = clock
         self._policy = _policy(routing, clock, seed)
         self._said = {name: self._state(replica) for name, replica in self.replicas.items()}
-        self._heard = dict.fromkeys(self.replicas, 0)
+        self._heard = dict.fromkeys(self.replicas, -math.inf)
         self._places = {name: place for place, name in enumerate(self.replicas)}
         self._names = list(self.replicas)
         self._load = np.zeros(len(self._names))
@@ -97,7 +98,7 @@ class Front:
 
     def _candidate(self, name: str) -> Candidate:
         """As it last described itself."""
-        tick = int(self._clock() / PUBLISHED_S)
+        tick = math.floor(self._clock() / PUBLISHED_S)
         if tick > self._heard[name]:
             self._heard[name] = tick
             self._said[name] = self._state(self.replicas[name])

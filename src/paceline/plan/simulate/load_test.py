@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.serving.arrivals import read_trace
+from paceline.bench.serving.arrivals import Arrival, read_trace
 from paceline.bench.serving.datasets import SHARED_PREFIX, SYNTHETIC, Asks, Lengths
 from paceline.errors import ConfigError
 from paceline.plan.simulate.figures import Figures
 from paceline.plan.simulate.traffic import Asked, Tokenize, words
+
+WARM_UP_S = 60.0
+"""Between two requests that warm a fleet up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ def asked_again(path: str | Path, tokenize: Tokenize = words) -> list[Asked]:
     settings, level = document["settings"], document["levels"][0]
     trace = read_trace(settings["trace"], settings["time_scale"]) if settings["trace"] else []
     samples = [dict(zip(level["samples_are"], one)) for one in level["samples"]][:len(trace) or settings["requests"]]
-    texts = _texts(settings, trace, len(samples), tokenize)
+    warm, texts = _texts(settings, trace, len(samples), tokenize)
     found = []
     for one, text in zip(samples, texts):
         if one["fault"] is None and one["tokens"]:
@@ -51,20 +55,24 @@ def asked_again(path: str | Path, tokenize: Tokenize = words) -> list[Asked]:
         raise ConfigError(f"{path} has no requests with their lengths: run it with --usage, and with requests that are "
                           "answered.")
     found.sort(key=lambda one: one.at)
-    return found
+    first = found[0].at
+    before = [Asked(WARM_UP_S * (place - len(warm)), len(text), 1, given=tuple(text))
+              for place, text in enumerate(warm)]
+    return [*before, *(replace(one, at=one.at - first) for one in found)]
 
 
-def _texts(settings: dict[str, Any], trace: list[Any], count: int, tokenize: Tokenize) -> list[list[int]]:
-    """Of made-up prompts; those of a file are taken to have nothing in common."""
+def _texts(settings: dict[str, Any], trace: Sequence[Arrival], count: int, tokenize: Tokenize,
+           ) -> tuple[list[list[int]], list[list[int]]]:
+    """Of made-up prompts, those to warm up first; those of a file are taken to have nothing in common."""
     if settings["dataset"] not in (SYNTHETIC, SHARED_PREFIX):
-        return [[] for _ in range(count)]
+        return [], [[] for _ in range(count)]
     asks = Asks(settings["dataset"], Lengths.parse(settings["input_len"], "input_len"),
                 Lengths.parse(settings["output_len"], "output_len"), settings["prefixes"], settings["prefix_len"],
                 settings["seed"])
-    for _ in range(settings["warmup"]):
-        asks.next()
+    warm = [asks.next() for _ in range(settings["warmup"])]
     made = [asks.next(one.input_len, one.output_len) for one in trace] or [asks.next() for _ in range(count)]
-    return [list(tokenize(one.content["prompt"])) for one in made]
+    first, then = ([list(tokenize(one.content["prompt"])) for one in some] for some in (warm, made))
+    return first, then
 
 
 def compare(path: str | Path, found: Figures) -> list[Beside]:

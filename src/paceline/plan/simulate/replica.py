@@ -77,7 +77,7 @@ class Replica:
     jumps: bool = True
     """Steps that are alike are taken at once; else one by one."""
     busy: float = 0.0
-    """Seconds, by the clock."""
+    """Seconds, by the clock, from 0 on."""
     steps: int = 0
     live: int = 0
     """Requests that are here."""
@@ -167,7 +167,7 @@ class Replica:
     def finish(self) -> tuple[list[Job], list[Job]]:
         """What was begun is over: whose first token this was, and who has ended."""
         now = self.clock()
-        self.busy += now - self._since
+        self.busy += max(0.0, now) - max(0.0, self._since)
         if self._run is not None:
             run, self._run = self._run, None
             return [], self._ended(self._repeat(run), now)

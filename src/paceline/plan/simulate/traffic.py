@@ -33,7 +33,7 @@ class Asked:
     """One request of a trace."""
 
     at: float
-    """Seconds after the first."""
+    """Seconds after the first; below 0: it comes before everything and does not count, as to warm up."""
     prompt_tokens: int
     """All of it: a shared beginning and a conversation's earlier text included."""
     output_tokens: int
