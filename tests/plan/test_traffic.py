@@ -35,6 +35,10 @@ def test_prompts_may_be_given(tmp_path: Path) -> None:
     assert [one.prompt_tokens for one in found] == [4, 3, 4, 700]
     assert found[0].given[:3] == found[2].given[:3] and found[0].given != found[2].given
     assert found[1].given == (5, 6, 7) and len(set(found[3].given)) == 700
+    small = read(written(tmp_path, {"timestamp": 0, "input_length": 40, "hash_ids": [1, 2, 3], "turn": 1},
+                         {"timestamp": 1, "input_length": 35, "hash_ids": [1, 2, 4]}), 100, 8)
+    assert [one.prompt_tokens for one in small] == [40, 35] and small[0].given[:32] == small[1].given[:32]
+    assert not set(small[0].given[32:]) & set(small[1].given)
     by_letters = read(written(tmp_path, {"at": 0, "prompt": "abc"}), 100, 8, tokenize=lambda text: list(map(ord, text)))
     assert by_letters[0].given == (97, 98, 99)
 

@@ -156,6 +156,8 @@ class _Fleet:
     def _arrive(self, job: Job, front: Front) -> None:
         replica = front.send(job)
         replica.arrive(job)
+        if job.moved:
+            front.answered(job)  # nobody waits for its prompt
         if not replica.at_work:
             self._idle[replica.name] = replica
         elif (end := replica.disturb(self.work)) is not None:

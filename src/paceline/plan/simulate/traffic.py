@@ -19,8 +19,8 @@ from paceline.models.fields import finite, shown
 Tokenize = Callable[[str], Sequence[int]]
 SOURCE = 24
 """Bits of a made-up token's number that say its place; those above say whose text it is of."""
-HASHED = 512
-"""Tokens that one of a trace's `hash_ids` stands for."""
+HASHED = (512, 16)
+"""Tokens that one of a trace's `hash_ids` may stand for: whichever makes as many as there are."""
 _MOST = 1 << SOURCE
 _WORDS, _HASHES = 1 << 60, 1 << 62
 """Where the numbers of those begin: no made-up token has one as high."""
@@ -139,11 +139,13 @@ def _parse(raw: Any, prompt_tokens: int, output_tokens: int, line: int, tokenize
         given = list(tokenize(prompt))
     elif prompt is not None:
         given = _ids(prompt, "prompt")
-    elif hashed is not None:
-        given = [_HASHES + (block << SOURCE) + place for block in _ids(hashed, "hash_ids") for place in range(HASHED)]
     if prompt is not None and not given:
         raise ValueError("prompt is empty")
     length = _count(raw, ("prompt_tokens", "input_length"), prompt_tokens if prompt is None else len(given), 1)
+    if prompt is None and hashed is not None:
+        blocks = _ids(hashed, "hash_ids")
+        size = next((size for size in HASHED if -(-length // size) == len(blocks)), HASHED[0])
+        given = [_HASHES + (block << SOURCE) + place for block in blocks for place in range(size)]
     prefix, shared = raw.get("prefix"), _count(raw, ("prefix_tokens",), 0, 0)
     if (prefix is None) != (shared == 0):
         raise ValueError("prefix and prefix_tokens go together")
