@@ -115,14 +115,14 @@ def advice(found: Sequence[Figures], targets: Targets) -> str:
     if not others:
         return said if chosen.slo_share is None else f"{said} {chosen.slo_share:.1%} of requests keep to the targets."
     if chosen.slo_share is not None and chosen.slo_share >= KEPT:
-        said += f" {chosen.slo_share:.1%} of requests keep to the targets, with the fewest replicas of those that do"
+        said += f" {chosen.slo_share:.1%} of requests keep to the targets, with the fewest replicas of those that do."
     elif chosen.slo_share is not None:
         said += (f" None keeps to the targets for {KEPT:.0%} of requests: it has the most that do "
-                 f"({chosen.slo_share:.1%}), more replicas are needed")
+                 f"({chosen.slo_share:.1%}); more replicas are needed.")
     else:
-        said += " First tokens come soonest"
+        said += " First tokens come soonest."
     rival = min(others, key=lambda one: (abs(one.replicas - chosen.replicas), one.ttft[SHARES[-1]]))
-    return (f"{said}: TTFT p99 {_ms(chosen.ttft[99])} against {_ms(rival.ttft[99])} of {rival.fleet}, hits "
+    return (f"{said} TTFT p99 {_ms(chosen.ttft[99])} against {_ms(rival.ttft[99])} of {rival.fleet}, hits "
             f"{chosen.hit_rate:.0%} against {rival.hit_rate:.0%}, {chosen.utilisation:.0%} at work against "
             f"{rival.utilisation:.0%}." + ("" if targets else " Give --ttft and --tpot to weigh that against cost."))
 
