@@ -107,12 +107,27 @@ def test_a_plan_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     assert main(["plan", str(folder), "--measured", "--prompts", str(tmp_path / "prompts.jsonl"), "--batch", "1,3",
                  "--context", "128", "--max-tokens", "24", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert asked == {"model": str(folder), "enable_prefix_caching": False, "heads": None}
+    assert asked == {"model": str(folder), "enable_prefix_caching": False, "heads": None,
+                     "threads": None}
     assert found["hardware"]["calibrated"] and found["hardware"]["bandwidth"] > 0
     assert [one["what"] for one in found["measured"]] == [
         "a step of 1 at once", "a step of 3 at once", "a step of 4 at once", f"a prompt of {PROMPT} tokens"]
     assert [one["drafter"] for one in found["drafters"]] == ["ngram", "suffix"]
     assert all("of 2 prompts" in one["source"] for one in found["drafters"])
+
+
+def test_a_simulation_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                      capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps take what the engine learned of its own, and prompts what its prompts took."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(BASE | SHAPES["llama"]))
+    monkeypatch.setattr(command, "load_llm", lambda model, **options: tiny_llm(max_batch_tokens=512))
+    assert main(["plan", str(folder), "--measured", "--threads", "1", "--batch", "1", "--replicas", "2", "--routing",
+                 "random", "--cores", "1", "--simulate", "poisson:rate=50,seconds=1,prompt=64,output=8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["costs"] == "measured steps, no speculation"
+    assert found["fleets"][0]["ttft"]["50"] > 0.0 and found["fleets"][0]["tpot"]["50"] > 0.0
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -33,8 +33,9 @@ class BlockPool:
         self.shared = 0
         """Blocks held by more than one sequence."""
         self.evictions = 0
-        self._next: list[int] = [*range(1, num_blocks), NULL_BLOCK]
-        self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
+        numbers = [*range(num_blocks)]  # one object for each number: a simulation has thousands of pools
+        self._next: list[int] = [*numbers[1:], NULL_BLOCK]
+        self._previous: list[int] = [numbers[-1], *numbers[:-1]]
 
     def allocate(self) -> int:
         """A block for new content, held once. The caller has checked `free`."""

@@ -75,7 +75,7 @@ class CacheManager:
         self._copies: list[BlockCopy] = []
         """What the call under way asks for."""
         self.tables: list[npt.NDArray[np.int64]] = [
-            np.full((max_seats, max_blocks_per_seq), NULL_BLOCK, dtype=np.int64) for _ in groups]
+            np.zeros((max_seats, max_blocks_per_seq), dtype=np.int64) for _ in groups]
         """Per group [max_seats, max_blocks_per_seq]: block of each position's page, NULL_BLOCK where none is held.
         Always current. A runner takes what it needs for a step before the next call into scheduler or manager."""
         self.free_seats = list(range(max_seats - 1, -1, -1))

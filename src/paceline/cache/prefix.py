@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -246,6 +246,11 @@ class PrefixCache:
             if common or nodes:
                 return diverged(at + common)
         return SALT if salt and not nodes else NEVER_SEEN
+
+    @property
+    def known(self) -> KeysView[int]:
+        """The digests of all nodes, as they come and go. A view: do not change the cache while you go through it."""
+        return self._table.keys()
 
     def digests(self) -> list[int]:
         """Of all nodes: what texts are known here, to those who can hash them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import typer
 
 from paceline.cli import options
+from paceline.cli import plan_simulate as simulation
 from paceline.cli.plain import plain
 from paceline.cli.terminal import load_llm
 from paceline.errors import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.plan.drafters import Drafter
     from paceline.plan.measured import Calibration
     from paceline.plan.shape import ModelShape
+    from paceline.plan.simulate.traffic import Tokenize
 
 Value = TypeVar("Value", int, float)
 _HARDWARE = ("A known card or CPU, xN behind it for several that share the model (h100x8), or a .json file with "
@@ -55,14 +57,29 @@ def plan(
     measured: Annotated[bool, typer.Option(
         "--measured", help="Time steps of the model on this machine, plan with what that says of it, and show "
                            "prediction beside measurement.")] = False,
+    threads: Annotated[int | None, typer.Option(
+        min=1, help="Of the engine that is loaded to measure. Default: one a core.")] = None,
     prompts: Annotated[Path | None, typer.Option(
         help="Measure acceptance on these prompts, with the drafters at hand: .jsonl with \"prompt\" or \"messages\", "
              "or paragraphs of text.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer to one of them.")] = 128,
     head: options.Head = None,
+    simulate: simulation.Simulate = None,
+    replicas: simulation.Replicas = "1",
+    routing: simulation.Routing = None,
+    prefill_replicas: simulation.Prefill = 0,
+    decode_replicas: simulation.Decode = 0,
+    transfer_gb_s: simulation.Transfer = 12.5,
+    cores: simulation.Cores = None,
+    time_scale: simulation.TimeScale = 1.0,
+    compare: simulation.Compare = None,
+    max_num_seqs: simulation.Seqs = None,
+    max_batch_tokens: simulation.Rows = None,
+    kv_blocks: simulation.Blocks = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say what a model takes and how fast it would be: memory, times, speculation, cards, cost, what to switch on."""
+    """Say what a model takes and how fast it would be: memory, times, speculation, cards, cost, what to switch on. With
+    --simulate: what fleets of it make of your traffic."""
     from paceline.plan import charts, report
     from paceline.plan.known import find_shape
     from paceline.plan.planner import Workload
@@ -70,6 +87,16 @@ def plan(
 
     if chart is not None:
         charts.ready(chart)
+    fleets = None
+    if simulate is not None:
+        fleets = simulation.Simulation(simulate, _numbers(replicas, "--replicas", int), routing, prefill_replicas,
+                                       decode_replicas, transfer_gb_s, cores, time_scale, compare, max_num_seqs,
+                                       max_batch_tokens, kv_blocks)
+        fleets.layouts()  # what cannot be is said before anything is measured
+        drafter = drafter or ["none"]
+    elif routing or prefill_replicas or decode_replicas or cores or compare or replicas != "1":
+        raise ConfigError("--replicas, --routing, --prefill-replicas, --decode-replicas, --cores and --compare are for "
+                          "--simulate TRAFFIC: name a trace, or leave them out.")
     work = Workload(context=context, batches=tuple(_numbers(batch, "--batch", int)), prompt=prompt_tokens,
                     output=output_tokens, rate=rate, ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
                     tpot_s=None if tpot_ms is None else tpot_ms / 1e3)
@@ -80,10 +107,18 @@ def plan(
     levels = None if acceptance is None else _numbers(acceptance, "--acceptance", float)
     wanted = _Wanted(find_shape(model or options.DEFAULT_MODEL), hardware or "h100", _drafters(drafter))
     if measured or prompts is not None:
-        wanted = _with_engine(model, head, drafter, measured, prompts, max_tokens, work.batches, dtype, kv_dtype)
+        wanted = _with_engine(model, head, drafter, measured, prompts, max_tokens, work.batches, dtype, kv_dtype,
+                              prompts_too=simulate is not None, threads=threads)
         wanted = wanted if measured else wanted._replace(hardware=hardware or "h100")
     found = make(wanted.shape, wanted.hardware, workload=work, dtype=dtype, kv_dtype=kv_dtype,
                  drafters=wanted.drafters, k=k, price=price, acceptance=levels)
+    if fleets is not None:
+        told = fleets.run(found, price, k, getattr(wanted.hardware, "cost", None), wanted.tokenize,
+                          lambda text: typer.echo(text, err=True))
+        if chart is not None:
+            charts.draw(told.charts(), chart, f"{found.shape.name} on {found.hardware.label}", told.text())
+        typer.echo(json.dumps(plain(told.as_dict()), indent=2) if as_json else told.text())
+        return
     if chart is not None:
         charts.draw(charts.charts(found), chart, f"{found.shape.name} on {found.hardware.label}", report.text(found))
     typer.echo(json.dumps(plain(report.as_dict(found)), indent=2) if as_json else report.text(found))
@@ -93,21 +128,23 @@ class _Wanted(NamedTuple):
     shape: ModelShape
     hardware: str | Calibration
     drafters: Sequence[str | Drafter]
+    tokenize: Tokenize | None = None
+    """By the model's own tokenizer, where the model is loaded."""
 
 
 def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] | None, measured: bool,
-                 prompts: Path | None, max_tokens: int, batches: Sequence[int], dtype: str | None, kv_dtype: str | None
-                 ) -> _Wanted:
+                 prompts: Path | None, max_tokens: int, batches: Sequence[int], dtype: str | None, kv_dtype: str | None,
+                 prompts_too: bool = False, threads: int | None = None) -> _Wanted:
     """What takes the model itself: the shape of its files, this machine, and its answers."""
     from paceline.models.load.resolve import resolve
     from paceline.plan import prompts as asked
     from paceline.plan.drafters import find_drafter
     from paceline.plan.known import find_shape
-    from paceline.plan.measured import measure
+    from paceline.plan.measured import measure, time_prompts
     from paceline.plan.planner import usual_cache
 
     texts = None if prompts is None else asked.read(prompts)
-    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head))
+    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head), threads=threads)
     shape = find_shape(str(resolve(model)))
     names = asked.at_hand(llm) if texts is not None and drafter is None else list(_drafters(drafter))
     drafters: list[str | Drafter] = list(names)
@@ -117,8 +154,11 @@ def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] |
                     for one in asked.acceptance(llm, names, texts, max_tokens)]
     machine: str | Calibration = "h100"
     if measured:
+        if prompts_too:
+            time_prompts(llm)
         machine = measure(llm, shape, dtype or shape.dtype, kv_dtype or usual_cache(shape, dtype), batches)
-    return _Wanted(shape, machine, drafters)
+    tokenizer = llm.engine.tokenizer
+    return _Wanted(shape, machine, drafters, None if tokenizer is None else tokenizer.encode)
 
 
 def _drafters(given: list[str] | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from paceline.errors import ConfigError
 from paceline.plan.hardware import KNOWN, STARTS, Hardware
 from paceline.plan.roofline import Roofline
 from paceline.plan.shape import ModelShape
+from paceline.speculation.step_cost import StepCost
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -22,6 +23,8 @@ FEW = 4
 """Sequences that are timed in any case: as many rows as a step with drafts has."""
 STEPS = 24
 """That are timed, all sequences together in each."""
+PROMPTS = (128, 512, 1024, 512, 128)
+"""Tokens of prompts that are timed for a simulation."""
 REPEATS = 2
 """The best counts: others use the machine as well."""
 _NEVER = 1e300
@@ -59,6 +62,8 @@ class Comparison:
 class Calibration:
     hardware: Hardware
     comparisons: list[Comparison]
+    cost: StepCost | None = None
+    """What the engine itself learned of its steps; None: it was not asked."""
 
 
 def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, timings: Timings) -> Calibration:
@@ -188,4 +193,16 @@ def this_machine() -> Hardware:
 
 def measure(llm: LLM, shape: ModelShape, dtype: str, kv_dtype: str, batches: Sequence[int]) -> Calibration:
     """On this machine, with an engine that is there."""
-    return calibrate(shape, dtype, kv_dtype, this_machine(), time_engine(llm, batches))
+    found = calibrate(shape, dtype, kv_dtype, this_machine(), time_engine(llm, batches))
+    return replace(found, cost=llm.engine.cost)
+
+
+def time_prompts(llm: LLM) -> None:
+    """Prompts of several lengths, so that the engine knows what their rows take behind short and long texts."""
+    from paceline.request import SamplingParams
+
+    vocab, room = llm.engine.model.config.vocab_size, llm.engine.config.max_model_len - 1
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    for salt, length in enumerate(PROMPTS):
+        if length <= room:
+            llm.generate([[(at * 7919 + salt) % vocab for at in range(length)]], params, speculation=None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from paceline.plan.hardware import Hardware
 from paceline.plan.shape import ModelShape
@@ -61,16 +62,23 @@ class Roofline:
     dtype: str
     kv_dtype: str
 
-    def step(self, sequences: int, rows: int, context: int) -> StepTime:
+    def step(self, sequences: int, rows: int, context: float) -> StepTime:
         """`rows` new tokens of each sequence, behind `context` others: a decode step has one, a prompt all of its own,
         a step that verifies K drafted tokens K + 1."""
+        return self.mixed([(sequences, rows, context)])
+
+    def mixed(self, parts: Sequence[tuple[int, int, float]]) -> StepTime:
+        """A step of several kinds of sequences, each as step() takes them: chunks of prompts beside those who
+        decode."""
         hardware, shape = self.hardware, self.shape
-        tokens = sequences * rows
-        reading, computing = self._matrices(tokens, sequences)
+        tokens = sum(sequences * rows for sequences, rows, _ in parts)
+        reading, computing = self._matrices(tokens, sum(sequences for sequences, _, _ in parts))
         cards = shape.cache_cards(hardware.count)
-        cached = sequences * shape.attention_bytes(context + rows, self.kv_dtype) / cards / hardware.bandwidth
-        paired = sequences * shape.attention_flops(rows, context) / hardware.count / hardware.arithmetic(
-            "bfloat16" if self.dtype != "float32" else "float32")
+        arithmetic = hardware.arithmetic("bfloat16" if self.dtype != "float32" else "float32")
+        cached = sum(sequences * shape.attention_bytes(context + rows, self.kv_dtype) / cards / hardware.bandwidth
+                     for sequences, rows, context in parts)
+        paired = sum(sequences * shape.attention_flops(rows, context) / hardware.count / arithmetic
+                     for sequences, rows, context in parts)
         return StepTime(self._together(reading, computing), self._together(cached, paired), self._links(tokens),
                         hardware.layer_s * len(shape.layers), computing > reading)
 
@@ -78,11 +86,11 @@ class Roofline:
         """Seconds of a whole prompt: the time to its first token when nobody else is there."""
         return self.step(1, tokens, 0).total
 
-    def decode(self, batch: int, context: int) -> float:
+    def decode(self, batch: int, context: float) -> float:
         """Seconds of a step that gives each of `batch` sequences a token."""
         return self.step(batch, 1, context).total
 
-    def verify(self, batch: int, rows: int, context: int) -> float:
+    def verify(self, batch: int, rows: int, context: float) -> float:
         """Seconds of a step with `rows` tokens of each sequence, drafted but for the first."""
         whole = self.step(batch, rows, context)
         if self.hardware.drafted_s is None:
@@ -103,6 +111,17 @@ class Roofline:
 
     def _matrices(self, tokens: int, sampled: int) -> tuple[float, float]:
         """Seconds in which they are read and in which they are computed with."""
+        known = self._known.get((tokens, sampled))
+        if known is None:
+            known = self._known[tokens, sampled] = self._matrix_seconds(tokens, sampled)
+        return known
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """A simulation asks for the same few thousand steps millions of times."""
+        return {}
+
+    def _matrix_seconds(self, tokens: int, sampled: int) -> tuple[float, float]:
         hardware = self.hardware
         return (self.shape.read_bytes(tokens, self.dtype) / hardware.count / hardware.bandwidth,
                 self._matrix_flops(tokens, sampled) / hardware.count / hardware.arithmetic(self.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,15 +51,15 @@ class Mixer:
     state: int = 0
     """Of a sequence, whatever its length."""
 
-    def seen(self, tokens: int) -> int:
+    def seen(self, tokens: float) -> float:
         return tokens if self.window is None else min(tokens, self.window)
 
-    def pairs(self, queries: int, before: int) -> int:
+    def pairs(self, queries: int, before: float) -> float:
         """Of queries and keys, when `queries` tokens follow `before` others."""
         if self.window is None or before + queries <= self.window:
             return queries * before + queries * (queries + 1) // 2
         growing = max(0, min(queries, self.window - before))
-        return growing * before + growing * (growing + 1) // 2 + (queries - growing) * self.window
+        return growing * before + growing * (growing + 1) / 2 + (queries - growing) * self.window
 
     def token_bytes(self, kv_dtype: str, elements: int) -> float:
         """Of so many elements of a token's."""
@@ -180,19 +181,24 @@ class ModelShape:
 
     def cache_cards(self, cards: int) -> int:
         """Among how many cards a cache is split: by its heads. A latent is on each."""
-        return max(1, min(cards, max((mixer.kv_heads for mixer in self.mixers if mixer.cached), default=cards)))
+        return max(1, min(cards, max((mixer.kv_heads for mixer in self._alike if mixer.cached), default=cards)))
 
     @property
     def state_bytes(self) -> int:
         """Recurrent states of a sequence."""
         return sum(mixer.state for mixer in self.mixers) * STATE_BYTES
 
-    def attention_bytes(self, tokens: int, kv_dtype: str = "bfloat16") -> float:
+    def attention_bytes(self, tokens: float, kv_dtype: str = "bfloat16") -> float:
         """That one query reads behind so many tokens. Layers that share a cache read it each; states are read and
         written."""
-        return sum(mixer.token_bytes(kv_dtype, mixer.read) * mixer.seen(tokens) + 2 * mixer.state * STATE_BYTES
-                   for mixer in self.mixers)
+        return sum(count * (mixer.token_bytes(kv_dtype, mixer.read) * mixer.seen(tokens)
+                            + 2 * mixer.state * STATE_BYTES) for mixer, count in self._alike.items())
 
-    def attention_flops(self, queries: int, before: int) -> float:
-        return float(sum(mixer.pair_flops * mixer.pairs(queries, before) + 6 * mixer.state * queries
-                         for mixer in self.mixers))
+    def attention_flops(self, queries: int, before: float) -> float:
+        return float(sum(count * (mixer.pair_flops * mixer.pairs(queries, before) + 6 * mixer.state * queries)
+                         for mixer, count in self._alike.items()))
+
+    @cached_property
+    def _alike(self) -> Counter[Mixer]:
+        """How many mixers there are of each kind and size: few are different."""
+        return Counter(self.mixers)

@@ -1,0 +1,320 @@
+"""Replica: one engine without a model. Its scheduler and its cache are the real ones; time passes as steps would take.
+
+Between two events that concern a replica (somebody arrives, a text ends, a prompt is computed, blocks run out) its
+decode steps are all alike. Such a run of steps is planned once, at its end, when it is known how many there were: the
+scheduler repeats a step, as it does for a card that runs several by itself. So a simulation costs by requests, not by
+tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+
+from paceline.cache.manager import CacheManager
+from paceline.config import EngineConfig
+from paceline.engine.schedule.limits import SchedulerLimits
+from paceline.engine.schedule.pace import decodes
+from paceline.engine.schedule.scheduler import Scheduler
+from paceline.engine.schedule.sequence import Placement, Sequence, Status
+from paceline.engine.schedule.step import GroupResult, Repeat, RowGroup, Step
+from paceline.kernels.groups import CacheGroup
+from paceline.plan.simulate.costs import PLAIN, TOKEN, Costs, Draft, Part, Speculation
+from paceline.plan.simulate.traffic import Asked
+from paceline.request import Request, SamplingParams, Tenant
+from paceline.speculation.step_cost import StepCost
+from paceline.speculation.tree import DraftTree
+
+FINISHED = Status.FINISHED
+GROUP = CacheGroup("all", (0,), 1, 1)
+"""The cache's one group: a block stands for all that the model keeps of its tokens."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A request on its way through the fleet."""
+
+    asked: Asked
+    text: list[int]
+    """Prompt and output."""
+    number: int
+    first: float | None = None
+    """When its first token came."""
+    end: float | None = None
+    cached: int = 0
+    """Prompt tokens that the cache had."""
+    preemptions: int = 0
+    brought: int = 0
+    """Tokens whose KV came from another replica: their rows take no time."""
+    credit: int = 0
+    """Progress below a token, by drafts."""
+    moved: bool = False
+    """It was prefilled elsewhere."""
+    said: int = 0
+    """Tokens of its output that it has."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Steps that are all alike: up to `times` of them, begun at `begin`."""
+
+    begin: float
+    times: int
+    batch: int
+    context: float
+    draft: Draft
+
+
+@dataclass
+class Replica:
+    name: str
+    config: EngineConfig
+    costs: Costs
+    speculation: Speculation | None
+    clock: Callable[[], float]
+    prefills: bool = False
+    """It computes prompts and first tokens alone."""
+    jumps: bool = True
+    """Steps that are alike are taken at once; else one by one."""
+    busy: float = 0.0
+    """Seconds, by the clock, from 0 on."""
+    steps: int = 0
+    live: int = 0
+    """Requests that are here."""
+    pending: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens of those that have no token yet, by priority."""
+
+    def __post_init__(self) -> None:
+        self._jobs: dict[Sequence, Job] = {}
+        self._step: tuple[Step, float, Draft] | None = None
+        self._run: Run | None = None
+        self._since = 0.0
+
+    @cached_property
+    def cache(self) -> CacheManager:
+        config = self.config
+        return CacheManager([GROUP], [config.kv_blocks + 1], config.block_size, config.max_num_seqs,
+                            -(-config.max_model_len // config.block_size), config.enable_prefix_caching)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """Made for the first request: a replica that has nothing to do costs nothing."""
+        config = self.config
+        limits = SchedulerLimits(config.max_batch_tokens, config.max_num_seqs, config.max_model_len, config.watermark,
+                                 max_chunk=config.max_prefill_chunk,
+                                 max_step_s=None if config.max_step_ms is None else 1e-3 * config.max_step_ms)
+        return Scheduler(limits, self.cache, self.clock, cost=StepCost())
+
+    @property
+    def used(self) -> bool:
+        """Whether it ever had a request."""
+        return "scheduler" in self.__dict__
+
+    @property
+    def at_work(self) -> bool:
+        return self._step is not None or self._run is not None
+
+    def arrive(self, job: Job) -> None:
+        """It queues here; what it has said already comes with it."""
+        asked = job.asked
+        most = 1 if self.prefills else asked.output_tokens
+        request = Request(f"{job.number}", job.text[:asked.prompt_tokens], _params(asked.priority), 0, most,
+                          self.clock(), tenant=Tenant(asked.tenant))
+        said = job.text[asked.prompt_tokens:asked.prompt_tokens + job.said]
+        seq = self.scheduler.add(request, [0], accepted=True, said=[said] if said else ())[0]
+        seq.placement = Placement.FREE
+        self._jobs[seq] = job
+        self.live += 1
+        if job.first is None:
+            self._wait(asked.priority, asked.prompt_tokens)
+
+    def begin(self, now: float) -> float | None:
+        """Start what comes next; when it will be over. None: there is nothing. Times are those of work."""
+        self._since = self.clock()
+        if not self.scheduler.has_work():
+            return None
+        self._run = self._alike(now)
+        if self._run is not None:
+            return now + self._seconds(self._run, self._run.times)
+        draft = self._draft(sum(seq.computed >= seq.prompt_len for seq in self.scheduler.running))
+        for seq in self.scheduler.running:
+            left = seq.limit - len(seq.tokens)
+            if draft.k and left > 1 and self._caught_up(seq):
+                seq.draft = DraftTree.chain([0] * min(draft.k, left - 1))
+        step = self.scheduler.schedule()
+        if step is None:
+            raise RuntimeError(f"{self.name} has work and can do none of it")
+        for seq in self.scheduler.running if draft.k else ():
+            seq.draft = None  # of those for whom there was no room
+        self._preempted(step)
+        seconds = self._step_seconds(step, draft)
+        self._step = (step, seconds, draft)
+        return now + seconds
+
+    def disturb(self, now: float) -> float | None:
+        """Somebody arrived. Where that changes anything, what goes on is over with the step that is under way: when
+        that is; None: as it was."""
+        run = self._run
+        if run is None or self.scheduler.can_repeat():
+            return None
+        low, high = 0, run.times
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if run.begin + self._seconds(run, middle) >= now else (middle, high)
+        run.times = high
+        return run.begin + self._seconds(run, high)
+
+    def finish(self) -> tuple[list[Job], list[Job]]:
+        """What was begun is over: whose first token this was, and who has ended."""
+        now = self.clock()
+        self.busy += max(0.0, now) - max(0.0, self._since)
+        if self._run is not None:
+            run, self._run = self._run, None
+            return [], self._ended(self._repeat(run), now)
+        assert self._step is not None
+        (step, seconds, draft), self._step = self._step, None
+        self.steps += 1
+        results = [self._result(group, draft) for group in step.groups]
+        self.scheduler.commit(step, results)
+        if self.config.max_step_ms is not None:
+            self.scheduler.pace.observe(step, seconds)
+        firsts = []
+        for group, result in zip(step.groups, results):
+            job = self._jobs[group.seq]
+            if result.tokens and job.first is None:
+                job.first, job.cached = now, group.seq.cached_tokens
+                self._wait(job.asked.priority, -job.asked.prompt_tokens)
+                firsts.append(job)
+        return firsts, self._ended(step.groups, now)
+
+    def _alike(self, now: float) -> Run | None:
+        """The steps that come next, where they are all alike and nobody who waits could be let in meanwhile."""
+        scheduler = self.scheduler
+        running = scheduler.running
+        if (not self.jumps or not scheduler.can_repeat() or len(running) > self.config.max_batch_tokens
+                or len(scheduler.due()) < len(running)):
+            return None
+        draft = self._draft(len(running))
+        times = min(self._steps_left(seq, draft) for seq in running)
+        times = self._affordable(running, times, draft.most)
+        if times < 1:
+            return None
+        return Run(now, times, len(running), sum(seq.computed for seq in running) / len(running), draft)
+
+    def _steps_left(self, seq: Sequence, draft: Draft) -> int:
+        """Until its text ends."""
+        missing = (seq.limit - len(seq.tokens)) * TOKEN - self._jobs[seq].credit
+        return -(-missing // draft.gain)
+
+    def _affordable(self, running: list[Sequence], times: int, most: int) -> int:
+        """So many steps at most find blocks for everybody; at the next one somebody has to give way."""
+        needed, free = self.cache.needed, self.cache.pools[0].free
+        if len(running) * (times * most // self.cache.block_size + 1) <= free:
+            return times
+
+        def fits(steps: int) -> bool:
+            return sum(needed(seq.allocation, 0, min(seq.computed + steps * most, seq.limit - 1))
+                       for seq in running) <= free
+
+        if fits(times):
+            return times
+        low, high = 0, times
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _repeat(self, run: Run) -> list[RowGroup]:
+        """Have the scheduler take the steps of a run, whose number is known by now."""
+        scheduler, draft = self.scheduler, run.draft
+        groups: list[RowGroup] = []
+        left = run.times
+        for seq in scheduler.running:
+            seq.lookup = draft.k > 0
+        while left:
+            step = scheduler.schedule(Repeat(left, run.batch * (draft.k + 1) if draft.k else 0, draft.most - 1))
+            if step is None or not step.repeat:
+                raise RuntimeError(f"{self.name} cannot repeat the step that it planned")
+            self._preempted(step)
+            gain = draft.gain if step.drafted_rows else TOKEN
+            results = [GroupResult(self._next(group.seq, self._progress(group.seq, step.repeat * gain)))
+                       for group in step.groups]
+            scheduler.commit(step, results)
+            groups, left = step.groups, left - step.repeat
+            self.steps += step.repeat
+        return groups
+
+    def _result(self, group: RowGroup, draft: Draft) -> GroupResult:
+        """Of a step that ran once."""
+        if not group.sampled_rows:
+            return GroupResult([])
+        if group.draft is None:
+            return GroupResult(self._next(group.seq, 1))
+        count = min(self._progress(group.seq, draft.gain), 1 + len(group.draft))
+        return GroupResult(self._next(group.seq, count), path=range(1, count))
+
+    def _progress(self, seq: Sequence, gain: int) -> int:
+        """Whole tokens; what is left of one counts with the next."""
+        job = self._jobs[seq]
+        tokens, job.credit = divmod(job.credit + gain, TOKEN)
+        return tokens
+
+    def _next(self, seq: Sequence, count: int) -> list[int]:
+        at = len(seq.tokens)
+        return self._jobs[seq].text[at:min(at + count, seq.limit)]
+
+    def _ended(self, groups: list[RowGroup], now: float) -> list[Job]:
+        found = []
+        for group in groups:
+            seq = group.seq
+            if seq.status is FINISHED:
+                job = self._jobs.pop(seq)
+                job.end, job.said = now, seq.output_len
+                job.preemptions += seq.preemptions
+                self.live -= 1
+                found.append(job)
+        return found
+
+    def _preempted(self, step: Step) -> None:
+        """What another replica had computed for them is lost as well."""
+        for seq in step.preempted:
+            self._jobs[seq].brought = 0
+
+    def _draft(self, batch: int) -> Draft:
+        return PLAIN if self.speculation is None or not batch or self.prefills else self.speculation.draft(batch)
+
+    def _caught_up(self, seq: Sequence) -> bool:
+        return seq.computed >= seq.prompt_len and seq.computed == len(seq.tokens) - 1
+
+    def _seconds(self, run: Run, times: int) -> float:
+        """Of so many steps of a run: contexts grow evenly, and what steps take with them."""
+        rows, grown = run.draft.k + 1, (times - 1) * run.draft.gain / TOKEN
+        ends = (self.costs.seconds(run.batch, rows, context) for context in (run.context, run.context + grown))
+        return times * (sum(ends) / 2 + run.draft.seconds)
+
+    def _step_seconds(self, step: Step, draft: Draft) -> float:
+        batch, rows, context, prompts = 0, 1, 0, []
+        for group in step.groups:
+            if decodes(group):
+                batch, context = batch + 1, context + group.start
+                if group.draft is not None or group.seq.limit - len(group.seq.tokens) == 1:
+                    rows = draft.k + 1  # also where the text leaves no room for as many
+                continue
+            start = max(group.start, self._jobs[group.seq].brought)
+            if (count := group.start + len(group.tokens) - start) > 0:
+                prompts.append(Part(count, start))
+        if not batch and not prompts:
+            return 0.0  # all of it was brought
+        drafting = draft.seconds if rows > 1 else 0.0
+        return self.costs.seconds(batch, rows, context / max(1, batch), prompts) + drafting
+
+    def _wait(self, priority: int, tokens: int) -> None:
+        left = self.pending.get(priority, 0) + tokens
+        self.pending[priority] = left
+        if not left:
+            del self.pending[priority]
+
+
+@cache
+def _params(priority: int) -> SamplingParams:
+    return SamplingParams(priority=priority)

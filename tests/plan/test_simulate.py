@@ -1,0 +1,180 @@
+"""Fleets on paper: every request ends, time adds up, and taking many steps at once changes nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from paceline.config import EngineConfig, EngineOptions, Facts, resolve
+from paceline.errors import ConfigError
+from paceline.plan.planner import Plan, plan
+from paceline.plan.simulate.costs import MeasuredCosts, PlannedCosts, speculation
+from paceline.plan.simulate.figures import Targets, advice, best, figures
+from paceline.plan.simulate.fleet import Done, Engine, Layout, simulate
+from paceline.plan.simulate.traffic import Asked, made_up
+from paceline.speculation.step_cost import Load, StepCost
+
+ROUTINGS = ("prefix", "round-robin", "random")
+
+
+@pytest.fixture(scope="module")
+def planned() -> Plan:
+    return plan("llama-3.1-8b", "h100", drafters=("eagle3",))
+
+
+def config(blocks: int = 4000, seqs: int = 16, rows: int = 512, longest: int = 4096) -> EngineConfig:
+    return resolve(EngineOptions(kv_blocks=blocks, max_num_seqs=seqs, max_batch_tokens=rows), Facts(
+        device="cuda", context=longest, bytes_per_token=1 << 17, free_memory=1 << 40, cores=1))
+
+
+def engine(planned: Plan, drafts: bool = False, **sizes: int) -> Engine:
+    return Engine(config(**sizes), PlannedCosts(planned.roofline), speculation(planned, 512, None) if drafts else None,
+                  token_bytes=1 << 17)
+
+
+def ends(done: Done) -> list[tuple[float | None, float | None, int, int]]:
+    return [(job.first, job.end, job.cached, job.preemptions) for job in done.jobs]
+
+
+def mixed_traffic(seed: int, requests: int = 60) -> list[Asked]:
+    luck, at, found = random.Random(seed), 0.0, []
+    for place in range(requests):
+        at += luck.expovariate(8.0)
+        prefix = luck.choice((None, "a", "b"))
+        found.append(Asked(at, luck.randint(200, 900), luck.randint(1, 120), prefix, 160 if prefix else 0,
+                           session=luck.choice((None, None, "one", "two")), priority=luck.choice((0, 0, 0, 1)),
+                           tenant=luck.choice(("", "", "other")), line=place))
+    return found
+
+
+def test_one_request_takes_what_is_planned(planned: Plan) -> None:
+    done = simulate([Asked(3.0, 1000, 100)], engine(planned, rows=2048), Layout(replicas=1))
+    job, roofline = done.jobs[0], planned.roofline
+    assert job.first is not None and job.end is not None
+    assert job.first - 3.0 == pytest.approx(roofline.prefill(1000), abs=1e-9)
+    assert job.end - job.first == pytest.approx(sum(roofline.decode(1, 1000 + n) for n in range(99)), abs=1e-9)
+    assert done.steps == 100 and job.preemptions == 0
+
+
+@pytest.mark.parametrize("layout", [Layout(replicas=3, routing=routing) for routing in ROUTINGS]
+                         + [Layout(prefill=1, decode=2)], ids=lambda layout: layout.name)
+def test_every_request_ends_once_with_all_its_tokens(planned: Plan, layout: Layout) -> None:
+    trace = mixed_traffic(1)
+    done = simulate(trace, engine(planned, drafts=True), layout)
+    assert [job.asked for job in done.jobs] == trace
+    for job in done.jobs:
+        assert job.first is not None and job.end is not None and job.asked.at < job.first <= job.end <= done.elapsed
+        assert job.said == job.asked.output_tokens and 0 <= job.cached < job.asked.prompt_tokens
+    assert 0.0 < done.busy <= 1.0
+    assert ends(simulate(trace, engine(planned, drafts=True), layout)) == ends(done)
+
+
+@pytest.mark.parametrize("drafts", (False, True), ids=("plain", "drafts"))
+@pytest.mark.parametrize("seed", range(4))
+def test_many_steps_at_once_are_the_same_as_one_by_one(planned: Plan, seed: int, drafts: bool) -> None:
+    """With room for all. Contexts grow evenly inside a run of steps, so times differ by rounding, and with drafts by
+    where inside a run a token more is counted."""
+    trace = mixed_traffic(seed)
+    layout = Layout(replicas=2, routing=ROUTINGS[seed % 3])
+    fast, slow = (simulate(trace, engine(planned, drafts), layout, jumps=jumps) for jumps in (True, False))
+    for one, other in zip(ends(fast), ends(slow)):
+        assert one[0] == pytest.approx(other[0], abs=2e-5 if drafts else 1e-6)
+        assert one[1] == pytest.approx(other[1], abs=2e-5 if drafts else 1e-6)
+        assert one[2:] == other[2:]
+    assert fast.steps == slow.steps
+
+
+def test_and_where_blocks_run_out(planned: Plan) -> None:
+    trace = mixed_traffic(5)
+    small = engine(planned, blocks=150, seqs=8)
+    fast, slow = (simulate(trace, small, Layout(replicas=1), jumps=jumps) for jumps in (True, False))
+    assert sum(job.preemptions for job in slow.jobs) > 0
+    assert [(job.cached, job.preemptions) for job in fast.jobs] == [(job.cached, job.preemptions) for job in slow.jobs]
+    assert [job.end for job in fast.jobs] == pytest.approx([job.end for job in slow.jobs], abs=1e-6)
+
+
+def test_routing_by_prefix_finds_more_in_caches_than_chance(planned: Plan) -> None:
+    trace = made_up("rate=30,seconds=8,prompt=400,prefix=320,prefixes=24,output=8", 1, 1)
+    hits = {routing: figures(simulate(trace, engine(planned), Layout(replicas=8, routing=routing)), Targets(),
+                             None).hit_rate for routing in ROUTINGS}
+    assert hits["prefix"] > 1.2 * hits["random"] and hits["prefix"] > 1.2 * hits["round-robin"]
+
+
+def test_a_conversation_finds_its_own_answer(planned: Plan) -> None:
+    trace = [Asked(0.0, 320, 64, session="s"), Asked(60.0, 500, 8, session="s"), Asked(61.0, 500, 8, session="t")]
+    jobs = simulate(trace, engine(planned), Layout(replicas=4)).jobs
+    assert [job.cached for job in jobs] == [0, 368, 0]  # whole blocks of all but the answer's last token, and of nobody
+
+
+def test_what_comes_before_warms_caches_and_does_not_count(planned: Plan) -> None:
+    trace = [Asked(-5.0, 320, 8, "p", 160), Asked(0.0, 320, 8, "p", 160)]
+    for cores in (None, 1):
+        done = simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=1))
+        (job,) = done.jobs
+        assert job.cached == 160 and done.elapsed == job.end and done.busy == pytest.approx(1.0)
+
+
+def test_other_tenants_find_nothing(planned: Plan) -> None:
+    trace = [Asked(float(at), 320, 4, "p", 160, tenant=tenant) for at, tenant in enumerate(("", "x", "x"))]
+    assert [job.cached for job in simulate(trace, engine(planned), Layout(replicas=1)).jobs] == [0, 0, 160]
+
+
+def test_a_thousand_replicas_cost_no_more_than_their_requests(planned: Plan) -> None:
+    trace = made_up("rate=100,seconds=4,prompt=256,output=100,prefixes=20,prefix=128", 1, 1)
+    done = simulate(trace, engine(planned, blocks=500), Layout(replicas=1000))
+    assert all(job.said == 100 for job in done.jobs) and sum(job.cached for job in done.jobs) > 0
+    assert done.steps >= 50 * len(trace)  # nobody decodes far from alone: these were not taken one by one
+
+
+def test_kv_travels_from_prefill_to_decode(planned: Plan) -> None:
+    fast = engine(planned, rows=2048)
+    slow = replace(fast, link=fast.link / 1000)
+    ask, layout = [Asked(0.0, 1024, 10)], Layout(prefill=1, decode=1)
+    (quick,), (late,) = (simulate(ask, one, layout).jobs for one in (fast, slow))
+    assert quick.first == late.first == pytest.approx(planned.roofline.prefill(1024))
+    moved = 1024 * fast.token_bytes / fast.link
+    assert late.end - quick.end == pytest.approx(999 * moved)  # type: ignore[operator]
+    decoding = sum(planned.roofline.decode(1, 1024 + n) for n in range(9))
+    assert quick.end - quick.first - moved == pytest.approx(decoding, rel=1e-3)  # type: ignore[operator]
+
+
+def test_replicas_that_share_cores_take_turns(planned: Plan) -> None:
+    trace = [Asked(0.0, 300, 50, line=place) for place in range(4)]
+    alone, shared = (simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=4, routing="round-robin"))
+                     for cores in (None, 2))
+    assert shared.elapsed == pytest.approx(2 * alone.elapsed)
+
+
+def test_measured_costs_are_those_of_the_engine() -> None:
+    cost = StepCost()
+    for _ in range(50):
+        cost.observe(Load(1, 100.0), 0.010)
+        cost.observe(Load(0, 0.0, 100, 5000.0), 0.5)
+    done = simulate([Asked(0.0, 100, 11)], Engine(config(), MeasuredCosts(cost)), Layout(replicas=1))
+    job = done.jobs[0]
+    assert job.first == pytest.approx(0.5, rel=0.1)
+    assert job.end - job.first == pytest.approx(0.1, rel=0.1)  # type: ignore[operator]
+
+
+def test_the_cheapest_that_keeps_to_the_targets_is_best(planned: Plan) -> None:
+    trace = made_up("rate=20,seconds=10,prompt=1000,output=60", 1, 1)
+    found = [figures(simulate(trace, engine(planned), Layout(replicas=count, routing="round-robin")), targets, 3.0)
+             for targets in [Targets(ttft=0.3)] for count in (1, 4, 8)]
+    assert found[0].slo_share is not None and found[0].slo_share < 0.99
+    assert best(found).replicas == 4 and "fewest replicas" in advice(found, Targets(ttft=0.3))
+    assert found[1].dollars == pytest.approx(3.0 * 4 * found[1].elapsed_s / 3600)
+
+
+def test_what_fits_nowhere_is_refused_with_its_line(planned: Plan) -> None:
+    with pytest.raises(ConfigError, match=r"Line 7 .* 5000 . 10 tokens, and the context holds 4096"):
+        simulate([Asked(0.0, 5000, 10, line=7)], engine(planned), Layout(replicas=1))
+    with pytest.raises(ConfigError, match=r"Line 7 .* cache holds 160"):
+        simulate([Asked(0.0, 500, 10, line=7)], engine(planned, blocks=10), Layout(replicas=1))
+
+
+@pytest.mark.parametrize("wrong", [{}, {"replicas": 1, "prefill": 1, "decode": 1}, {"prefill": 1}, {"replicas": -1}])
+def test_impossible_fleets_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        Layout(**wrong)  # type: ignore[arg-type]
