@@ -21,10 +21,13 @@ from serving import write_model
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
+from paceline.engine import build
+from paceline.engine.build import engine_for
 from paceline.engine.parallel import meeting, processes
 from paceline.engine.parallel.meeting import Meeting
 from paceline.engine.parallel.processes import Failed, Work
 from paceline.errors import ConfigError, ParallelError
+from parallel.ranks import shared_model
 
 PROMPTS = ["hello world, how are you", "abc", "one two three one two three"]
 PARAMS = SamplingParams(max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
@@ -262,3 +265,15 @@ def test_ranks_of_other_hosts_come_by_themselves(folder: Path, expected: list[li
     finally:
         other.kill()
         other.wait()
+
+
+def test_ranks_share_the_memory_of_their_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each may take for its cache is part of what there is, unless the others are elsewhere."""
+    monkeypatch.setattr(build.configs, "available_memory", lambda: 8 << 20)
+
+    def blocks(**more: Any) -> int:
+        options = EngineOptions.of(tensor_parallel_size=2, **more)
+        engine = engine_for(shared_model(), None, options, device=torch.device("cpu"), dtype=torch.float32)
+        return engine.config.kv_blocks
+
+    assert blocks() == blocks(tensor_parallel_address="10.0.0.1:7000") // 2
