@@ -46,3 +46,15 @@ def test_adapters_are_split(name: str, size: int, exact: bool, tmp_path: Path) -
     assert len(ours) == len(logits)
     for left, right in zip(ours, logits):
         torch.testing.assert_close(left, right, **({"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-4}))
+
+
+def test_ranks_whose_slots_are_others_end(tmp_path: Path) -> None:
+    """Interrupted between its own part and the others', rank 0 would have rows computed with another adapter."""
+    llm = tiny_llm(shared_model("llama", **UNTIED), deterministic=True)
+    whole = tiny_model("llama", **UNTIED)
+    tensors = factors(shapes_of(whole, TARGETS["one"]), "one")
+    folder = str(write_adapter(tmp_path, tensors, target_modules=TARGETS["one"]))
+    llm.engine.adapters.slots.load({})  # and nobody was told
+    llm.load_adapter("one", folder)
+    [out] = llm.generate([PROMPT], PARAMS, adapter="one")
+    assert "is in slot 1 of rank 0 and in slot 0 here" in str(out.error)

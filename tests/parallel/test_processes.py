@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,13 @@ from serving import write_model
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineOptions
-from paceline.engine.parallel import processes
-from paceline.engine.parallel.processes import Failed, Meeting, Work
+from paceline.engine import build
+from paceline.engine.build import engine_for
+from paceline.engine.parallel import meeting, processes
+from paceline.engine.parallel.meeting import Meeting
+from paceline.engine.parallel.processes import Failed, Work
 from paceline.errors import ConfigError, ParallelError
+from parallel.ranks import shared_model
 
 PROMPTS = ["hello world, how are you", "abc", "one two three one two three"]
 PARAMS = SamplingParams(max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
@@ -79,12 +85,24 @@ def test_four_processes_say_what_one_says(folder: Path, expected: list[list[int]
 
 
 @pytest.fixture
-def rank() -> Iterator[Any]:
-    other = processes._start(1)
-    yield other
-    assert other.process is not None
-    other.process.kill()
-    other.process.wait()
+def rank_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Any]]:
+    """Starts one in a folder."""
+    started: list[Any] = []
+
+    def start(folder: Path) -> Any:
+        monkeypatch.chdir(folder)
+        started.append(processes._start(1))
+        return started[-1]
+
+    yield start
+    for other in started:
+        other.process.kill()
+        other.process.wait()
+
+
+@pytest.fixture
+def rank(rank_in: Callable[[Path], Any]) -> Any:
+    return rank_in(Path.cwd())
 
 
 @pytest.mark.full
@@ -148,14 +166,83 @@ def test_ranks_that_are_not_alike_are_refused(folder: Path, monkeypatch: pytest.
         followers.wait("sha256:ours")
 
 
+def test_one_that_cannot_join_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is told, not after five minutes that the others do not answer."""
+    other = OtherRank(processes.Hello(processes.version()), processes.Here(), Failed("there is no card 1"))
+    monkeypatch.setattr(processes, "_start", lambda number: other.rank)
+    with pytest.raises(ParallelError, match=r"Rank 1 of 2 .* did not start: there is no card 1\."):
+        LLM(str(folder), deterministic=True, tensor_parallel_size=2)
+
+
+@pytest.mark.slow
+def test_a_rank_imports_what_rank_0_does(rank_in: Callable[[Path], Any], tmp_path: Path) -> None:
+    """Not what happens to lie in the folder that the server was started in."""
+    (tmp_path / "queue.py").write_text("raise SystemExit(7)")
+    assert isinstance(rank_in(tmp_path).hear(60), processes.Hello)
+
+
+def test_strangers_keep_no_rank_from_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans, somebody who says nothing and somebody with another token, all before the rank."""
+    monkeypatch.setenv(meeting.TOKEN_VARIABLE, "0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        place = ("127.0.0.1", found.getsockname()[1])
+    came: list[Any] = []
+
+    def call() -> None:
+        came.append(dialled(place))  # and says nothing
+        dialled(place).close()
+        for said in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x10" + b"x" * 16):
+            came.append(dialled(place))
+            came[-1].sendall(said)
+        with suppress(connection.AuthenticationError, EOFError, OSError):
+            connection.Client(place, authkey=b"another token here")
+        came.append(connection.Client(place, authkey=b"0123456789abcdef"))
+        came[-1].send("here")
+
+    calling = threading.Thread(target=call, daemon=True)
+    calling.start()
+    [wire] = meeting.meet(*place, 2, patience=10.0)
+    assert wire.recv() == "here"
+    calling.join()
+    assert came[0].recv(1) != b"" and came[0].recv(1000) != b"", "its challenge"
+    assert came[0].recv(1000) == b"", "and then rank 0 has hung up"
+    for one in (wire, *came):
+        one.close()
+
+
+def dialled(place: tuple[str, int]) -> socket.socket:
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(place, timeout=10)
+        except ConnectionRefusedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_ranks_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(meeting.TOKEN_VARIABLE, "0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    with pytest.raises(ParallelError, match=r"Of 2 other ranks 0 came"):
+        meeting.meet("127.0.0.1", port, 3, patience=0.2)
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:7000", "[::]:7000"])
+def test_other_ranks_need_an_address_to_go_to(text: str) -> None:
+    """These can be listened at, but a rank that went there would find its own host."""
+    with pytest.raises(ConfigError, match="name the address of rank 0's host"):
+        meeting.address(text)
+
+
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:0", "host:70000"])
 def test_addresses_of_other_hosts_are_checked(text: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        processes.address(text)
+        meeting.address(text)
 
 
 def test_other_hosts_need_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(processes.TOKEN_VARIABLE, "short")
+    monkeypatch.setenv(meeting.TOKEN_VARIABLE, "short")
     with pytest.raises(ConfigError, match="secret of at least 16"):
         LLM(str(folder), tensor_parallel_size=2, tensor_parallel_address="127.0.0.1:1")
 
@@ -164,7 +251,7 @@ def test_other_hosts_need_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_ranks_of_other_hosts_come_by_themselves(folder: Path, expected: list[list[int]], tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As on two hosts, both of which are this one."""
-    monkeypatch.setenv(processes.TOKEN_VARIABLE, "0123456789abcdef")
+    monkeypatch.setenv(meeting.TOKEN_VARIABLE, "0123456789abcdef")
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     place = f"127.0.0.1:{port}"
@@ -178,3 +265,15 @@ def test_ranks_of_other_hosts_come_by_themselves(folder: Path, expected: list[li
     finally:
         other.kill()
         other.wait()
+
+
+def test_ranks_share_the_memory_of_their_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each may take for its cache is part of what there is, unless the others are elsewhere."""
+    monkeypatch.setattr(build.configs, "available_memory", lambda: 8 << 20)
+
+    def blocks(**more: Any) -> int:
+        options = EngineOptions.of(tensor_parallel_size=2, **more)
+        engine = engine_for(shared_model(), None, options, device=torch.device("cpu"), dtype=torch.float32)
+        return engine.config.kv_blocks
+
+    assert blocks() == blocks(tensor_parallel_address="10.0.0.1:7000") // 2

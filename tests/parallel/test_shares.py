@@ -23,6 +23,7 @@ from paceline.errors import ConfigError, ParallelError, RequestError
 from paceline.kernels.cpu import NativeKernels
 from paceline.kernels.cpu import load as native_library
 from paceline.kernels.reference import ReferenceKernels
+from paceline.models.layers import load_experts
 from paceline.models.packing import PackingWeights
 from paceline.models.registry import build
 from paceline.models.shard import Shard, check_shares
@@ -75,6 +76,13 @@ def test_each_rank_has_its_share_of_weights_and_cache() -> None:
     assert all(2 * share.cache_groups[0].kv_heads == whole.cache_groups[0].kv_heads for share in shares)
     experts = [set(builder("qwen3_moe")(shard).blocks[0].mlp.experts) for shard in shards(2)]  # type: ignore[attr-defined]
     assert experts == [{0, 1}, {2, 3, 4}]
+
+
+def test_each_rank_has_as_many_experts() -> None:
+    """Of 96 all have 48, which are not whole units of 32 as rows are: one rank would hold twice the other's."""
+    held = [load_experts(SharedWeights(shard), 96, lambda _, index: index)  # type: ignore[arg-type, return-value]
+            for shard in shards(2)]
+    assert [list(experts) for experts in held] == [list(range(48)), list(range(48, 96))]
 
 
 def test_more_ranks_than_heads_are_refused_and_uneven_ones_said(caplog: pytest.LogCaptureFixture) -> None:

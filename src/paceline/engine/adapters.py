@@ -57,7 +57,7 @@ class Adapters:
             raise ConfigError(f"There is no memory left for the adapter {name!r}: unload another, or give the cache "
                               "fewer kv_blocks.") from problem
         if self._mirror is not None:
-            self._mirror.load_adapter(name, adapter)
+            self._mirror.load_adapter(name, adapter, slot)
         self._loaded[name] = Adapter(name, adapter.revision, slot)
         log.info("adapter %r: additions to %d weights", name, len(additions))
 

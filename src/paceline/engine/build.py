@@ -231,12 +231,13 @@ def engine_for(model: CausalLM, tokenizer: Tokenizer | None, options: EngineOpti
         check_torch_cache(options, model.config)
     kv_dtype = cache_dtype(model, options, dtype)
     extra = head_planes(heads, kv_dtype, activations(model, device)) if heads else ()
+    # Ranks of this host, each of which needs as much of its memory.
+    here = model.size if isinstance(model, Leader) and options.tensor_parallel_address is None else 1
     facts = Facts(device=device.type, context=model.config.context,
                   bytes_per_token=bytes_per_token(model.cache_groups, kv_dtype, extra),
-                  free_memory=_free_memory(device), total_memory=_total_memory(device), cores=os.cpu_count() or 1,
-                  host_memory=configs.available_memory())
-    if isinstance(model, Leader) and device.type == "cpu":  # as much again for each of the other ranks
-        facts = replace(facts, free_memory=facts.free_memory // model.size, host_memory=facts.host_memory // model.size)
+                  free_memory=_free_memory(device) // (here if device.type == "cpu" else 1),
+                  total_memory=_total_memory(device), cores=os.cpu_count() or 1,
+                  host_memory=configs.available_memory() // here)
     config = configs.resolve(options, facts)
     for name, reason in config.why.items():
         log.debug("%s = %s", name, reason)

@@ -321,4 +321,4 @@ def load_experts(weights: WeightSource, count: int,
                  build: Callable[[WeightSource, int], GatedMLP]) -> dict[int, GatedMLP]:
     """Those of `count` experts that this rank has, each whole, by their index."""
     whole = unshared(weights)
-    return {index: build(whole, index) for index in range(*shard_of(weights).span(count))}
+    return {index: build(whole, index) for index in range(*shard_of(weights).span(count, unit=1))}

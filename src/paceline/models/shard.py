@@ -57,14 +57,14 @@ class Shard:
     def size(self) -> int:
         return self.ranks.size
 
-    def spans(self, total: int) -> list[tuple[int, int]]:
-        """Each rank's [begin, end) of `total` things, as even as can be."""
-        unit = UNIT if total % UNIT == 0 and total // UNIT >= self.size else 1
+    def spans(self, total: int, unit: int = UNIT) -> list[tuple[int, int]]:
+        """Each rank's [begin, end) of `total` things, as even as can be between whole `unit`s of them."""
+        unit = unit if total % unit == 0 and total // unit >= self.size else 1
         ends = [(rank * (total // unit) // self.size) * unit for rank in range(self.size + 1)]
         return list(pairwise(ends))
 
-    def span(self, total: int) -> tuple[int, int]:
-        return self.spans(total)[self.rank]
+    def span(self, total: int, unit: int = UNIT) -> tuple[int, int]:
+        return self.spans(total, unit)[self.rank]
 
     def widths(self, total: int) -> list[int]:
         return [end - begin for begin, end in self.spans(total)]

@@ -9,15 +9,18 @@ import signal
 import socket
 import sys
 import threading
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from paceline.engine.build import follower_share
 from paceline.engine.parallel.calls import Call, Described
 from paceline.engine.parallel.follower import follow
-from paceline.engine.parallel.processes import Failed, Hello, Here, Ready, Work, address, token, version
+from paceline.engine.parallel.meeting import TOKEN_VARIABLE, address, token
+from paceline.engine.parallel.processes import Failed, Hello, Here, Ready, Work, version
 from paceline.errors import PacelineError, ParallelError
 from paceline.models.load.resolve import resolve
 from paceline.models.shard import Shard
@@ -63,13 +66,21 @@ def run(wire: Connection) -> None:
         ranks = ProcessRank(work.meeting.store(size), work.rank, size, device, own_host(wire))
         share, revision = follower_share(work.options, path, device, work.dtype, Shard(ranks, work.exact))
         wire.send(Ready(revision))
+    except Exception as problem:
+        leave(wire, problem)
+    try:
         follow(share, ranks, calls.get)
     except ParallelError:  # another rank is gone; rank 0 sees that for itself
         os._exit(1)
     except Exception as problem:
-        said = str(problem) if isinstance(problem, PacelineError) else f"{type(problem).__name__}: {problem}"
-        wire.send(Failed(said.rstrip(".")))
-        os._exit(1)
+        leave(wire, problem)
+
+
+def leave(wire: Connection, problem: Exception) -> NoReturn:
+    """With a reason."""
+    said = str(problem) if isinstance(problem, PacelineError) else f"{type(problem).__name__}: {problem}"
+    wire.send(Failed(said.rstrip(".")))
+    os._exit(1)
 
 
 def main() -> None:
@@ -79,6 +90,9 @@ def main() -> None:
         sys.exit("usage: python -m paceline.engine.parallel HOST:PORT")
     try:
         wire = connect(sys.argv[1])
+    except (AuthenticationError, EOFError) as problem:
+        sys.exit(f"Rank 0 at {sys.argv[1]} hung up ({problem or type(problem).__name__}): see that {TOKEN_VARIABLE} is "
+                 "the same there, and that it still waits for ranks.")
     except (PacelineError, OSError, ValueError) as problem:
         sys.exit(f"Cannot reach rank 0 at {sys.argv[1]}: {problem}")
     run(wire)

@@ -11,6 +11,7 @@ import torch
 from paceline.cache.host_storage import HostStorage
 from paceline.cache.storage import KVStorage
 from paceline.cache.transfers import BlockCopy, Route, SlotMove
+from paceline.errors import EngineError
 from paceline.kernels.adapted import adapted, slots_of
 from paceline.kernels.interface import Kernels
 from paceline.kernels.layout import GroupView, Layout
@@ -50,6 +51,9 @@ class Share:
     def storage(self, storage: KVStorage) -> None:
         self._storage = storage
 
+    def forget_storage(self) -> None:
+        self._storage = None
+
 
 class Call(Protocol):
     """Picklable; tensors travel beside it."""
@@ -66,6 +70,7 @@ class Allocate:
     dtype: torch.dtype
 
     def carry_out(self, share: Share, tensors: Tensors) -> None:
+        share.forget_storage()  # of an engine that was tried before: there may be no room for both
         share.storage = KVStorage(share.model.cache_groups, self.num_blocks, self.block_size, self.dtype, share.device)
 
 
@@ -94,13 +99,17 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Into the slot that rank 0 has just given it: all ranks load and free in the same order."""
+    """Into the slot that rank 0 has just given it: all ranks load and free in the same order. A rank whose slots are
+    others (rank 0 was interrupted between loading and telling) ends, for rows would get another's adapter there."""
 
     name: str
     adapter: PeftAdapter
+    slot: int
 
     def carry_out(self, share: Share, tensors: Tensors) -> None:
-        share.adapters.load(bind(self.name, self.adapter, share.model.linears()))
+        slot = share.adapters.load(bind(self.name, self.adapter, share.model.linears()))
+        if slot != self.slot:
+            raise EngineError(f"The adapter {self.name!r} is in slot {self.slot} of rank 0 and in slot {slot} here.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,9 @@ class Leader(ModelTraits):
         """Of rank 0's share; what else has to be done with an adapter: load_adapter."""
         return self.share.linears()
 
-    def load_adapter(self, name: str, adapter: PeftAdapter) -> None:
+    def load_adapter(self, name: str, adapter: PeftAdapter, slot: int) -> None:
         """Rank 0 has loaded its part of it."""
-        self._call(LoadAdapter(name, adapter), (), lambda: None)
+        self._call(LoadAdapter(name, adapter, slot), (), lambda: None)
 
     def free_adapter(self, slot: int) -> None:
         self._call(FreeAdapter(slot), (), lambda: None)

@@ -13,11 +13,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing import AuthenticationError, connection
-from multiprocessing.connection import Connection, Listener
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ import torch.distributed as dist
 
 from paceline.config import EngineOptions
 from paceline.engine.parallel.calls import Call, Described
+from paceline.engine.parallel.meeting import LOOK, START, Meeting, address, meet
 from paceline.errors import ConfigError, ParallelError
 from paceline.parallel.communicator import Communicator
 from paceline.parallel.processes import ProcessRank
@@ -33,30 +35,10 @@ from paceline.process import OwnProcess
 
 log = logging.getLogger("paceline.engine")
 Said = TypeVar("Said")
-START = 600.0
-"""Seconds in which a rank has to be there: a large model may lie on a slow disk."""
 LEAVE = 5.0
 """Seconds in which a rank ends that was told to; then it is killed."""
 NOTICE = 2.0
 """Seconds in which one that is gone is noticed, after an exchange with it has failed."""
-TOKEN_VARIABLE = "PACELINE_RANKS_TOKEN"
-"""What ranks on other hosts have to know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where ranks find each other: a file on this host, or an address."""
-
-    file: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
-
-    def store(self, size: int) -> Any:
-        """For ranks other than rank 0."""
-        stores: Any = dist
-        if self.file is not None:
-            return stores.FileStore(self.file, size)
-        return stores.TCPStore(self.host, self.port, size, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +89,19 @@ class _Rank:
     wire: Connection
     process: subprocess.Popen[bytes] | None = None
     """None: on another host."""
+    ahead: Any = None
+    """What it has said before it was asked."""
+
+    def hear(self, patience: float) -> Any:
+        """What it says next; its end, and silence, are Failed."""
+        if self.ahead is not None:
+            came, self.ahead = self.ahead, None
+            return came
+        try:
+            return self.wire.recv() if self.wire.poll(patience) else Failed(
+                f"nothing was heard of it in {START:.0f} seconds")
+        except (EOFError, OSError):
+            return Failed(_ending(self))
 
 
 class ProcessFollowers:
@@ -134,7 +129,7 @@ class ProcessFollowers:
                                          str(self._devices[other.number]), dtype, exact, torch.get_num_threads(),
                                          meeting))
             self._await(Here)
-            self._ranks = ProcessRank(store, 0, self._size, self._devices[0], meeting.host)
+            self._ranks = self._join(store, meeting)
         except BaseException:
             self.close()
             raise
@@ -197,7 +192,7 @@ class ProcessFollowers:
             self._others = [_start(number) for number in range(1, self._size)]
             return stores.FileStore(meeting.file, self._size), meeting
         host, port = address(options.tensor_parallel_address)
-        self._others = _meet(host, port, self._size)
+        self._others = [_Rank(number, wire) for number, wire in enumerate(meet(host, port, self._size), 1)]
         # Bound by hand: torch would listen on every interface.
         listening = socket.create_server((host, 0))
         store = stores.TCPStore(host, listening.getsockname()[1], self._size, True, wait_for_workers=False,
@@ -209,20 +204,37 @@ class ProcessFollowers:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
+    def _join(self, store: Any, meeting: Meeting) -> ProcessRank:
+        """Beside a look at the wires: one that cannot join is not waited for."""
+        joined: Future[ProcessRank] = Future()
+
+        def join() -> None:
+            try:
+                joined.set_result(ProcessRank(store, 0, self._size, self._devices[0], meeting.host))
+            except BaseException as problem:
+                joined.set_exception(problem)
+
+        threading.Thread(target=join, name="paceline-join", daemon=True).start()
+        while not wait([joined], LOOK).done:
+            for other in self._others:
+                if other.ahead is None and other.wire.poll(0):
+                    other.ahead = other.hear(0)
+                    if isinstance(other.ahead, Failed):
+                        raise self._not_started(other, other.ahead.reason)
+        return joined.result()
+
+    def _not_started(self, other: _Rank, reason: str) -> ParallelError:
+        return ParallelError(f"Rank {other.number} of {self._size} (tensor_parallel_size) did not start: {reason}.")
+
     def _await(self, kind: type[Said], wrong: Callable[[Said], str | None] = lambda said: None) -> None:
         """Something of this kind from each, with which nothing is `wrong`."""
         until = time.monotonic() + START
         for other in self._others:
-            try:
-                came = other.wire.recv() if other.wire.poll(max(0.0, until - time.monotonic())) else Failed(
-                    f"nothing was heard of it in {START:.0f} seconds")
-            except (EOFError, OSError):
-                came = Failed(_ending(other))
+            came = other.hear(max(0.0, until - time.monotonic()))
             reason = wrong(came) if isinstance(came, kind) else \
                 came.reason if isinstance(came, Failed) else f"it said {came!r}"
             if reason is not None:
-                raise ParallelError(f"Rank {other.number} of {self._size} (tensor_parallel_size) did not start: "
-                                    f"{reason}.")
+                raise self._not_started(other, reason)
 
     def _watch(self) -> None:
         """Until one of them ends, or fails and says why."""
@@ -262,61 +274,16 @@ def rank_devices(device: torch.device, size: int, elsewhere: bool) -> list[torch
     return [torch.device("cuda", first + rank) for rank in range(size)]
 
 
-def address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"tensor_parallel_address must be HOST:PORT, got {text!r}.")
-    return host.strip("[]"), int(port)
-
-
-def token() -> bytes:
-    found = os.environ.get(TOKEN_VARIABLE, "")
-    if len(found) < 16:
-        raise ConfigError(f"Ranks on several hosts need a secret of at least 16 characters in {TOKEN_VARIABLE}, the "
-                          "same on each: whoever knows it can run code as these processes.")
-    return found.encode()
-
-
 def _start(number: int) -> _Rank:
     """One on this host, at the other end of a wire that nobody else has."""
     here, there = connection.Pipe()
-    paths = os.pathsep.join(path for path in sys.path if path)
+    # What this process would import, and nothing else: -m alone would look into the current folder first.
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = subprocess.Popen([sys.executable, "-m", "paceline.engine.parallel", f"fd:{there.fileno()}"],
                                stdin=subprocess.DEVNULL, pass_fds=[there.fileno()],
-                               env=os.environ | {"PYTHONPATH": paths})
+                               env=os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"})
     there.close()
     return _Rank(number, here, process)
-
-
-def _meet(host: str, port: int, size: int) -> list[_Rank]:
-    """Those from other hosts, numbered as they come."""
-    found: list[_Rank] = []
-    problems: list[BaseException] = []
-
-    def accept(listener: Listener) -> None:
-        try:
-            while len(found) < size - 1:
-                try:
-                    found.append(_Rank(len(found) + 1, listener.accept()))
-                except AuthenticationError:
-                    log.warning("somebody who does not know the ranks' token tried to join at %s:%d", host, port)
-        except BaseException as problem:
-            problems.append(problem)
-
-    try:
-        listener = Listener((host, port), authkey=token())
-    except OSError as problem:
-        raise ConfigError(f"Cannot wait for other ranks at {host}:{port} ({problem.strerror}): choose another "
-                          "tensor_parallel_address.") from problem
-    log.info("waiting for %d ranks at %s:%d", size - 1, host, port)
-    with listener:
-        accepting = threading.Thread(target=accept, args=(listener,), daemon=True)
-        accepting.start()
-        accepting.join(START)
-        if len(found) < size - 1:
-            raise ParallelError(f"Of {size - 1} other ranks {len(found)} came to {host}:{port} in {START:.0f} seconds: "
-                                f"start the others (docs/cluster.md).", *problems[:1])
-    return found
 
 
 def _ending(other: _Rank) -> str:
@@ -333,5 +300,5 @@ def check_threads(size: int, device: torch.device, cores: Sequence[int] | None =
     """A word where the ranks of one host would wait for each other's threads."""
     there, each = os.cpu_count() or 1 if cores is None else len(cores), torch.get_num_threads()
     if device.type == "cpu" and size * each > there:
-        log.warning("%d ranks with %d threads each share %d cores: set OMP_NUM_THREADS=%d", size, each, there,
-                    max(1, there // size))
+        log.warning("%d ranks with %d threads each share %d cores: %s", size, each, there,
+                    f"set OMP_NUM_THREADS={there // size}" if there >= size else "use fewer ranks")

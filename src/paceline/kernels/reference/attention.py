@@ -52,7 +52,8 @@ def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout
     # A single row is multiplied by another routine, which adds in another order: a head would see how many share its
     # keys, of which ranks may hold some each.
     shared = max(2, heads // kv_heads)
-    queries = F.pad(queries, (0, 0, 0, shared - heads // kv_heads))
+    if shared > heads // kv_heads:
+        queries = F.pad(queries, (0, 0, 0, shared - heads // kv_heads))
     highest = queries.new_full((rows, kv_heads, shared), -torch.inf)
     total = queries.new_zeros((rows, kv_heads, shared))
     result = queries.new_zeros((rows, kv_heads, shared, width))
