@@ -23,6 +23,7 @@ from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
 from paceline.cluster.features import block_set, candidate, features
 from paceline.cluster.front import ClusterLLM
+from paceline.cluster.mail import MailRoom, Sender
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
 from paceline.cluster.replica import Replica, ReplicaOptions
@@ -241,6 +242,56 @@ def test_a_full_queue_is_no_refusal_while_there_is_another(cluster: Any, replica
         refused = await client.post("/v1/completions", json=body())
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
         assert sorted(handle.sent) == ["one", "two"], "each was asked once"
+
+    run(llm, test)
+
+
+def test_a_full_queue_is_told_when_the_others_take_nothing(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roll call still knows the other one, and Serve sends nothing there any more."""
+    handle, llm = cluster
+
+    async def refusing(self: Replica, *order: Any) -> Any:
+        return QueueFullError("The queue is full.", 3.0)
+
+    monkeypatch.setattr(Replica, "carry_out", refusing)
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: "one")
+
+    async def test(client: httpx.AsyncClient) -> None:
+        refused = await client.post("/v1/completions", json=body())
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert handle.sent == ["one", "one"]
+
+    run(llm, test)
+
+
+@pytest.mark.parametrize("slow", [(MailRoom, "open"), (Sender, "connect")])
+def test_who_leaves_while_the_mail_is_opened_takes_nobody_along(cluster: Any, monkeypatch: pytest.MonkeyPatch,
+                                                                slow: tuple[type, str]) -> None:
+    _, llm = cluster
+    opening, go_on = asyncio.Event(), asyncio.Event()
+    inner = getattr(*slow)
+
+    async def waiting(*arguments: Any) -> Any:
+        opening.set()
+        await go_on.wait()
+        return await inner(*arguments)
+
+    monkeypatch.setattr(*slow, waiting)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        prepared = llm.engine.prepare("Once upon a time", wanted_params(3))
+        first = asyncio.ensure_future(llm.complete(prepared))
+        await opening.wait()
+        second = asyncio.ensure_future(llm.complete(prepared))
+        while llm.live < 2:
+            await asyncio.sleep(0)
+        first.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        go_on.set()
+        output = await asyncio.wait_for(second, fronts.LETTERS_S / 2)
+        assert output.metrics.output_tokens == 3
+        assert output.moved is None
 
     run(llm, test)
 

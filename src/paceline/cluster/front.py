@@ -59,19 +59,20 @@ class Replicas:
         again. `here`: those there are. One whose queue is full is no reason to refuse as long as there is another."""
         full: set[str] = set()
         while True:
+            known = len(full)
             try:
                 async with aclosing(self._attempt(order, avoid, full)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except QueueFullError:
-                if here() <= full:
+                if here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
                     raise
 
     async def _attempt(self, order: Order, avoid: set[str], full: set[str]) -> AsyncGenerator[Delta, None]:
         if self._address is None:
             self._address = asyncio.ensure_future(self._room.open(self._host))
-        address = await self._address
+        address = await asyncio.shield(self._address)  # whoever asked first may leave meanwhile
         key, inbox = next(self._keys), _Inbox()
         self._inboxes[key] = inbox
         wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid | full)
