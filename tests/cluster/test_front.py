@@ -41,10 +41,11 @@ class Results:
         self._answers = answers
 
     def results(self, **_: Any) -> list[Any]:
-        return [asyncio.run(one) for one in self._answers()]
+        """As Serve's: one that fails, or takes too long, is an exception among the answers of the others."""
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*self._answers(), return_exceptions=True)
 
-    async def results_async(self, **_: Any) -> list[Any]:
-        return [await one for one in self._answers()]
+        return asyncio.run(all_of_them())
 
 
 class Response:
@@ -316,6 +317,24 @@ def test_every_end_is_counted_once(cluster: Any) -> None:
     assert found["vllm:request_generation_tokens_sum"] == 30
     assert {name for name in found if name.startswith("paceline_steps_total")} == {
         'paceline_steps_total{replica="one"}', 'paceline_steps_total{replica="two"}'}
+
+
+def test_a_replica_that_does_not_answer_hides_no_other(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, llm = cluster
+    view = Replica.view
+
+    async def silent(self: Replica, *arguments: Any) -> Any:
+        if self.name == "one":
+            raise TimeoutError
+        return await view(self, *arguments)
+
+    monkeypatch.setattr(Replica, "view", silent)
+
+    async def test(client: httpx.AsyncClient) -> dict[str, float]:
+        return parse_metrics((await client.get("/metrics")).text)
+
+    assert {name for name in run(llm, test) if name.startswith("paceline_steps_total")} == {
+        'paceline_steps_total{replica="two"}'}
 
 
 def test_quotas_know_what_replicas_wrote(cluster: Any) -> None:

@@ -109,7 +109,7 @@ class Replicas:
             if problem is None:
                 await asyncio.sleep(LETTERS_S)
                 problem = WorkerLost("A replica ended an order without its end.")
-        except (RayError, RayServeException) as error:
+        except Exception as error:  # whatever it is: nobody else would tell who waits
             problem = WorkerLost(f"A replica was lost ({type(error).__name__}).", None)
         inbox.hear(problem)
 
