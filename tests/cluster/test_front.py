@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,39 @@ def test_who_leaves_while_the_mail_is_opened_takes_nobody_along(cluster: Any, mo
         assert output.moved is None
 
     run(llm, test)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatch: pytest.MonkeyPatch,
+                                                        busy: bool) -> None:
+    """And is sent anew where nobody takes any."""
+    _, llm = cluster
+    monkeypatch.setattr(fronts, "ADMITTED_S", 0.1)
+    carry_out, late = Replica.carry_out, asyncio.Event()
+    first: list[Any] = []
+
+    async def queued(self: Replica, wanted: Any, order: Order, *rest: Any) -> Any:
+        if order.request_id == "late" and not first:
+            first.append(order)
+            await late.wait()
+        return await carry_out(self, wanted, order, *rest)
+
+    monkeypatch.setattr(Replica, "carry_out", queued)
+
+    async def test(client: httpx.AsyncClient) -> int:
+        prepared = llm.engine.prepare("Once upon a time", wanted_params(1))
+        assert llm._replicas._last == -math.inf
+        await llm.complete(prepared)
+        assert llm._replicas._last > -math.inf
+        if busy:
+            llm._replicas._last = math.inf  # others are taken all the time
+        asked = asyncio.ensure_future(llm.complete(prepared, request_id="late"))
+        await asyncio.sleep(0.5)
+        late.set()
+        output = await asked
+        return 0 if output.moved is None else output.moved.times
+
+    assert run(llm, test) == (0 if busy else 1)
 
 
 def test_every_end_is_counted_once(cluster: Any) -> None:
