@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
 from paceline.cluster.features import block_set, candidate, features
 from paceline.cluster.front import ClusterLLM
+from paceline.cluster.mail import MailRoom, Sender
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
 from paceline.cluster.replica import Replica, ReplicaOptions
@@ -40,10 +42,11 @@ class Results:
         self._answers = answers
 
     def results(self, **_: Any) -> list[Any]:
-        return [asyncio.run(one) for one in self._answers()]
+        """As Serve's: one that fails, or takes too long, is an exception among the answers of the others."""
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*self._answers(), return_exceptions=True)
 
-    async def results_async(self, **_: Any) -> list[Any]:
-        return [await one for one in self._answers()]
+        return asyncio.run(all_of_them())
 
 
 class Response:
@@ -245,6 +248,89 @@ def test_a_full_queue_is_no_refusal_while_there_is_another(cluster: Any, replica
     run(llm, test)
 
 
+def test_a_full_queue_is_told_when_the_others_take_nothing(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roll call still knows the other one, and Serve sends nothing there any more."""
+    handle, llm = cluster
+
+    async def refusing(self: Replica, *order: Any) -> Any:
+        return QueueFullError("The queue is full.", 3.0)
+
+    monkeypatch.setattr(Replica, "carry_out", refusing)
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: "one")
+
+    async def test(client: httpx.AsyncClient) -> None:
+        refused = await client.post("/v1/completions", json=body())
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert handle.sent == ["one", "one"]
+
+    run(llm, test)
+
+
+@pytest.mark.parametrize("slow", [(MailRoom, "open"), (Sender, "connect")])
+def test_who_leaves_while_the_mail_is_opened_takes_nobody_along(cluster: Any, monkeypatch: pytest.MonkeyPatch,
+                                                                slow: tuple[type, str]) -> None:
+    _, llm = cluster
+    opening, go_on = asyncio.Event(), asyncio.Event()
+    inner = getattr(*slow)
+
+    async def waiting(*arguments: Any) -> Any:
+        opening.set()
+        await go_on.wait()
+        return await inner(*arguments)
+
+    monkeypatch.setattr(*slow, waiting)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        prepared = llm.engine.prepare("Once upon a time", wanted_params(3))
+        first = asyncio.ensure_future(llm.complete(prepared))
+        await opening.wait()
+        second = asyncio.ensure_future(llm.complete(prepared))
+        while llm.live < 2:
+            await asyncio.sleep(0)
+        first.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        go_on.set()
+        output = await asyncio.wait_for(second, fronts.LETTERS_S / 2)
+        assert output.metrics.output_tokens == 3
+        assert output.moved is None
+
+    run(llm, test)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatch: pytest.MonkeyPatch,
+                                                        busy: bool) -> None:
+    """And is sent anew where nobody takes any."""
+    _, llm = cluster
+    monkeypatch.setattr(fronts, "ADMITTED_S", 0.1)
+    carry_out, late = Replica.carry_out, asyncio.Event()
+    first: list[Any] = []
+
+    async def queued(self: Replica, wanted: Any, order: Order, *rest: Any) -> Any:
+        if order.request_id == "late" and not first:
+            first.append(order)
+            await late.wait()
+        return await carry_out(self, wanted, order, *rest)
+
+    monkeypatch.setattr(Replica, "carry_out", queued)
+
+    async def test(client: httpx.AsyncClient) -> int:
+        prepared = llm.engine.prepare("Once upon a time", wanted_params(1))
+        assert llm._replicas._last == -math.inf
+        await llm.complete(prepared)
+        assert llm._replicas._last > -math.inf
+        if busy:
+            llm._replicas._last = math.inf  # others are taken all the time
+        asked = asyncio.ensure_future(llm.complete(prepared, request_id="late"))
+        await asyncio.sleep(0.5)
+        late.set()
+        output = await asked
+        return 0 if output.moved is None else output.moved.times
+
+    assert run(llm, test) == (0 if busy else 1)
+
+
 def test_every_end_is_counted_once(cluster: Any) -> None:
     _, llm = cluster
 
@@ -265,6 +351,24 @@ def test_every_end_is_counted_once(cluster: Any) -> None:
     assert found["vllm:request_generation_tokens_sum"] == 30
     assert {name for name in found if name.startswith("paceline_steps_total")} == {
         'paceline_steps_total{replica="one"}', 'paceline_steps_total{replica="two"}'}
+
+
+def test_a_replica_that_does_not_answer_hides_no_other(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, llm = cluster
+    view = Replica.view
+
+    async def silent(self: Replica, *arguments: Any) -> Any:
+        if self.name == "one":
+            raise TimeoutError
+        return await view(self, *arguments)
+
+    monkeypatch.setattr(Replica, "view", silent)
+
+    async def test(client: httpx.AsyncClient) -> dict[str, float]:
+        return parse_metrics((await client.get("/metrics")).text)
+
+    assert {name for name in run(llm, test) if name.startswith("paceline_steps_total")} == {
+        'paceline_steps_total{replica="two"}'}
 
 
 def test_quotas_know_what_replicas_wrote(cluster: Any) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def test_who_hangs_up_is_not_computed_for(cluster: Cluster) -> None:
                       json=body("Endless", stream=True, max_tokens=3000)) as response:
         next(events(response))
     until(lambda: sum(count for name, count in cluster.metrics().items() if "num_requests_running" in name) == 0, WAIT)
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses, as the kernel writes them, at which a process waits for connections."""
+    own = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            own.add(os.readlink(one))
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").read_text(
+        ).splitlines()[1:]]
+    return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+
+
+def test_ray_is_reached_from_this_machine_alone(cluster: Cluster) -> None:
+    """But for a port of each replica, at which Serve itself listens everywhere; it asks for the token."""
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    for pid, name in cluster.family().items():
+        open_to_all = [address for address in listening(pid) if address not in loopback]
+        assert len(open_to_all) <= ("ServeReplica" in name), (name, open_to_all)
 
 
 def test_a_killed_replica_is_not_noticed_by_clients(cluster: Cluster, alone: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Set
@@ -33,7 +34,9 @@ from paceline.text_threads import TextThreads, closed
 log = logging.getLogger("paceline.cluster")
 ROLL_CALL_S = 1.0
 ADMITTED_S = 20.0
-"""A replica that has not taken an order after so long is not waited for."""
+"""An order that no replica has taken after so long, and no other order either, is sent anew."""
+ADMITTED_AT_MOST_S = 300.0
+"""So is one after so long, whatever was taken meanwhile."""
 COMING_S = 60.0
 """How long a request that has begun waits for a replica when there is none: Serve may be starting one."""
 LETTERS_S = 10.0
@@ -51,6 +54,8 @@ class Replicas:
         self._identity = model.facts.identity
         self._keys = itertools.count()
         self._inboxes: dict[int, _Inbox] = {}
+        self._last = -math.inf
+        """When any replica took an order: with a thousand at once the last of them waits its turn."""
         self._room = MailRoom(self._deliver, self.lost)
         self._address: asyncio.Future[Address] | None = None
 
@@ -59,19 +64,20 @@ class Replicas:
         again. `here`: those there are. One whose queue is full is no reason to refuse as long as there is another."""
         full: set[str] = set()
         while True:
+            known = len(full)
             try:
                 async with aclosing(self._attempt(order, avoid, full)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except QueueFullError:
-                if here() <= full:
+                if here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
                     raise
 
     async def _attempt(self, order: Order, avoid: set[str], full: set[str]) -> AsyncGenerator[Delta, None]:
         if self._address is None:
             self._address = asyncio.ensure_future(self._room.open(self._host))
-        address = await self._address
+        address = await asyncio.shield(self._address)  # whoever asked first may leave meanwhile
         key, inbox = next(self._keys), _Inbox()
         self._inboxes[key] = inbox
         wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid | full)
@@ -79,7 +85,7 @@ class Replicas:
         call = asyncio.ensure_future(self._await(response, inbox))
         try:
             while True:
-                news = await inbox.next(None if inbox.replica is not None else ADMITTED_S)
+                news = await (self._taken(inbox) if inbox.replica is None else inbox.next(None))
                 if isinstance(news, Exception):
                     if isinstance(news, WorkerLost | QueueFullError) and wanted.progress.replica is not None:
                         (avoid if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
@@ -101,6 +107,18 @@ class Replicas:
                 else:
                     self._room.cancel(inbox.replica, key)
 
+    async def _taken(self, inbox: _Inbox) -> Delta | Exception:
+        """The first news of an order."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            try:
+                return await inbox.next(ADMITTED_S)
+            except TimeoutError:
+                now = loop.time()
+                if self._last < now - ADMITTED_S or now - began >= ADMITTED_AT_MOST_S:
+                    return WorkerLost(f"No replica took the order within {now - began:.0f} s.")
+
     async def _await(self, response: Any, inbox: _Inbox) -> None:
         """The call itself: errors, and the death of who has it."""
         try:
@@ -108,13 +126,15 @@ class Replicas:
             if problem is None:
                 await asyncio.sleep(LETTERS_S)
                 problem = WorkerLost("A replica ended an order without its end.")
-        except (RayError, RayServeException) as error:
+        except Exception as error:  # whatever it is: nobody else would tell who waits
             problem = WorkerLost(f"A replica was lost ({type(error).__name__}).", None)
         inbox.hear(problem)
 
     def _deliver(self, replica: str, letters: list[Letter]) -> None:
         for key, news in letters:
             if (inbox := self._inboxes.get(key)) is not None:
+                if inbox.replica is None:
+                    self._last = asyncio.get_running_loop().time()
                 inbox.replica = replica
                 inbox.hear(news)
 
@@ -173,13 +193,11 @@ class _Inbox:
             self._waiter.set_result(None)
 
     async def next(self, seconds: float | None) -> Delta | Exception:
+        """Raises TimeoutError after so many."""
         if not self._heard:
             self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._waiter
-            except TimeoutError:
-                return WorkerLost(f"No replica took the order within {seconds:.0f} s.")
+            async with asyncio.timeout(seconds):
+                await self._waiter
         return self._heard.pop(0)
 
 

@@ -91,17 +91,20 @@ class Replica:
         return None
 
     async def _sender(self, address: Address) -> Sender:
-        """One connection a front, however many orders come at once."""
+        """One connection a front, however many orders come at once, and whichever of them are given up meanwhile."""
         found = self._senders.get(address)
         if found is None:
-            found = self._senders[address] = asyncio.ensure_future(
-                Sender.connect(address, self.name, lambda key: self._give_up(address, key)))
-            try:
-                (await found).when_closed(lambda: self._part(address))
-            except BaseException:
-                self._senders.pop(address, None)
-                raise
-        return await found
+            found = self._senders[address] = asyncio.ensure_future(self._connect(address))
+        return await asyncio.shield(found)
+
+    async def _connect(self, address: Address) -> Sender:
+        try:
+            made = await Sender.connect(address, self.name, lambda key: self._give_up(address, key))
+        except BaseException:
+            self._senders.pop(address, None)
+            raise
+        made.when_closed(lambda: self._part(address))
+        return made
 
     def _give_up(self, address: Address, key: int) -> None:
         if (task := self._tasks.get((address, key))) is not None:

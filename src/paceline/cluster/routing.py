@@ -157,7 +157,8 @@ class PrefixAware:
         self._sent(name).begin(order, self._clock())
 
     def ended(self, order: Features, name: str) -> None:
-        self._sent(name).end(order)
+        if (sent := self._replicas.get(name)) is not None:  # forgotten: it ended with its replica
+            sent.end(order)
 
     def forget(self, name: str) -> None:
         """The replica is gone."""
@@ -173,7 +174,7 @@ class PrefixAware:
         return (0, mixed(order.digests[0], name), name)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Live:
     """An order that has not ended."""
 

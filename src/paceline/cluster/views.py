@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +30,18 @@ class ClusterViews:
     timelines: Timelines = field(default_factory=Timelines)
     """Empty: replicas keep their own."""
     clock: Callable[[], float] = time.monotonic
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "paceline-views"))
+    """Who looks waits in these: nobody's request does, should a replica not answer."""
 
     async def _ask(self, what: str, *arguments: Any) -> dict[str, Any]:
         """Every replica's answer, by name; those that are just gone are left out."""
+        def wait() -> list[Any]:
+            """Not results_async(): there one that does not answer takes the answers of all others along."""
+            return list(self.handle.broadcast("view", what, *arguments).results(timeout_s=ANSWER_S,
+                                                                               return_exceptions=True))
+
         try:
-            answers = await self.handle.broadcast("view", what, *arguments).results_async(
-                timeout_s=ANSWER_S, return_exceptions=True)
+            answers = await asyncio.get_running_loop().run_in_executor(self.threads, wait)
         except (RayError, RayServeException, TimeoutError):
             return {}
         return dict(sorted(answer for answer in answers if not isinstance(answer, BaseException)))
