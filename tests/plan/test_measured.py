@@ -22,6 +22,7 @@ from paceline.plan.planner import Workload, plan
 from paceline.plan.prompts import acceptance, at_hand, wish
 from paceline.plan.report import as_dict, text
 from paceline.plan.roofline import Roofline
+from paceline.plan.speculation import expected_tokens
 
 CONTEXT = 76
 
@@ -49,8 +50,23 @@ def test_a_processor_that_computes_while_it_reads_is_known_by_a_few_rows() -> No
     shape = find_shape("smollm2-135m")
     took = {1: 0.0053, 4: 0.0077, 8: 0.0139, 32: 0.0517}
     found = calibrate(shape, "int8", "float16", find_hardware("epyc-9654"), Timings(took, CONTEXT, 0.08))
-    assert found.hardware.overlaps
+    assert found.hardware.overlap > 0.5
     assert all(abs(one.error) < 0.2 for one in found.comparisons[:-1]), found.comparisons
+
+
+def test_a_processor_may_compute_half_of_it_while_it_reads() -> None:
+    """As the same cores did on another day: 6.5, 9.5, 16.7 and 60.9 ms; three drafts then won 1.10x, 1.52x and 1.90x
+    where 40, 60 and 80 of 100 were right, and 0.47x, 0.62x and 0.80x for eight at once."""
+    shape = find_shape("smollm2-135m")
+    took = {1: 0.0065, 4: 0.0095, 8: 0.0167, 32: 0.0609}
+    found = calibrate(shape, "int8", "float16", find_hardware("epyc-9654"), Timings(took, CONTEXT, 0.088))
+    assert 0.0 < found.hardware.overlap < 1.0
+    assert all(abs(one.error) < 0.1 for one in found.comparisons[:-1]), found.comparisons
+    roofline = Roofline(shape, found.hardware, "int8", "float16")
+    for batch, won in {1: (1.10, 1.52, 1.90), 8: (0.47, 0.62, 0.80)}.items():
+        cost = roofline.verify(batch, 4, CONTEXT) / roofline.decode(batch, CONTEXT)
+        for chance, measured in zip((0.4, 0.6, 0.8), won):
+            assert expected_tokens(chance, 3) / cost == pytest.approx(measured, rel=0.15)
 
 
 def test_predictions_that_fail_are_shown() -> None:

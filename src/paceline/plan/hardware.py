@@ -44,8 +44,9 @@ class Hardware:
     capability: tuple[int, int] | None = None
     """CUDA compute capability."""
     count: int = 1
-    overlaps: bool = True
-    """Bytes are read while others are computed with, so that the longer of both counts, not their sum."""
+    overlap: float = 1.0
+    """How much of the shorter of reading and computing goes on during the longer: 1 all, so that the longer alone
+    counts, 0 nothing, so that their sum does."""
     layer_s: float = 0.0
     """Seconds that starting a layer's kernels takes beyond their work."""
     drafted_s: float | None = None
@@ -80,7 +81,7 @@ class Hardware:
         if self.calibrated:
             return self
         card = self.kind == "card"
-        return replace(self, bandwidth=self.bandwidth * self.reads, overlaps=card,
+        return replace(self, bandwidth=self.bandwidth * self.reads, overlap=float(card),
                        flops={dtype: rate * self.computes for dtype, rate in self.flops.items()},
                        layer_s=STARTS if card else 0.0, drafted_s=DRAFTED if card else None)
 

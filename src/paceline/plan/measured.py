@@ -27,6 +27,8 @@ PROMPTS = (128, 512, 1024, 512, 128)
 """Tokens of prompts that are timed for a simulation."""
 REPEATS = 2
 """The best counts: others use the machine as well."""
+OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""That are tried of a processor (Hardware.overlap)."""
 _NEVER = 1e300
 _BEYOND = 1.2
 """Times what reading alone would take, from which on a step tells of arithmetic."""
@@ -68,26 +70,24 @@ class Calibration:
 
 def calibrate(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, timings: Timings) -> Calibration:
     """Two unknowns from two measurements, decoding alone and in the largest batch (or a prompt, where no other batch is
-    large enough to tell of arithmetic); the rest is predicted. Whether reading and computing go on at once or one after
-    the other, the batches between say: only where that is beyond doubt."""
+    large enough to tell of arithmetic); the rest is predicted. How far a processor computes while it reads, the batches
+    between say, where there are any."""
     context, most = timings.context, max(timings.decode)
     batched = most > FEW
     other = ((most, 1, context), timings.decode[most]) if batched else ((1, PROMPT, 0), timings.prompt)
     steps = {(1, 1, context): timings.decode[1], other[0]: other[1]}
 
-    def compared(overlaps: bool) -> Calibration:
-        hardware = fit(shape, dtype, kv_dtype, machine, steps, overlaps)
+    def compared(overlap: float) -> Calibration:
+        hardware = fit(shape, dtype, kv_dtype, machine, steps, overlap)
         found = Roofline(shape, hardware, dtype, kv_dtype)
         rows = [Comparison(f"a step of {batch} at once", seconds, found.decode(batch, context),
                            (batch, 1, context) in steps) for batch, seconds in sorted(timings.decode.items())]
         return Calibration(hardware, [*rows, Comparison(f"a prompt of {PROMPT} tokens", timings.prompt,
                                                         found.prefill(PROMPT), not batched)])
 
-    apart = compared(machine.kind == "card")
     if machine.kind == "card" or not batched:
-        return apart
-    together = compared(True)
-    return together if 1.5 * _missed(together) < _missed(apart) else apart
+        return compared(float(machine.kind == "card"))
+    return min(map(compared, OVERLAPS), key=_missed)
 
 
 def _missed(found: Calibration) -> float:
@@ -96,34 +96,32 @@ def _missed(found: Calibration) -> float:
 
 
 def fit(shape: ModelShape, dtype: str, kv_dtype: str, machine: Hardware, steps: dict[tuple[int, int, int], float],
-        overlaps: bool = False) -> Hardware:
-    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to. Where
-    they overlap, the first is taken to read and the second to compute, unless that, on a card, is one that reads too:
-    its arithmetic is what such cards have then, where that is known."""
+        overlap: float = 0.0) -> Hardware:
+    """The bandwidth and arithmetic by which two steps (sequences, rows, context) take what they were measured to. The
+    first is taken to read for longer than it computes and the second to compute, unless that, on a card, is one that
+    reads too: its arithmetic is what such cards have then, where that is known."""
     (first, alone), (second, many) = steps.items()
     layers = len(shape.layers)
     starts = min(STARTS * layers, alone / 2) if machine.kind == "card" else 0.0
 
     def made(bandwidth: float, arithmetic: float, layer_s: float = 0.0) -> Hardware:
         return replace(machine, bandwidth=bandwidth, flops=dict.fromkeys(("float32", "bfloat16"), arithmetic),
-                       overlaps=overlaps, layer_s=layer_s, drafted_s=machine.sustained().drafted_s, calibrated=True)
+                       overlap=overlap, layer_s=layer_s, drafted_s=machine.sustained().drafted_s, calibrated=True)
 
     reading, computing = (Roofline(shape, one, dtype, kv_dtype) for one in (made(1.0, _NEVER), made(_NEVER, 1.0)))
     r1, r2 = (reading.step(*step).total for step in (first, second))
     c1, c2 = (computing.step(*step).total for step in (first, second))
     alone, many = alone - starts, max(many - starts, 1e-9)
-    if overlaps:
-        per_byte, per_flop = alone / r1, many / c2
-        if machine.kind == "card" and machine.flops and many < _BEYOND * r2 * per_byte:
-            per_flop = 1.0 / machine.sustained().arithmetic(dtype)
-    else:
-        determinant = r1 * c2 - r2 * c1
-        per_byte = (alone * c2 - many * c1) / determinant
-        per_flop = (r1 * many - r2 * alone) / determinant
-        if per_byte <= 0:  # arithmetic alone explains it
-            per_byte, per_flop = 0.0, many / c2
-        elif per_flop <= 0:
-            per_byte, per_flop = alone / r1, 0.0
+    shown = 1.0 - overlap  # of what is shorter
+    determinant = r1 * c2 - shown**2 * r2 * c1
+    per_byte = (alone * c2 - shown * many * c1) / determinant
+    per_flop = (r1 * many - shown * r2 * alone) / determinant
+    if per_byte <= 0:  # arithmetic alone explains it
+        per_byte, per_flop = 0.0, many / c2
+    elif per_flop <= 0:
+        per_byte, per_flop = alone / r1, 0.0
+    if machine.kind == "card" and machine.flops and many < _BEYOND * r2 * per_byte:
+        per_flop = 1.0 / machine.sustained().arithmetic(dtype)
     return made(1.0 / max(per_byte, 1e-18), 1.0 / max(per_flop, 1e-21), starts / layers)
 
 

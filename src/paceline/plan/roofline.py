@@ -133,7 +133,7 @@ class Roofline:
             self.shape.embedding, heads)
 
     def _together(self, reading: float, computing: float) -> float:
-        return max(reading, computing) if self.hardware.overlaps else reading + computing
+        return max(reading, computing) + (1.0 - self.hardware.overlap) * min(reading, computing)
 
     def _links(self, tokens: int) -> float:
         """Every sum goes around all cards once each way."""
