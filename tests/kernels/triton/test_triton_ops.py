@@ -121,6 +121,20 @@ def test_other_ways_into_attention(kernels, random, device, rows, kind, dtype):
         agree(got, wanted, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_heads_normed_together_have_the_bits_of_a_rank_that_normed_them_before(exact, random, device, dtype):
+    """Of tensor parallel: no rank has all heads, so they are gathered and normed first, and then turned and stored."""
+    qkv, cos, sin = random(5, 10 * DIM, dtype=dtype), *(random(5, 1, DIM) for _ in range(2))
+    query_norm, key_norm = Norm(random(6 * DIM, dtype=dtype), 1e-5), Norm(random(2 * DIM, dtype=dtype), 1e-5)
+    slots = torch.randperm(30)[:5].to(device)
+    whole, rank = (KVCache(*(torch.zeros(30, 2, DIM, dtype=dtype, device=device) for _ in range(2))) for _ in range(2))
+    expected = exact.rotate_and_store(qkv, Heads(6, 2, DIM, query_norm, key_norm), cos, sin, whole, slots)
+    normed = torch.cat((exact.norm(qkv[:, :6 * DIM].contiguous(), query_norm),
+                        exact.norm(qkv[:, 6 * DIM:8 * DIM].contiguous(), key_norm), qkv[:, 8 * DIM:]), dim=-1)
+    got = exact.rotate_and_store(normed, Heads(6, 2, DIM), cos, sin, rank, slots)
+    assert torch.equal(got, expected) and torch.equal(rank.keys, whole.keys) and torch.equal(rank.values, whole.values)
+
+
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
 def test_padding_is_not_stored(kernels, random, device, rows, dtype):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paceline.kernels.composed import Composed
@@ -145,6 +147,13 @@ class TritonKernels(Composed):
 
     def rotate_and_store(self, qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: torch.Tensor, cache: KVCache,
                          slots: torch.Tensor) -> torch.Tensor:
+        query_norm, key_norm = heads.query_norm, heads.key_norm
+        if not heads.normed_apart and query_norm is not None and key_norm is not None and heads.query and heads.keys:
+            # Normed first and turned by the kernel of heads without norms: that is what a rank does whose heads were
+            # normed with those of other ranks, and its bits have to be these.
+            q, k, v = qkv.view(qkv.shape[0], -1, heads.dim).split((heads.query, heads.keys, heads.keys), dim=1)
+            qkv = torch.cat((self._norm_heads(q, query_norm), self._norm_heads(k, key_norm), v), dim=1).flatten(1)
+            heads = replace(heads, query_norm=None, key_norm=None)
         if not elementwise.turns_whole_heads(heads, cos):
             return super().rotate_and_store(qkv, heads, cos, sin, cache, slots)
         return elementwise.rotate_and_store(qkv, heads, cos, sin, cache, slots, fused=not self.deterministic)
