@@ -144,25 +144,27 @@ def times(name: str, device: torch.device) -> list[Row]:
 
 
 @torch.inference_mode()
-def run(device: torch.device, kernels: str = "triton") -> dict[str, Any]:
+def run(device: torch.device, kernels: str = "triton", models: Sequence[str] = ()) -> dict[str, Any]:
+    """`models`: of MODELS; none: all of them, and TIMED."""
     rows: list[Row] = []
     wrong: list[str] = []
-    for name in MODELS:
+    for name in models or MODELS:
         for deterministic in (True, False):
             compared, different = compare(name, device, kernels if deterministic or kernels == "triton" else "eager",
                                           deterministic)
             rows += compared
             wrong += different
-    for name in TIMED if device.type == "cuda" else ():
+    for name in TIMED if device.type == "cuda" and not models else ():
         rows += times(name, device)
     return document(rows) | {"failures": wrong}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/gpu/shards.py", description=__doc__)
+    parser.add_argument("--models", help=f"separated by commas, of {', '.join(MODELS)}; those alone, and no times")
     json_argument(parser)
     arguments = parser.parse_args()
-    conclude(lambda: run(card()), arguments.json)
+    conclude(lambda: run(card(), models=arguments.models.split(",") if arguments.models else ()), arguments.json)
 
 
 if __name__ == "__main__":
