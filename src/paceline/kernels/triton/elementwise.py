@@ -16,6 +16,10 @@ from paceline.kernels.triton.elementwise_device import (
 )
 from paceline.kernels.triton.launch import overlapped
 
+HEADS_AT_ONCE = 8
+"""Of a program. However few there are: how the threads add up what norms a head depends on the tile's shape, and a rank
+that has some of the heads must have the bits of one that has all."""
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """[..., K] -> the same shape, contiguous."""
@@ -74,15 +78,14 @@ def rotate_and_store(qkv: torch.Tensor, heads: Heads, cos: torch.Tensor, sin: to
     rows, dim, half = qkv.shape[0], heads.dim, heads.dim // 2
     q = torch.empty((rows, heads.query, dim), dtype=qkv.dtype, device=qkv.device)
     everything = heads.query + 2 * heads.keys
-    block_h = min(8, triton.next_power_of_2(everything))
     weight = qkv if heads.query_norm is None else heads.query_norm.weight
     key_weight = qkv if heads.key_norm is None else heads.key_norm.weight
     key_scales, value_scales = (cache.keys, cache.values) if cache.scales is None else cache.scales
-    rotate_and_store_kernel[(rows, triton.cdiv(everything, block_h))](
+    rotate_and_store_kernel[(rows, triton.cdiv(everything, HEADS_AT_ONCE))](
         qkv, q if heads.query else qkv, cache.keys, cache.values, key_scales, value_scales, slots, cos, sin, weight,
         key_weight, qkv.stride(0), q.stride(0), cache.keys.stride(0), cache.values.stride(0),
         0.0 if heads.query_norm is None else heads.query_norm.eps, HEADS=heads.query, KV_HEADS=heads.keys, DIM=dim,
-        HALF=half, BLOCK_D=triton.next_power_of_2(half), BLOCK_H=block_h, TURNED=True,
+        HALF=half, BLOCK_D=triton.next_power_of_2(half), BLOCK_H=HEADS_AT_ONCE, TURNED=True,
         NORMED=heads.query_norm is not None, SCALED=cache.scales is not None,
         LARGEST=LARGEST.get(cache.keys.dtype, 1.0), enable_fp_fusion=fused, num_warps=4,
         **overlapped(q.device, rows, qkv.shape[1]))
@@ -95,10 +98,10 @@ def store(k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, k: 
     rows, kv_heads, dim = k.shape
     packed = torch.cat((k, v), dim=1)
     half = dim // 2
-    block_h = min(8, triton.next_power_of_2(2 * kv_heads))
     key_scales, value_scales = (k_cache, v_cache) if scales is None else scales
-    rotate_and_store_kernel[(rows, triton.cdiv(2 * kv_heads, block_h))](
+    rotate_and_store_kernel[(rows, triton.cdiv(2 * kv_heads, HEADS_AT_ONCE))](
         packed, packed, k_cache, v_cache, key_scales, value_scales, slots, packed, packed, packed, packed,
         packed.stride(0), 0, k_cache.stride(0), v_cache.stride(0), 0.0, HEADS=0, KV_HEADS=kv_heads, DIM=dim, HALF=half,
-        BLOCK_D=triton.next_power_of_2(half), BLOCK_H=block_h, TURNED=False, NORMED=False, SCALED=scales is not None,
-        LARGEST=LARGEST.get(k_cache.dtype, 1.0), num_warps=4, **overlapped(k.device, rows, kv_heads * dim))
+        BLOCK_D=triton.next_power_of_2(half), BLOCK_H=HEADS_AT_ONCE, TURNED=False, NORMED=False,
+        SCALED=scales is not None, LARGEST=LARGEST.get(k_cache.dtype, 1.0), num_warps=4,
+        **overlapped(k.device, rows, kv_heads * dim))
