@@ -33,7 +33,7 @@ from subjects import SHAPE, NamedWeights
 from verdict import card, conclude
 
 LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-         "intermediate_size": 14336, "num_hidden_layers": 1, "vocab_size": 8192}
+         "intermediate_size": 14336, "num_hidden_layers": 1, "vocab_size": 8192, "max_position_embeddings": 2048}
 LATENT = {"model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
           "v_head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 2,
           "hidden_size": 2048, "intermediate_size": 4096, "moe_intermediate_size": 512, "n_routed_experts": 8,

@@ -124,7 +124,7 @@ def test_a_plan_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                  "--context", "128", "--max-tokens", "24", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert asked == {"model": str(folder), "enable_prefix_caching": False, "heads": None,
-                     "threads": None}
+                     "threads": None, "max_num_seqs": None}
     assert found["hardware"]["calibrated"] and found["hardware"]["bandwidth"] > 0
     assert [one["what"] for one in found["measured"]] == [
         "a step of 1 at once", "a step of 3 at once", "a step of 4 at once", f"a prompt of {PROMPT} tokens"]

@@ -28,6 +28,9 @@ _HARDWARE = ("A known card or CPU, xN behind it for several that share the model
 _DRAFTER = ("A method (ngram, suffix, eagle3, dspark, ...) or draft:MODEL; repeatable. Default: ngram and eagle3, with "
             "--prompts what is at hand; none: no speculation.")
 
+_LEAST_SEATS, _SEATS = 64, 256
+"""Sequences at once that engines take by themselves, on a CPU and on a card; to time more they are asked for."""
+
 
 def plan(
     model: Annotated[str | None, typer.Argument(
@@ -144,7 +147,8 @@ def _with_engine(model: str | None, head: list[str] | None, drafter: list[str] |
     from paceline.plan.planner import usual_cache
 
     texts = None if prompts is None else asked.read(prompts)
-    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head), threads=threads)
+    seats = max(_SEATS, *batches) if measured and max(batches) > _LEAST_SEATS else None
+    llm = load_llm(model, enable_prefix_caching=False, heads=options.heads(head), threads=threads, max_num_seqs=seats)
     shape = find_shape(str(resolve(model)))
     names = asked.at_hand(llm) if texts is not None and drafter is None else list(_drafters(drafter))
     drafters: list[str | Drafter] = list(names)

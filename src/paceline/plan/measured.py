@@ -3,6 +3,7 @@ two of them, and what that predicts of the others is shown beside what they took
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +26,10 @@ STEPS = 24
 """That are timed, all sequences together in each."""
 PROMPTS = (128, 512, 1024, 512, 128)
 """Tokens of prompts that are timed for a simulation."""
-REPEATS = 2
-"""The best counts: others use the machine as well."""
-OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+REPEATS = 4
+"""Of every batch, in turn, so that all have the machine's better and worse minutes; the best counts, for others use it
+as well."""
+OVERLAPS = tuple(tenth / 10 for tenth in range(11))
 """That are tried of a processor (Hardware.overlap)."""
 _NEVER = 1e300
 _BEYOND = 1.2
@@ -133,11 +135,13 @@ def time_engine(llm: LLM, batches: Sequence[int]) -> Timings:
         raise ConfigError(f"--measured times {STEPS} steps behind {PROMPT} tokens, and the engine has no room for "
                           "those: raise max_model_len.")
     run(llm, 1, STEPS, 0)  # what is made once is made now
-    decode: dict[int, float] = {}
-    for batch in sorted({1, *(batch for batch in (FEW, *batches) if batch <= room)}):
-        # Prompts come in several steps, in which those that came first already decode.
-        output = min(STEPS + 2 * batch * PROMPT // config.max_batch_tokens, config.max_model_len - PROMPT)
-        decode[batch] = min(_together(run(llm, batch, output, repeat)) for repeat in range(REPEATS))
+    timed = sorted({1, *(batch for batch in (FEW, *batches) if batch <= room)})
+    decode = dict.fromkeys(timed, math.inf)
+    for repeat in range(REPEATS):
+        for batch in timed:
+            # Prompts come in several steps, in which those that came first already decode.
+            output = min(STEPS + 2 * batch * PROMPT // config.max_batch_tokens, config.max_model_len - PROMPT)
+            decode[batch] = min(decode[batch], _together(run(llm, batch, output, repeat)))
     prompt = min(one[0] for repeat in range(REPEATS) for one in run(llm, 1, 1, 100 + repeat))
     return Timings(decode, PROMPT + STEPS // 2, prompt)
 
