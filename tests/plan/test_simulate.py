@@ -13,6 +13,7 @@ from paceline.plan.planner import Plan, plan
 from paceline.plan.simulate.costs import MeasuredCosts, PlannedCosts, speculation
 from paceline.plan.simulate.figures import Targets, advice, best, figures
 from paceline.plan.simulate.fleet import Done, Engine, Layout, simulate
+from paceline.plan.simulate.host import Host
 from paceline.plan.simulate.traffic import Asked, made_up
 from paceline.speculation.step_cost import Load, StepCost
 
@@ -111,7 +112,7 @@ def test_a_conversation_finds_its_own_answer(planned: Plan) -> None:
 def test_what_comes_before_warms_caches_and_does_not_count(planned: Plan) -> None:
     trace = [Asked(-5.0, 320, 8, "p", 160), Asked(0.0, 320, 8, "p", 160)]
     for cores in (None, 1):
-        done = simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=1))
+        done = simulate(trace, replace(engine(planned), host=None if cores is None else Host(cores)), Layout(replicas=1))
         (job,) = done.jobs
         assert job.cached == 160 and done.elapsed == job.end and done.busy == pytest.approx(1.0)
 
@@ -142,7 +143,7 @@ def test_kv_travels_from_prefill_to_decode(planned: Plan) -> None:
 
 def test_replicas_that_share_cores_take_turns(planned: Plan) -> None:
     trace = [Asked(0.0, 300, 50, line=place) for place in range(4)]
-    alone, shared = (simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=4, routing="round-robin"))
+    alone, shared = (simulate(trace, replace(engine(planned), host=None if cores is None else Host(cores)), Layout(replicas=4, routing="round-robin"))
                      for cores in (None, 2))
     assert shared.elapsed == pytest.approx(2 * alone.elapsed)
 
