@@ -118,6 +118,8 @@ class Simulation:
 
         work, layouts = plan.workload, self.layouts()
         if is_load_test(self.source):
+            if self.time_scale != 1.0:
+                raise ConfigError("--time-scale is for traces: a load test's times are as they were.")
             trace = asked_again(self.source, tokenize or words)
         else:
             trace = traffic(self.source, work.prompt_tokens, work.output_tokens, self.time_scale, tokenize or words)

@@ -32,7 +32,7 @@ REPEATS = 2
 """The best counts: others use the machine as well."""
 OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """That are tried of a processor (Hardware.overlap)."""
-COPIED, COPIES = 64 << 20, 5
+COPIED, COPIES = 64 << 20, 20
 """Bytes that a thread copies, and how often, to see what memory gives."""
 _NEVER = 1e300
 _BEYOND = 1.2

@@ -16,7 +16,7 @@ from paceline.speculation.step_cost import Load, StepCost
 TOKEN = 1 << 20
 """A token, as progress by drafts is counted: in whole numbers, so that many steps at once add up to the same."""
 KNOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-KNOWN_CHUNK = 256
+KNOWN_CHUNK = 2048
 """Rows of steps that decode, and of prompts, that an engine knows the time of before its first request."""
 OFTEN = 8
 """Times that it saw each of them."""

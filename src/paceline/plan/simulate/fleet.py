@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.plan.simulate.costs import Costs, Speculation
 from paceline.plan.simulate.front import Front
-from paceline.plan.simulate.host import Apart, Ends, FrontCost, Host, Shared, Work
+from paceline.plan.simulate.host import NO_FRONT, Apart, Ends, FrontCost, Host, Shared, Work
 from paceline.plan.simulate.replica import Job, Replica, handed_over
 from paceline.plan.simulate.traffic import Asked, Texts
 
@@ -63,7 +63,7 @@ class Engine:
     """Bytes a second between two replicas."""
     host: Host | None = None
     """The machine that all replicas share, with their front; None: each has its own."""
-    front: FrontCost = FrontCost()
+    front: FrontCost = NO_FRONT
     """What fronts compute: told of fleets, and waited for where they share the host."""
 
 

@@ -37,6 +37,9 @@ class FrontCost:
     token: float = 0.0
 
 
+NO_FRONT = FrontCost()
+
+
 @dataclass(frozen=True)
 class Host:
     """A machine that all replicas and their front share."""

@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
+from paceline.cache.handover import Piece
 from paceline.cache.manager import CacheManager
 from paceline.config import EngineConfig
 from paceline.engine.schedule.limits import SchedulerLimits
@@ -20,7 +21,6 @@ from paceline.engine.schedule.scheduler import Scheduler
 from paceline.engine.schedule.sequence import Placement, Sequence, Status
 from paceline.engine.schedule.step import GroupResult, Repeat, RowGroup, Step
 from paceline.errors import QueueFullError
-from paceline.cache.handover import Piece
 from paceline.kernels.groups import CacheGroup
 from paceline.plan.simulate.costs import PLAIN, TOKEN, Costs, Draft, Part, Speculation
 from paceline.plan.simulate.host import Work
@@ -68,6 +68,8 @@ class Run:
     batch: int
     context: float
     draft: Draft
+    first: float
+    """Seconds of the first of them, drafting not counted."""
 
 
 @dataclass
@@ -179,11 +181,7 @@ class Replica:
         run = self._run
         if run is None or self.scheduler.can_repeat():
             return None
-        low, high = 0, run.times
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._seconds(run, middle) >= done else (middle, high)
-        run.times = high
+        run.times = self._under_way(run, done)
         return self._work(run)
 
     def finish(self) -> tuple[list[Job], list[Job]]:
@@ -194,8 +192,8 @@ class Replica:
             run, self._run = self._run, None
             if self.learns:
                 rows = run.batch * (run.draft.k + 1)
-                self._learn(Load(rows, rows * run.context), self._seconds(run, run.times), run.draft.seconds * run.times,
-                            run.times)
+                self._learn(Load(rows, rows * run.context), self._seconds(run, run.times),
+                            run.draft.seconds * run.times, run.times)
             return [], self._ended(self._repeat(run), now)
         assert self._step is not None
         (step, seconds, draft), self._step = self._step, None
@@ -236,7 +234,8 @@ class Replica:
         times = self._affordable(running, times, draft.most)
         if times < 1:
             return None
-        return Run(times, len(running), sum(seq.computed for seq in running) / len(running), draft)
+        context = sum(seq.computed for seq in running) / len(running)
+        return Run(times, len(running), context, draft, self.costs.seconds(len(running), draft.k + 1, context))
 
     def _steps_left(self, seq: Sequence, draft: Draft) -> int:
         """Until its text ends."""
@@ -319,9 +318,23 @@ class Replica:
 
     def _seconds(self, run: Run, times: int) -> float:
         """Of so many steps of a run: contexts grow evenly, and what steps take with them."""
-        rows, grown = run.draft.k + 1, (times - 1) * run.draft.gain / TOKEN
-        ends = (self.costs.seconds(run.batch, rows, context) for context in (run.context, run.context + grown))
-        return times * (sum(ends) / 2 + run.draft.seconds)
+        grown = (times - 1) * run.draft.gain / TOKEN
+        last = self.costs.seconds(run.batch, run.draft.k + 1, run.context + grown) if grown else run.first
+        return times * ((run.first + last) / 2 + run.draft.seconds)
+
+    def _under_way(self, run: Run, done: float) -> int:
+        """Which of a run's steps that is. Later steps take no less than earlier ones: it is not beyond the one that it
+        would be if all took as long as the first, nor before the one that it would be if all took as long as each does
+        on average."""
+        whole = self._seconds(run, run.times)
+        if done >= whole:
+            return run.times
+        high = min(int(done / (run.first + run.draft.seconds)) + 2, run.times)
+        low = max(0, min(int(done * run.times / whole), high) - 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._seconds(run, middle) >= done else (middle, high)
+        return high
 
     def _work(self, run: Run) -> Work:
         seconds = self._seconds(run, run.times)
@@ -332,19 +345,20 @@ class Replica:
                     run.times * run.batch * run.draft.gain / TOKEN)
 
     def _step_work(self, step: Step, draft: Draft) -> Work:
-        batch, rows, context, prompts, tokens = 0, 1, 0, [], 0.0
+        batch, drafted, context, prompts, tokens = 0, 0, 0, [], 0.0
         for group in step.groups:
             if decodes(group):
                 batch, context = batch + 1, context + group.start
                 if group.draft is not None or group.seq.limit - len(group.seq.tokens) == 1:
-                    rows = draft.k + 1  # also where the text leaves no room for as many
+                    drafted += draft.k > 0  # also where the text leaves no room for as many
                 continue
             prompts.append(Part(len(group.tokens), group.start))
             tokens += group.sampled_rows > 0
-        drafting = draft.seconds if rows > 1 else 0.0
+        rows = 1 + -(-drafted * draft.k // max(1, batch))  # where there is no room for all drafts, on average
+        drafting = draft.seconds if drafted else 0.0
         held = (batch, rows, context / max(1, batch), prompts)
         return Work(self.costs.seconds(*held) + drafting, self.costs.read_bytes(*held) if self.learns else 0.0,
-                    0.0 if self.prefills else tokens + batch * (draft.gain if rows > 1 else TOKEN) / TOKEN)
+                    0.0 if self.prefills else tokens + batch + drafted * (draft.gain / TOKEN - 1))
 
     def _wait(self, priority: int, tokens: int) -> None:
         left = self.pending.get(priority, 0) + tokens

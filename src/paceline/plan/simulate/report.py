@@ -43,9 +43,10 @@ class Report:
                 f"{self.config.max_batch_tokens} rows at once")
         parts = [head, _aligned([_HEAD, *map(self._line, self.fleets)]), advice(self.fleets, self.targets)]
         if self.beside:
-            rows = [[one.what, one.unit, f"{one.measured:.4g}", f"{one.simulated:.4g}", f"{one.error:+.1%}"]
+            rows = [[one.what, one.unit, f"{one.measured:.4g}", f"{one.simulated:.4g}",
+                     "-" if one.error is None else f"{one.error:+.1%}"]
                     for one in self.beside]
-            parts.append(_aligned([["compared", "unit", "measured", "simulated", "error"], *rows]))
+            parts.append(_aligned([[f"{best(self.fleets).fleet}:", "unit", "measured", "simulated", "error"], *rows]))
         return "\n\n".join(parts)
 
     def _line(self, one: Figures) -> list[str]:
