@@ -58,7 +58,8 @@ def plan(
         "--measured", help="Time steps of the model on this machine, plan with what that says of it, and show "
                            "prediction beside measurement.")] = False,
     threads: Annotated[int | None, typer.Option(
-        min=1, help="Of the engine that is loaded to measure. Default: one a core.")] = None,
+        min=1, help="Of the engine that is loaded to measure, and with --cores of every replica. Default: one a core, "
+                    "and where nothing is measured one.")] = None,
     prompts: Annotated[Path | None, typer.Option(
         help="Measure acceptance on these prompts, with the drafters at hand: .jsonl with \"prompt\" or \"messages\", "
              "or paragraphs of text.")] = None,
