@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from paceline.config import EngineConfig, EngineOptions, Facts, resolve
 from paceline.errors import ConfigError
 from paceline.plan.planner import Plan, plan
-from paceline.plan.simulate.costs import MeasuredCosts, PlannedCosts, speculation
+from paceline.plan.simulate.costs import MeasuredCosts, Part, PlannedCosts, speculation
 from paceline.plan.simulate.figures import Targets, advice, best, figures
 from paceline.plan.simulate.fleet import Done, Engine, Layout, simulate
+from paceline.plan.simulate.host import FrontCost, Host, Work
 from paceline.plan.simulate.traffic import Asked, made_up
 from paceline.speculation.step_cost import Load, StepCost
 
@@ -110,8 +112,8 @@ def test_a_conversation_finds_its_own_answer(planned: Plan) -> None:
 
 def test_what_comes_before_warms_caches_and_does_not_count(planned: Plan) -> None:
     trace = [Asked(-5.0, 320, 8, "p", 160), Asked(0.0, 320, 8, "p", 160)]
-    for cores in (None, 1):
-        done = simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=1))
+    for host in (None, Host(1)):
+        done = simulate(trace, replace(engine(planned), host=host), Layout(replicas=1))
         (job,) = done.jobs
         assert job.cached == 160 and done.elapsed == job.end and done.busy == pytest.approx(1.0)
 
@@ -129,22 +131,143 @@ def test_a_thousand_replicas_cost_no_more_than_their_requests(planned: Plan) -> 
 
 
 def test_kv_travels_from_prefill_to_decode(planned: Plan) -> None:
-    fast = engine(planned, rows=2048)
-    slow = replace(fast, link=fast.link / 1000)
-    ask, layout = [Asked(0.0, 1024, 10)], Layout(prefill=1, decode=1)
-    (quick,), (late,) = (simulate(ask, one, layout).jobs for one in (fast, slow))
-    assert quick.first == late.first == pytest.approx(planned.roofline.prefill(1024))
-    moved = 1024 * fast.token_bytes / fast.link
-    assert late.end - quick.end == pytest.approx(999 * moved)  # type: ignore[operator]
-    decoding = sum(planned.roofline.decode(1, 1024 + n) for n in range(9))
-    assert quick.end - quick.first - moved == pytest.approx(decoding, rel=1e-3)  # type: ignore[operator]
+    """Whole blocks do; who decodes computes the rest, and its first token is the one that is told."""
+    one, roofline = engine(planned, rows=2048), planned.roofline
+    (job,) = simulate([Asked(0.0, 1024, 10)], one, Layout(prefill=1, decode=1)).jobs
+    assert job.first is not None and job.end is not None
+    moved = 1008 * one.token_bytes / one.link
+    assert job.first == pytest.approx(roofline.prefill(1024) + moved + roofline.step(1, 16, 1008).total)
+    assert job.end - job.first == pytest.approx(sum(roofline.decode(1, 1024 + n) for n in range(9)), rel=1e-6)
+    assert job.cached == 0  # what travels was computed, if elsewhere
+
+
+def test_what_who_decodes_has_does_not_travel(planned: Plan) -> None:
+    trace = [Asked(0.0, 1024, 10, "p", 512), Asked(60.0, 1024, 10, "p", 512), Asked(120.0, 520, 10, "p", 512)]
+    one = replace(engine(planned, rows=2048), link=engine(planned).link / 1000)
+    first, second, third = simulate(trace, one, Layout(prefill=1, decode=1)).jobs
+    assert first.first is not None and second.first is not None and third.first is not None
+    assert first.first > 1008 * one.token_bytes / one.link
+    assert 496 * one.token_bytes / one.link < second.first - 60.0 < 520 * one.token_bytes / one.link
+    assert third.first - 120.0 == pytest.approx(planned.roofline.step(1, 8, 512).total)  # nobody prefills for a block
+    assert [job.cached for job in (first, second, third)] == [0, 512, 512]
+
+
+def test_texts_that_travel_at_once_share_the_link(planned: Plan) -> None:
+    one = replace(engine(planned, rows=2048), link=engine(planned).link / 1000)
+    jobs = simulate([Asked(0.0, 1024, 2), Asked(0.0, 1024, 2)], one, Layout(prefill=2, decode=1, routing="round-robin"))
+    early, late = sorted(job.first or 0.0 for job in jobs.jobs)
+    assert late - early == pytest.approx(1008 * one.token_bytes / one.link, rel=1e-3)
 
 
 def test_replicas_that_share_cores_take_turns(planned: Plan) -> None:
     trace = [Asked(0.0, 300, 50, line=place) for place in range(4)]
-    alone, shared = (simulate(trace, replace(engine(planned), cores=cores), Layout(replicas=4, routing="round-robin"))
-                     for cores in (None, 2))
+    alone, shared = (simulate(trace, replace(engine(planned), host=host), Layout(replicas=4, routing="round-robin"))
+                     for host in (None, Host(2)))
     assert shared.elapsed == pytest.approx(2 * alone.elapsed)
+
+
+def test_who_is_alone_on_its_cores_is_not_slowed_down(planned: Plan) -> None:
+    """Two of three share one core while both are there; the third comes when they are gone."""
+    trace = [Asked(0.0, 300, 50), Asked(0.0, 300, 50), Asked(60.0, 300, 50)]
+    alone = simulate(trace[:1], engine(planned), Layout(replicas=1)).elapsed
+    shared = simulate(trace, replace(engine(planned), host=Host(1)), Layout(replicas=3, routing="round-robin"))
+    assert [job.end - job.asked.at for job in shared.jobs] == pytest.approx([2 * alone, 2 * alone, alone])  # type: ignore[operator]
+
+
+def test_threads_are_of_every_replica(planned: Plan) -> None:
+    trace = [Asked(0.0, 300, 50), Asked(0.0, 300, 50)]
+    once, twice = (simulate(trace, replace(engine(planned), host=Host(4, threads=threads)),
+                            Layout(replicas=2, routing="round-robin")).elapsed for threads in (2, 4))
+    assert twice == pytest.approx(2 * once)
+
+
+def test_speeds_of_what_shares_a_machine() -> None:
+    read, light, none = Work(2.0, read=20.0), Work(1.0, read=1.0), Work(1.0)
+    assert Host(2).speeds([none]) == [1.0] and Host(2).speeds([none] * 4) == [0.5] * 4
+    assert Host(2, threads=2).speeds([none, Work(1.0, threads=1)]) == pytest.approx([2 / 3, 2 / 3])
+    assert Host(1).speeds([Work(1.0, tokens=100.0)], token_s=0.01) == [0.5]
+    assert Host(4, bandwidth=100.0).speeds([read, light]) == [1.0, 1.0]
+    assert Host(4, bandwidth=6.0).speeds([read, light, none]) == pytest.approx([0.5, 1.0, 1.0])
+    assert Host(4, bandwidth=10.0).speeds([read, read]) == pytest.approx([0.5, 0.5])
+    assert Host(1, bandwidth=10.0).speeds([read, read]) == pytest.approx([0.5, 0.5])  # the core holds them up as much
+
+
+def test_memory_is_shared_as_cores_are(planned: Plan) -> None:
+    """Steps that read all the time take twice as long where two read; one that computes takes as long as ever."""
+    roofline = planned.roofline
+    host = Host(8, bandwidth=roofline.hardware.bandwidth)
+    layout = Layout(replicas=2, routing="round-robin")
+    decoding = [Asked(0.0, 1, 200), Asked(0.0, 1, 200)]
+    alone, shared = (simulate(decoding, replace(engine(planned), host=one), layout).elapsed for one in (None, host))
+    busy = roofline.read_bytes([(1, 1, 100)]) / roofline.hardware.bandwidth / roofline.decode(1, 100)
+    assert 1.2 < shared / alone == pytest.approx(2 * busy, rel=1e-2)
+    prompts = [Asked(0.0, 4000, 1), Asked(0.0, 4000, 1)]
+    wide = engine(planned, rows=4096)
+    alone, shared = (simulate(prompts, replace(wide, host=one), layout).elapsed for one in (None, host))
+    assert shared == pytest.approx(alone)
+
+
+def test_the_front_reads_one_request_after_the_other_and_takes_its_share(planned: Plan) -> None:
+    front = FrontCost(request=0.5, token=0.0)
+    trace = [Asked(0.0, 300, 1), Asked(0.0, 300, 1)]
+    one = replace(engine(planned), host=Host(4), front=front)
+    firsts = [job.first for job in simulate(trace, one, Layout(replicas=2, routing="round-robin")).jobs]
+    prefill = planned.roofline.prefill(300)
+    assert firsts == pytest.approx([0.5 + prefill, 1.0 + prefill])
+    long = [Asked(0.0, 300, 200)]
+    plain, streamed = (simulate(long, replace(one, host=Host(1), front=FrontCost(0.0, token)), Layout(replicas=1))
+                       for token in (0.0, 0.01))
+    assert streamed.elapsed - plain.elapsed == pytest.approx(200 * 0.01, rel=1e-6) and plain.front == 0.0
+    assert streamed.front == pytest.approx(200 * 0.01 / streamed.elapsed)
+    apart = simulate(long, replace(one, host=None), Layout(replicas=1))  # elsewhere it is counted alone
+    assert apart.elapsed == pytest.approx(plain.elapsed) and apart.front == pytest.approx(0.5 / apart.elapsed)
+
+
+def test_a_full_queue_refuses_and_others_are_asked_first(planned: Plan) -> None:
+    one = engine(planned, seqs=1)
+    one = replace(one, config=replace(one.config, max_queue=2))
+    trace = [Asked(0.0, 300, 20, line=place) for place in range(9)]
+    done = simulate(trace, one, Layout(replicas=2, routing="prefix"))
+    refused = [job for job in done.jobs if job.refused]
+    assert len(refused) == 5 and all(job.first is None for job in refused)  # two queues of two: nobody has a seat yet
+    found = figures(done, Targets(ttft=60.0), None)
+    assert (found.requests, found.refused) == (4, 5) and found.slo_share == pytest.approx(4 / 9)
+
+
+def test_more_than_can_be_served_queues_and_ends(planned: Plan) -> None:
+    one = engine(planned, seqs=4)
+    one = replace(one, config=replace(one.config, max_queue=50))
+    trace = made_up("rate=200,seconds=3,prompt=800,output=40", 1, 1)
+    found = figures(simulate(trace, one, Layout(replicas=1)), Targets(ttft=0.5), None)
+    assert found.refused > 0 and found.requests + found.refused == len(trace) and found.utilisation > 0.99
+    assert found.ttft[99] > found.ttft[50] > 0.5 and found.slo_share is not None and found.slo_share < 0.2
+
+
+def test_steps_are_as_short_as_the_engine_makes_them(planned: Plan) -> None:
+    """While somebody decodes, a long prompt comes in pieces that take no longer than a step may."""
+    seen: list[float] = []
+
+    class Watched(PlannedCosts):
+        def seconds(self, batch: int, rows: int, context: float, prompts: Sequence[Part] = ()) -> float:
+            found = super().seconds(batch, rows, context, prompts)
+            seen.extend([found] if batch and prompts else [])
+            return found
+
+    trace = [Asked(0.0, 16, 400), Asked(0.5, 4000, 2)]
+    whole = replace(engine(planned, rows=4096), costs=Watched(planned.roofline))
+    simulate(trace, whole, Layout(replicas=1))
+    assert len(seen) == 1 and seen.pop() > 0.08
+    simulate(trace, replace(whole, config=replace(whole.config, max_step_ms=20.0)), Layout(replicas=1))
+    assert len(seen) >= 4 and max(seen) < 0.025
+
+
+@pytest.mark.parametrize("limits", [{"max_batch_tokens": 24}, {"max_step_ms": 7.0}], ids=("rows", "time"))
+def test_drafts_that_have_no_room_are_left_out(planned: Plan, limits: dict[str, int]) -> None:
+    one = engine(planned, drafts=True, rows=512)
+    one = replace(one, config=replace(one.config, **limits))
+    trace = [Asked(0.0, 20, 60 + place) for place in range(12)]
+    fast, slow = (simulate(trace, one, Layout(replicas=1), jumps=jumps) for jumps in (True, False))
+    assert [job.end for job in fast.jobs] == pytest.approx([job.end for job in slow.jobs], abs=1e-4)
 
 
 def test_measured_costs_are_those_of_the_engine() -> None:

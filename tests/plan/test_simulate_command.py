@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -50,7 +51,29 @@ def test_a_real_run_is_set_beside_it(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "measured  simulated" in capsys.readouterr().out
 
 
+def test_replicas_are_as_serve_would_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.cli.serve import serve
+
+    assert main(["plan", "llama-3.1-8b", "--simulate", TRAFFIC, "--routing", "prefix", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["engine"]
+    for name in ("max_step_ms", "max_queue"):
+        assert found[name] == inspect.signature(serve).parameters[name].default
+
+
+def test_a_machine_that_is_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for more in ([], ["--cores", "1"], ["--cores", "4", "--memory-gb-s", "1000"]):
+        assert main(["plan", "llama-3.1-8b", "--simulate", TRAFFIC, "--routing", "prefix", "--replicas", "4", "--json",
+                     *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["fleets"][0])
+    apart, cores, memory = (one["e2e"]["50"] for one in found)
+    assert cores > 1.2 * apart and memory > 1.2 * apart and found[0]["front"] > 0.0
+
+
 @pytest.mark.parametrize(("arguments", "problem"), [
+    (["--simulate", TRAFFIC, "--transfer-gb-s", "inf"], "--transfer-gb-s must be a number"),
+    (["--simulate", TRAFFIC, "--time-scale", "inf"], "--time-scale must be a number"),
+    (["--simulate", TRAFFIC, "--memory-gb-s", "20"], "give --cores"), (["--memory-gb-s", "20"], "are for --simulate"),
     (["--replicas", "2"], "are for --simulate"), (["--compare", "x.json"], "are for --simulate"),
     (["--simulate", TRAFFIC, "--replicas", "0"], "--replicas must be numbers from 1"),
     (["--simulate", TRAFFIC, "--replicas", "many"], "--replicas must be numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_prompts_may_be_given(tmp_path: Path) -> None:
                          {"timestamp": 3, "input_length": 700, "output_length": 2, "hash_ids": [4, 9]}), 100, 8)
     assert [one.prompt_tokens for one in found] == [4, 3, 4, 700]
     assert found[0].given[:3] == found[2].given[:3] and found[0].given != found[2].given
-    assert found[1].given == (5, 6, 7) and len(set(found[3].given)) == 700
+    assert found[1].given == (5, 6, 7) and [len(found[3].given), len(set(found[3].given))] == [700, 2]
     small = read(written(tmp_path, {"timestamp": 0, "input_length": 40, "hash_ids": [1, 2, 3], "turn": 1},
                          {"timestamp": 1, "input_length": 35, "hash_ids": [1, 2, 4]}), 100, 8)
     assert [one.prompt_tokens for one in small] == [40, 35] and small[0].given[:32] == small[1].given[:32]
@@ -64,6 +65,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             traffic(str(path), 1, 1)
     with pytest.raises(ConfigError, match="has no requests"):
         read(written(tmp_path, ""), 1, 1)
+
+
+def test_times_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        read(written(tmp_path, "-1e308", "1e308"), 1, 1)
+    with pytest.raises(ConfigError, match="--time-scale is for traces"):
+        traffic("poisson:rate=1", 1, 1, scale=2.0)
 
 
 def test_texts_begin_alike_where_they_should() -> None:
@@ -112,13 +120,22 @@ def test_a_load_test_is_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "real.json"
     path.write_text(json.dumps(load_test()))
     *before, first, second = asked_again(path)
-    assert [(one.at, one.given[:32] == first.given[:32]) for one in before] == [(-120.0, True), (-60.0, True)]
+    assert [(one.at, one.given[:32] == first.given[:32]) for one in before] == [(-60.0, True), (-60.0, True)]
+    assert [one.output_tokens for one in before] == [4, 4]  # as many at once, and as long, as they were
     assert (first.at, first.prompt_tokens, first.output_tokens) == (0.0, 40, 4)
     assert (second.at, second.prompt_tokens, second.output_tokens) == (0.02, 42, 3)
     assert first.given[:32] == second.given[:32] and first.given[32:] != second.given[32:40]
     path.write_text(json.dumps(load_test(dataset="questions.jsonl")))
     assert not any(one.given for one in asked_again(path))
-    for wrong in ("{}", "[]", "{", json.dumps(load_test() | {"levels": []})):
+    late = load_test()
+    late["levels"][0]["samples"] = [[500.0, *one[1:]] for one in late["levels"][0]["samples"]]
+    path.write_text(json.dumps(late))
+    assert asked_again(path)[-1].at == 0.5  # a run's rates count from its start, and so do times
+    wrong_times = load_test()
+    wrong_times["levels"][0]["samples"][0][0] = math.nan
+    settings = {key: value for key, value in load_test()["settings"].items() if key != "dataset"}
+    for wrong in ("{}", "[]", "{", json.dumps(load_test() | {"levels": []}), json.dumps(wrong_times),
+                  json.dumps(load_test() | {"settings": settings}), json.dumps(load_test() | {"settings": []})):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="is not what `paceline bench serve --json FILE` writes"):
             asked_again(path)

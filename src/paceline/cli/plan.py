@@ -61,7 +61,8 @@ def plan(
         "--measured", help="Time steps of the model on this machine, plan with what that says of it, and show "
                            "prediction beside measurement.")] = False,
     threads: Annotated[int | None, typer.Option(
-        min=1, help="Of the engine that is loaded to measure. Default: one a core.")] = None,
+        min=1, help="Of the engine that is loaded to measure, and with --cores of every replica. Default: one a core, "
+                    "and where nothing is measured one.")] = None,
     prompts: Annotated[Path | None, typer.Option(
         help="Measure acceptance on these prompts, with the drafters at hand: .jsonl with \"prompt\" or \"messages\", "
              "or paragraphs of text.")] = None,
@@ -74,10 +75,15 @@ def plan(
     decode_replicas: simulation.Decode = 0,
     transfer_gb_s: simulation.Transfer = 12.5,
     cores: simulation.Cores = None,
+    memory_gb_s: simulation.Memory = None,
+    front_request_ms: simulation.FrontRequest = simulation.FRONT_REQUEST_MS,
+    front_token_ms: simulation.FrontToken = simulation.FRONT_TOKEN_MS,
     time_scale: simulation.TimeScale = 1.0,
     compare: simulation.Compare = None,
     max_num_seqs: simulation.Seqs = None,
     max_batch_tokens: simulation.Rows = None,
+    max_step_ms: simulation.StepMs = simulation.MAX_STEP_MS,
+    max_queue: simulation.Queue = simulation.MAX_QUEUE,
     kv_blocks: simulation.Blocks = None,
     as_json: options.Json = False,
 ) -> None:
@@ -92,14 +98,17 @@ def plan(
         charts.ready(chart)
     fleets = None
     if simulate is not None:
-        fleets = simulation.Simulation(simulate, _numbers(replicas, "--replicas", int), routing, prefill_replicas,
-                                       decode_replicas, transfer_gb_s, cores, time_scale, compare, max_num_seqs,
-                                       max_batch_tokens, kv_blocks)
+        fleets = simulation.Simulation(
+            source=simulate, replicas=_numbers(replicas, "--replicas", int), routing=routing, prefill=prefill_replicas,
+            decode=decode_replicas, transfer_gb_s=transfer_gb_s, cores=cores, threads=threads, memory_gb_s=memory_gb_s,
+            front_request_ms=front_request_ms, front_token_ms=front_token_ms, time_scale=time_scale, compare=compare,
+            max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, max_step_ms=max_step_ms, max_queue=max_queue,
+            kv_blocks=kv_blocks)
         fleets.layouts()  # what cannot be is said before anything is measured
         drafter = drafter or ["none"]
-    elif routing or prefill_replicas or decode_replicas or cores or compare or replicas != "1":
-        raise ConfigError("--replicas, --routing, --prefill-replicas, --decode-replicas, --cores and --compare are for "
-                          "--simulate TRAFFIC: name a trace, or leave them out.")
+    elif routing or prefill_replicas or decode_replicas or cores or memory_gb_s or compare or replicas != "1":
+        raise ConfigError("--replicas, --routing, --prefill-replicas, --decode-replicas, --cores, --memory-gb-s and "
+                          "--compare are for --simulate TRAFFIC: name a trace, or leave them out.")
     work = Workload(context=context, batches=tuple(_numbers(batch, "--batch", int)), prompt=prompt_tokens,
                     output=output_tokens, rate=rate, ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
                     tpot_s=None if tpot_ms is None else tpot_ms / 1e3)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,8 @@ REPEATS = 4
 as well."""
 OVERLAPS = tuple(tenth / 10 for tenth in range(11))
 """That are tried of a processor (Hardware.overlap)."""
+COPIED, COPIES = 64 << 20, 20
+"""Bytes that a thread copies, and how often, to see what memory gives."""
 _NEVER = 1e300
 _BEYOND = 1.2
 """Times what reading alone would take, from which on a step tells of arithmetic."""
@@ -197,6 +201,24 @@ def measure(llm: LLM, shape: ModelShape, dtype: str, kv_dtype: str, batches: Seq
     """On this machine, with an engine that is there."""
     found = calibrate(shape, dtype, kv_dtype, this_machine(), time_engine(llm, batches))
     return replace(found, cost=llm.engine.cost)
+
+
+def scaling(threads: int, cores: int) -> float:
+    """How many times as many bytes a second `cores` threads of this machine copy as `threads` do. The best of some
+    tries each: others use the machine as well."""
+    import numpy as np
+
+    def rate(count: int) -> float:
+        arrays = [np.ones(COPIED, dtype=np.uint8) for _ in range(2 * count)]
+        best = math.inf
+        with ThreadPoolExecutor(count) as pool:
+            for _ in range(COPIES):
+                begin = time.perf_counter()
+                list(pool.map(lambda place: np.copyto(arrays[2 * place], arrays[2 * place + 1]), range(count)))
+                best = min(best, time.perf_counter() - begin)
+        return count / best
+
+    return max(1.0, rate(cores) / rate(threads)) if cores > threads else 1.0
 
 
 def time_prompts(llm: LLM) -> None:

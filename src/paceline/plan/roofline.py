@@ -82,6 +82,13 @@ class Roofline:
         return StepTime(self._together(reading, computing), self._together(cached, paired), self._links(tokens),
                         hardware.layer_s * len(shape.layers), computing > reading)
 
+    def read_bytes(self, parts: Sequence[tuple[int, int, float]]) -> float:
+        """Of memory, by each card, in such a step."""
+        shape, hardware = self.shape, self.hardware
+        weights = shape.read_bytes(sum(sequences * rows for sequences, rows, _ in parts), self.dtype) / hardware.count
+        return weights + sum(sequences * shape.attention_bytes(context + rows, self.kv_dtype)
+                             for sequences, rows, context in parts) / shape.cache_cards(hardware.count)
+
     def prefill(self, tokens: int) -> float:
         """Seconds of a whole prompt: the time to its first token when nobody else is there."""
         return self.step(1, tokens, 0).total

@@ -27,6 +27,9 @@ class Targets:
         return self.ttft is not None or self.tpot is not None
 
     def met(self, job: Job) -> bool:
+        """A request that was refused keeps to nothing."""
+        if job.refused:
+            return False
         between = tpot(job)
         return (self.ttft is None or ttft(job) <= self.ttft) and (
             self.tpot is None or between is None or between <= self.tpot)
@@ -51,7 +54,7 @@ class Figures:
     tpot: dict[int, float]
     e2e: dict[int, float]
     hit_rate: float
-    """Share of prompt tokens that were in the cache of who got them."""
+    """Share of prompt tokens that were in the cache of who computed them."""
     preemptions: int
     utilisation: float
     dollars: float | None
@@ -59,6 +62,10 @@ class Figures:
     dollars_per_million: float | None
     """Output tokens."""
     steps: int
+    refused: int = 0
+    """Requests that found every queue full; they are in no latency."""
+    front: float = 0.0
+    """Cores that fronts keep busy."""
 
 
 def ttft(job: Job) -> float:
@@ -74,7 +81,7 @@ def tpot(job: Job) -> float | None:
 
 def figures(done: Done, targets: Targets, price: float | None, cards: int = 1) -> Figures:
     """`price`: dollars an hour of a card; a replica has `cards`."""
-    jobs, elapsed = done.jobs, max(done.elapsed, 1e-9)
+    jobs, elapsed = [job for job in done.jobs if not job.refused], max(done.elapsed, 1e-9)
     tokens = sum(job.asked.output_tokens for job in jobs)
     prompts = sum(job.asked.prompt_tokens for job in jobs)
     met = sum(map(targets.met, jobs))
@@ -83,10 +90,11 @@ def figures(done: Done, targets: Targets, price: float | None, cards: int = 1) -
     return Figures(
         done.layout.name, done.layout.size, done.layout.routing, done.layout.prefill > 0, len(jobs), done.elapsed,
         len(jobs) / elapsed, tokens / elapsed, met / elapsed if targets else None,
-        met / len(jobs) if targets else None, _percentiles([ttft(job) for job in jobs]), _percentiles(between),
+        met / len(done.jobs) if targets else None, _percentiles([ttft(job) for job in jobs]), _percentiles(between),
         _percentiles([job.end - job.asked.at for job in jobs if job.end is not None]),
         sum(job.cached for job in jobs) / prompts, sum(job.preemptions for job in jobs), done.busy, dollars,
-        None if dollars is None else dollars / tokens * 1e6, done.steps)
+        None if dollars is None else dollars / tokens * 1e6, done.steps,
+        len(done.jobs) - len(jobs), done.front)
 
 
 def _percentiles(values: list[float]) -> dict[int, float]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.garbage import only_new_objects_are_collected
 from paceline.plan.simulate.costs import Costs, Speculation
 from paceline.plan.simulate.front import Front
-from paceline.plan.simulate.replica import Job, Replica
+from paceline.plan.simulate.host import NO_FRONT, Apart, Ends, FrontCost, Host, Shared, Work
+from paceline.plan.simulate.replica import Job, Replica, handed_over
 from paceline.plan.simulate.traffic import Asked, Texts
 
 MOST_REPLICAS = 10_000
+FRONT = "front"
+"""Its name, beside those of replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,10 @@ class Engine:
     """Of a token's KV, which goes from a replica that prefills to one that decodes."""
     link: float = 12.5e9
     """Bytes a second between two replicas."""
-    cores: int | None = None
-    """Replicas share a machine in which so many compute at a time; None: each has its own."""
+    host: Host | None = None
+    """The machine that all replicas share, with their front; None: each has its own."""
+    front: FrontCost = NO_FRONT
+    """What fronts compute: told of fleets, and waited for where they share the host."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Done:
     busy: float
     """Share of that time in which replicas were at work, on average."""
     steps: int
+    front: float = 0.0
+    """Cores that fronts kept busy, on average."""
 
 
 def check(trace: Sequence[Asked], config: EngineConfig) -> None:
@@ -92,35 +99,35 @@ def check(trace: Sequence[Asked], config: EngineConfig) -> None:
 def simulate(trace: Sequence[Asked], engine: Engine, layout: Layout, *, jumps: bool = True, seed: int = 0) -> Done:
     """`trace` by time of arrival, the first that counts at 0. `jumps`: steps that are alike are taken at once."""
     check(trace, engine.config)
+    context = sum(one.prompt_tokens + one.output_tokens / 2 for one in trace) / len(trace)
     with only_new_objects_are_collected():
-        return _Fleet(engine, layout, jumps, seed).run(trace)
+        return _Fleet(engine, layout, jumps, seed, context).run(trace)
 
 
 class _Fleet:
-    """Two clocks: `now` by which requests arrive, and `work`, which is slower while more replicas are at work than
-    there are cores. Steps end by the second."""
-
-    def __init__(self, engine: Engine, layout: Layout, jumps: bool, seed: int) -> None:
-        self.now = self.work = -math.inf
+    def __init__(self, engine: Engine, layout: Layout, jumps: bool, seed: int, context: float) -> None:
+        self.now = -math.inf
         self._engine, self._layout = engine, layout
+        known, learns = engine.costs.known(context), engine.host is not None
 
         def replicas(names: str, number: int, prefills: bool = False) -> list[Replica]:
-            return [Replica(f"{names}{place:05d}", engine.config, engine.costs, engine.speculation, self.clock,
-                            prefills, jumps) for place in range(number)]
+            return [Replica(f"{names}{place:05d}", engine.config, engine.costs, engine.speculation, self.clock, known,
+                            prefills, jumps, learns) for place in range(number)]
 
-        first = replicas("p", layout.prefill, prefills=True) if layout.prefill else replicas("r", layout.replicas)
+        first = replicas("r", layout.replicas) + replicas("d", layout.decode)
+        apart = replicas("p", layout.prefill, prefills=True)
         self._front = Front(layout.routing, first, self.clock, seed)
-        self._replicas = [*first, *replicas("d", layout.decode)]
-        self._behind = Front(layout.routing, self._replicas[len(first):], self.clock, seed) if layout.decode else None
-        self._ends: list[tuple[float, int, Replica]] = []
-        """When replicas are done with what they do, by work; those that were disturbed stand here twice."""
-        self._due: dict[str, int] = {}
-        """By replica: which of its entries counts."""
+        self._prefill = Front(layout.routing, apart, self.clock, seed) if apart else None
+        self._replicas = {one.name: one for one in (*first, *apart)}
+        self._ends: Ends = Apart() if engine.host is None else Shared(engine.host, engine.front.token)
         self._idle: dict[str, Replica] = {}
         """Those that have just become free, or have just been sent something."""
-        self._numbers = count()
-        self._sent: list[tuple[float, int, Job]] = []
-        """Jobs on their way from prefill to decode, by when they arrive."""
+        self._read: deque[Job] = deque()
+        """Requests that the front has not read yet; the first it reads now."""
+        self._sent: list[tuple[float, int, Job, int]] = []
+        """Jobs whose KV is on its way from prefill to decode, by when it arrives; and its first block."""
+        self._links: dict[str, float] = {}
+        """Until when a replica's link is taken."""
 
     def clock(self) -> float:
         return self.now
@@ -128,92 +135,135 @@ class _Fleet:
     def run(self, trace: Sequence[Asked]) -> Done:
         texts, coming = Texts(trace), 0
         jobs: list[Job] = []
-        while coming < len(trace) or self._sent or self._due or self._idle:
-            self._forget()
-            arrival = trace[coming].at if coming < len(trace) else float("inf")
-            moved = self._sent[0][0] if self._sent else float("inf")
-            ends = self._when(self._ends[0][0]) if self._ends else float("inf")
-            if self._idle and min(arrival, moved, ends) > self.now:
+        while coming < len(trace) or self._sent or self._ends or self._idle:
+            arrival = trace[coming].at if coming < len(trace) else math.inf
+            moved = self._sent[0][0] if self._sent else math.inf
+            ends = self._ends.next()
+            when = min(arrival, moved, ends)
+            if self._idle and when > self.now:
                 self._begin()
-            elif ends <= min(arrival, moved):
-                self._end(ends)
-            elif moved <= arrival:
-                self._advance(moved)
-                job = heapq.heappop(self._sent)[2]
-                assert self._behind is not None
-                self._arrive(job, self._behind)
+                continue
+            self.now = when
+            self._ends.advance(when)
+            if ends <= when:
+                self._end()
+            elif moved <= when:
+                _, _, job, first = heapq.heappop(self._sent)
+                self._moved(job, first)
             else:
-                self._advance(arrival)
                 asked = trace[coming]
                 job = Job(asked, texts.tokens(asked, coming), coming, credit=_phase(coming))
                 jobs += [job] if asked.at >= 0.0 else []
                 coming += 1
-                self._arrive(job, self._front)
-        elapsed = max(0.0, self.now)
-        busy = sum(one.busy for one in self._replicas) / (elapsed * len(self._replicas)) if elapsed else 0.0
-        return Done(self._layout, jobs, elapsed, busy, sum(one.steps for one in self._replicas))
+                self._ask(job)
+        return self._done(jobs)
 
-    def _arrive(self, job: Job, front: Front) -> None:
-        replica = front.send(job)
-        replica.arrive(job)
-        if job.moved:
-            front.answered(job)  # nobody waits for its prompt
+    def _done(self, jobs: list[Job]) -> Done:
+        elapsed, cost = max(0.0, self.now), self._engine.front
+        told = sum(cost.request + cost.token * job.said for job in jobs)
+        busy = sum(one.busy for one in self._replicas.values())
+        return Done(self._layout, jobs, elapsed, busy / (elapsed * len(self._replicas)) if elapsed else 0.0,
+                    sum(one.steps for one in self._replicas.values()), told / elapsed if elapsed else 0.0)
+
+    def _ask(self, job: Job) -> None:
+        """Where the front shares the machine it reads one request after the other, beside all that goes on."""
+        if self._engine.host is None or not self._engine.front.request:
+            self._arrive(job)
+            return
+        self._read.append(job)
+        if len(self._read) == 1:
+            self._read_next()
+
+    def _read_next(self) -> None:
+        if self._read:
+            self._ends.begin(FRONT, Work(self._engine.front.request, threads=1))
+
+    def _arrive(self, job: Job) -> None:
+        """Somebody who prefills computes the prompt first, where who decodes lacks a block of it or more."""
+        if self._prefill is None:
+            self._send(job, self._front)
+            return
+        decodes = self._front.send(job)
+        assert decodes is not None
+        if decodes.held(job) < handed_over(job, self._engine.config.block_size):
+            job.decodes_at = decodes.name
+            if self._send(job, self._prefill):
+                return
+            job.decodes_at = None  # who decodes does it all
+        self._seat(job, decodes)
+
+    def _send(self, job: Job, front: Front) -> bool:
+        """To a replica whose queue has room; False: none has."""
+        full: set[str] = set()
+        while (replica := front.send(job, full)) is not None:
+            if self._take(job, replica):
+                return True
+            front.ended(job)
+            full.add(replica.name)
+        if front is self._front:
+            self._refuse(job)
+        return False
+
+    def _seat(self, job: Job, replica: Replica) -> None:
+        if not self._take(job, replica):
+            self._front.ended(job)
+            self._refuse(job)
+
+    def _refuse(self, job: Job) -> None:
+        job.refused, job.text = True, []
+
+    def _take(self, job: Job, replica: Replica) -> bool:
+        if not replica.arrive(job):
+            return False
         if not replica.at_work:
             self._idle[replica.name] = replica
-        elif (end := replica.disturb(self.work)) is not None:
-            self._expect(replica, end)
+        elif (work := replica.disturb(self._ends.done(replica.name))) is not None:
+            self._ends.begin(replica.name, work)
+        return True
 
-    def _end(self, when: float) -> None:
-        work, _, replica = heapq.heappop(self._ends)
-        self._advance(when, work)
-        del self._due[replica.name]
+    def _end(self) -> None:
+        name = self._ends.end()
+        if name == FRONT:
+            job = self._read.popleft()
+            self._read_next()
+            self._arrive(job)
+            return
+        replica = self._replicas[name]
         firsts, ended = replica.finish()
-        front = self._behind if self._behind is not None and not replica.prefills else self._front
+        front = self._prefill if self._prefill is not None and replica.prefills else self._front
         for job in firsts:
             front.answered(job)
         for job in ended:
             front.ended(job)
-            if replica.prefills and job.said < job.asked.output_tokens:
-                self._move(job)
+            if replica.prefills:
+                self._move(job, replica)
             else:
                 job.text = []  # a day of them does not fit into memory
         self._idle[replica.name] = replica
 
-    def _move(self, job: Job) -> None:
-        """Its prompt is computed; its KV goes to who decodes."""
-        job.end, job.brought, job.moved = None, job.asked.prompt_tokens, True
-        taken = job.asked.prompt_tokens * self._engine.token_bytes / self._engine.link
-        heapq.heappush(self._sent, (self.now + taken, job.number, job))
+    def _move(self, job: Job, source: Replica) -> None:
+        """Its prompt is computed. What who decodes lacks of it travels there, one text at a time on either's link."""
+        assert job.decodes_at is not None
+        size, target = self._engine.config.block_size, self._replicas[job.decodes_at]
+        first = target.held(job)
+        taken = max(0, handed_over(job, size) - first) * size * self._engine.token_bytes / self._engine.link
+        begin = max(self.now, self._links.get(source.name, -math.inf), self._links.get(target.name, -math.inf))
+        self._links[source.name] = self._links[target.name] = begin + taken
+        heapq.heappush(self._sent, (begin + taken, job.number, job, first))
+
+    def _moved(self, job: Job, first: int) -> None:
+        assert job.decodes_at is not None
+        target = self._replicas[job.decodes_at]
+        target.receive(job, first)
+        self._seat(job, target)
 
     def _begin(self) -> None:
         """Everything that happens now has happened: those who are free go on."""
         free, self._idle = self._idle, {}
         for replica in free.values():
-            end = replica.begin(self.work)
-            if end is not None:
-                self._expect(replica, end)
-
-    def _expect(self, replica: Replica, end: float) -> None:
-        number = self._due[replica.name] = next(self._numbers)
-        heapq.heappush(self._ends, (end, number, replica))
-
-    def _forget(self) -> None:
-        while self._ends and self._due.get(self._ends[0][2].name) != self._ends[0][1]:
-            heapq.heappop(self._ends)
-
-    @property
-    def _speed(self) -> float:
-        cores = self._engine.cores
-        return 1.0 if cores is None or len(self._due) <= cores else cores / len(self._due)
-
-    def _when(self, work: float) -> float:
-        return work if self._engine.cores is None else self.now + max(0.0, work - self.work) / self._speed
-
-    def _advance(self, now: float, work: float | None = None) -> None:
-        if work is None:
-            idle = self._engine.cores is None or not self._due
-            work = now if idle else self.work + (now - self.now) * self._speed
-        self.now, self.work = now, work
+            work = replica.begin()
+            if work is not None:
+                self._ends.begin(replica.name, work)
 
 
 def _phase(number: int) -> int:

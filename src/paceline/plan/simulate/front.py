@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -40,14 +41,16 @@ class Front:
         """Where the last few requests with a block went."""
         self._orders: dict[int, tuple[Features, str, int]] = {}
 
-    def send(self, job: Job) -> Replica:
-        """The replica that it goes to."""
+    def send(self, job: Job, full: AbstractSet[str] = frozenset()) -> Replica | None:
+        """The replica that it goes to, which is none of those that are full; None: there is no other."""
         asked = job.asked
         digests = chain(job.text[:asked.prompt_tokens], scope_of(Tenant(asked.tenant), ""), self._block_size)
-        order = Features(asked.prompt_tokens, tuple(digests), self._block_size, priority=asked.priority)
+        order = Features(asked.prompt_tokens, tuple(digests), self._block_size, priority=asked.priority,
+                         avoid=full)
         names = self._listed(order)
         name = self._policy.choose(order, [self._candidate(name) for name in names])
-        assert name is not None
+        if name is None or name in full:
+            return None
         self._policy.begun(order, name)
         order.progress.replica = name
         load = asked.prompt_tokens + SEQUENCE_TOKENS

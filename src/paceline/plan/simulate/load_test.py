@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.bench.serving.arrivals import Arrival, read_trace
 from paceline.bench.serving.datasets import SHARED_PREFIX, SYNTHETIC, Asks, Lengths
+from paceline.bench.serving.load_test import WARM_UP_CLIENTS
 from paceline.errors import ConfigError
+from paceline.models.fields import finite, shown
 from paceline.plan.simulate.figures import Figures
 from paceline.plan.simulate.traffic import Asked, Tokenize, words
 
 WARM_UP_S = 60.0
-"""Between two requests that warm a fleet up."""
+"""Between two lots of requests that warm a fleet up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,11 @@ class Beside:
     simulated: float
 
     @property
-    def error(self) -> float:
-        """Share by which the simulation is too high."""
-        return self.simulated / self.measured - 1.0 if self.measured else 0.0
+    def error(self) -> float | None:
+        """Share by which the simulation is too high; None: nothing was measured, and something is simulated."""
+        if not self.measured:
+            return None if self.simulated else 0.0
+        return self.simulated / self.measured - 1.0
 
 
 def is_load_test(path: str | Path) -> bool:
@@ -42,6 +47,16 @@ def asked_again(path: str | Path, tokenize: Tokenize = words) -> list[Asked]:
     count, and what they had in common, since made-up prompts are the same again by their seed. What failed is left
     out."""
     document = _read(path)
+    with _reading(path):
+        found = _requests(document, tokenize)
+    if not found or not all(one.prompt_tokens for one in found):
+        raise ConfigError(f"{path} has no requests with their lengths: run it with --usage, and with requests that are "
+                          "answered.")
+    return found
+
+
+def _requests(document: dict[str, Any], tokenize: Tokenize) -> list[Asked]:
+    """Those that warmed it up come before, as many at once as then."""
     settings, level = document["settings"], document["levels"][0]
     trace = read_trace(settings["trace"], settings["time_scale"]) if settings["trace"] else []
     samples = [dict(zip(level["samples_are"], one)) for one in level["samples"]][:len(trace) or settings["requests"]]
@@ -49,21 +64,22 @@ def asked_again(path: str | Path, tokenize: Tokenize = words) -> list[Asked]:
     found = []
     for one, text in zip(samples, texts):
         if one["fault"] is None and one["tokens"]:
-            length = one["prompt_tokens"] or len(text)
-            found.append(Asked(1e-3 * one["start_ms"], length, one["tokens"], given=tuple(text[:length])))
-    if not found or not all(one.prompt_tokens for one in found):
-        raise ConfigError(f"{path} has no requests with their lengths: run it with --usage, and with requests that are "
-                          "answered.")
+            length, at = one["prompt_tokens"] or len(text), finite(one["start_ms"])
+            if at is None or at < 0.0 or type(length) is not int or type(one["tokens"]) is not int:
+                raise ValueError(f"a request at {shown(one['start_ms'])} ms of {shown(length)} and "
+                                 f"{shown(one['tokens'])} tokens")
+            found.append(Asked(1e-3 * at, length, one["tokens"], given=tuple(text[:length])))
     found.sort(key=lambda one: one.at)
-    first = found[0].at
-    before = [Asked(WARM_UP_S * (place - len(warm)), len(text), 1, given=tuple(text))
-              for place, text in enumerate(warm)]
-    return [*before, *(replace(one, at=one.at - first) for one in found)]
+    lots = -(-len(warm) // WARM_UP_CLIENTS)
+    before = [Asked(WARM_UP_S * (place // WARM_UP_CLIENTS - lots), len(text), most, given=tuple(text))
+              for place, (text, most) in enumerate(warm) if found]
+    return [*before, *found]
 
 
 def _texts(settings: dict[str, Any], trace: Sequence[Arrival], count: int, tokenize: Tokenize,
-           ) -> tuple[list[list[int]], list[list[int]]]:
-    """Of made-up prompts, those to warm up first; those of a file are taken to have nothing in common."""
+           ) -> tuple[list[tuple[list[int], int]], list[list[int]]]:
+    """Of made-up prompts, those to warm up first, with the tokens that those asked for; those of a file are taken to
+    have nothing in common."""
     if settings["dataset"] not in (SYNTHETIC, SHARED_PREFIX):
         return [], [[] for _ in range(count)]
     asks = Asks(settings["dataset"], Lengths.parse(settings["input_len"], "input_len"),
@@ -71,30 +87,39 @@ def _texts(settings: dict[str, Any], trace: Sequence[Arrival], count: int, token
                 settings["seed"])
     warm = [asks.next() for _ in range(settings["warmup"])]
     made = [asks.next(one.input_len, one.output_len) for one in trace] or [asks.next() for _ in range(count)]
-    first, then = ([list(tokenize(one.content["prompt"])) for one in some] for some in (warm, made))
-    return first, then
+    return ([(list(tokenize(one.content["prompt"])), one.max_tokens) for one in warm],
+            [list(tokenize(one.content["prompt"])) for one in made])
 
 
 def compare(path: str | Path, found: Figures) -> list[Beside]:
     """Throughput and latencies of its first level beside those of a fleet."""
     document = _read(path)
-    name = document["levels"][0]["name"]
-    measured = {row["case"].removeprefix(f"{name}_"): row["paceline"] for row in document["rows"]}
+    with _reading(path):
+        name = document["levels"][0]["name"]
+        measured = {row["case"].removeprefix(f"{name}_"): finite(row["paceline"]) for row in document["rows"]}
     simulated = {"request_rate": ("req/s", found.request_rate), "output_rate": ("tok/s", found.output_rate),
                  **{f"{what}_p{share}": ("ms", 1e3 * value) for what in ("ttft", "tpot", "e2e")
                     for share, value in getattr(found, what).items()},
                  "cache_hits": ("", found.hit_rate)}
-    return [Beside(what, unit, measured[what], value) for what, (unit, value) in simulated.items()
-            if measured.get(what) is not None]
+    return [Beside(what, unit, known, value) for what, (unit, value) in simulated.items()
+            if (known := measured.get(what)) is not None]
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    with _reading(path):
+        found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if found["measured"] != "server" or not found["levels"] or not found["levels"][0]["samples"]:
             raise ValueError("no load test")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return found
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Whatever comes of reading something else as a load test is told as that."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not what `paceline bench serve --json FILE` writes ({type(error).__name__}: "
                           f"{error}): name such a file.") from None
-    result: dict[str, Any] = found
-    return result

@@ -29,7 +29,8 @@ class Report:
         return {"model": self.plan.shape.name, "hardware": self.plan.hardware.label, "costs": self.costs,
                 "traffic": self.source, "targets": asdict(self.targets),
                 "engine": {name: getattr(self.config, name) for name in (
-                    "max_model_len", "block_size", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_step_ms")},
+                    "max_model_len", "block_size", "kv_blocks", "max_batch_tokens", "max_num_seqs", "max_step_ms",
+                    "max_queue")},
                 "fleets": [asdict(one) for one in self.fleets], "best": best(self.fleets).fleet,
                 "advice": advice(self.fleets, self.targets),
                 "compared": [asdict(one) | {"error": one.error} for one in self.beside]}
@@ -42,9 +43,10 @@ class Report:
                 f"{self.config.max_batch_tokens} rows at once")
         parts = [head, _aligned([_HEAD, *map(self._line, self.fleets)]), advice(self.fleets, self.targets)]
         if self.beside:
-            rows = [[one.what, one.unit, f"{one.measured:.4g}", f"{one.simulated:.4g}", f"{one.error:+.1%}"]
+            rows = [[one.what, one.unit, f"{one.measured:.4g}", f"{one.simulated:.4g}",
+                     "-" if one.error is None else f"{one.error:+.1%}"]
                     for one in self.beside]
-            parts.append(_aligned([["compared", "unit", "measured", "simulated", "error"], *rows]))
+            parts.append(_aligned([[f"{best(self.fleets).fleet}:", "unit", "measured", "simulated", "error"], *rows]))
         return "\n\n".join(parts)
 
     def _line(self, one: Figures) -> list[str]:
@@ -53,7 +55,8 @@ class Report:
                 "-" if one.slo_share is None else f"{one.slo_share:.1%}",
                 *("/".join(f"{1e3 * values[share]:.{digits}f}" for share in SHARES if share in values) or "-"
                   for values, digits in ((one.ttft, 0), (one.tpot, 1), (one.e2e, 0))),
-                f"{one.hit_rate:.1%}", f"{one.preemptions}", f"{one.utilisation:.0%}",
+                f"{one.hit_rate:.1%}", f"{one.preemptions}", f"{one.refused}", f"{one.utilisation:.0%}",
+                f"{one.front:.2f}",
                 "-" if one.dollars is None else f"{one.dollars:,.2f}",
                 "-" if one.dollars_per_million is None else f"{one.dollars_per_million:.2f}"]
 
@@ -75,7 +78,7 @@ class Report:
 
 
 _HEAD = ["replicas", "req/s", "tok/s", "goodput", "in SLO", "TTFT p50/90/99 ms", "TPOT p50/90/99 ms",
-         "E2E p50/90/99 ms", "hits", "preempted", "at work", "$", "$/M tokens"]
+         "E2E p50/90/99 ms", "hits", "preempted", "refused", "at work", "front cores", "$", "$/M tokens"]
 
 
 def _value(one: Figures, what: str) -> float:

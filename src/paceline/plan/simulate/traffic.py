@@ -17,11 +17,9 @@ from paceline.errors import ConfigError
 from paceline.models.fields import finite, shown
 
 Tokenize = Callable[[str], Sequence[int]]
-SOURCE = 24
-"""Bits of a made-up token's number that say its place; those above say whose text it is of."""
 HASHED = (512, 16)
 """Tokens that one of a trace's `hash_ids` may stand for: whichever makes as many as there are."""
-_MOST = 1 << SOURCE
+_MOST = 1 << 24
 _WORDS, _HASHES = 1 << 60, 1 << 62
 """Where the numbers of those begin: no made-up token has one as high."""
 _KEYS = {"at", "timestamp", "prompt_tokens", "input_length", "output_tokens", "output_length", "prompt", "prefix",
@@ -52,7 +50,8 @@ class Asked:
 
 class Texts:
     """The tokens of every request, made when they are needed: a day of prompts does not fit into memory. Two texts
-    begin alike where they share a prefix, a conversation or given tokens, and nowhere else."""
+    begin alike where they share a prefix, a conversation or given tokens, and nowhere else: what is a text's own is one
+    token again and again, which is its own too and takes as little room as can be."""
 
     def __init__(self, asked: Iterable[Asked]) -> None:
         self._turns = Counter(one.session for one in asked if one.session is not None)
@@ -64,8 +63,7 @@ class Texts:
         """Prompt and output of request `number`; of a conversation turn by turn."""
         total = asked.prompt_tokens + asked.output_tokens
         text = self._beginning(asked)[:asked.prompt_tokens]
-        own = (2 * number + 1) << SOURCE
-        text += range(own + len(text), own + total)
+        text += [2 * number + 1] * (total - len(text))
         if asked.session is not None:
             self._turns[asked.session] -= 1
             if self._turns[asked.session]:
@@ -81,8 +79,7 @@ class Texts:
             return self._spoken[asked.session]
         if asked.prefix is None:
             return []
-        source = self._prefixes.setdefault(asked.prefix, 2 * (len(self._prefixes) + 1)) << SOURCE
-        return list(range(source, source + asked.prefix_tokens))
+        return [self._prefixes.setdefault(asked.prefix, 2 * (len(self._prefixes) + 1))] * asked.prefix_tokens
 
 
 def words(text: str) -> list[int]:
@@ -95,6 +92,8 @@ def traffic(source: str, prompt_tokens: int, output_tokens: int, scale: float = 
     """Of a file, or of `poisson:rate=50,seconds=3600,...`. The lengths are for requests that do not say theirs."""
     kind, colon, options = source.partition(":")
     if colon and kind == "poisson" and not Path(source).exists():
+        if scale != 1.0:
+            raise ConfigError("--time-scale is for traces: give poisson: another rate.")
         return made_up(options, prompt_tokens, output_tokens)
     return read(source, prompt_tokens, output_tokens, scale, tokenize)
 
@@ -122,7 +121,10 @@ def read(path: str | Path, prompt_tokens: int, output_tokens: int, scale: float 
 
 def _from_zero(found: list[Asked], scale: float) -> list[Asked]:
     found.sort(key=lambda one: one.at)
-    first = found[0].at
+    first, last = found[0].at, found[-1].at
+    if not math.isfinite((last - first) * scale):
+        raise ConfigError(f"The trace goes from {first:g} to {last:g} s, which is too long: correct its times or "
+                          "--time-scale.")
     return [replace(one, at=(one.at - first) * scale) for one in found]
 
 
@@ -145,7 +147,7 @@ def _parse(raw: Any, prompt_tokens: int, output_tokens: int, line: int, tokenize
     if prompt is None and hashed is not None:
         blocks = _ids(hashed, "hash_ids")
         size = next((size for size in HASHED if -(-length // size) == len(blocks)), HASHED[0])
-        given = [_HASHES + (block << SOURCE) + place for block in blocks for place in range(size)]
+        given = [token for block in blocks for token in [_HASHES + block] * size]
     prefix, shared = raw.get("prefix"), _count(raw, ("prefix_tokens",), 0, 0)
     if (prefix is None) != (shared == 0):
         raise ValueError("prefix and prefix_tokens go together")
