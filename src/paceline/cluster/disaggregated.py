@@ -174,7 +174,7 @@ class Disaggregated:
                 del self._handing[order.request_id]
 
     async def _hand_over(self, order: Order) -> None:
-        if order.params.prompt_logprobs is not None:  # every token of it has to be computed
+        if order.params.prompt_logprobs is not None or order.params.pooling == "mean":  # every token of it has to be computed
             return
         if self._clock() < self._paused_until:
             return

@@ -25,6 +25,7 @@ from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
+from paceline.serve.routes import embeddings, responses
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews, Views
 
@@ -68,7 +69,8 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.state.service = Service(llm, views, options, metrics, telemetry)
     app.state.started = int(time.time())
     errors.install(app)
-    for router in (completions.router, chat.router, system.router):
+    for router in (completions.router, chat.router, responses.router, embeddings.router,
+                   system.router):
         app.include_router(router)
     if options.page:
         app.include_router(live.router)
@@ -80,7 +82,7 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Failures)
     if options.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST", "DELETE"],
                            allow_headers=["*"], expose_headers=["x-request-id"])
     if trusted := trusted_hosts(options):
         app.add_middleware(Hosts, trusted=trusted)

@@ -1,0 +1,43 @@
+"""Pooling: one vector of a prompt's last hidden states, brought together as its rows are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+SMALLEST = 1e-12
+"""A vector of zeros stays one."""
+
+
+class Pooling:
+    """Rows are added one after the other, in float64: neither chunks nor who else is in a step can change the sum."""
+
+    def __init__(self, kind: str, prompt_len: int, tap: int, norm: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """`kind`: "mean" or "last". `tap`: where the stream is read, `norm`: the final norm, which it goes through."""
+        self.tap = tap
+        self._kind = kind
+        self._prompt_len = prompt_len
+        self._norm = norm
+        self._taken = 0
+        self._sum: np.ndarray | None = None
+
+    def take(self, hidden: torch.Tensor, start: int) -> None:
+        """Rows [n, h] of the positions from `start`. After a preemption the same ones may come again."""
+        end = start + len(hidden)
+        begin = max(start, self._taken if self._kind == "mean" else self._prompt_len - 1)
+        if begin >= end:
+            return
+        rows = self._norm(hidden[begin - start:]).double().cpu().numpy()
+        if self._sum is not None:
+            rows = np.concatenate([self._sum[None], rows])
+        self._sum = np.add.accumulate(rows, axis=0)[-1].copy()
+        self._taken = end
+
+    def vector(self) -> list[float] | None:
+        """Of length 1; None: not all of the prompt has been computed. (A mean and a sum point the same way.)"""
+        if self._sum is None or self._taken < self._prompt_len:
+            return None
+        length = max(float(np.sqrt(np.square(self._sum).sum())), SMALLEST)
+        return [float(value) for value in (self._sum / length).astype(np.float32)]
