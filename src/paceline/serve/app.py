@@ -25,7 +25,7 @@ from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
-from paceline.serve.routes import embeddings, responses
+from paceline.serve.routes import embeddings, messages, responses
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews, Views
 
@@ -70,7 +70,7 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.state.started = int(time.time())
     errors.install(app)
     for router in (completions.router, chat.router, responses.router, embeddings.router,
-                   system.router):
+                   messages.router, system.router):
         app.include_router(router)
     if options.page:
         app.include_router(live.router)
