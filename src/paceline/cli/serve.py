@@ -101,8 +101,8 @@ def serve(
                                   "--page/--no-page")] = True,
     pooling: Annotated[str, _server("Embeddings are the mean of a text's hidden states (mean), or those of its last "
                                     "token (last).")] = "mean",
-    stored_responses: Annotated[int, _server("Responses of /v1/responses kept in memory for each key, the oldest given up "
-                                             "first; 0: none.")] = 256,
+    stored_responses: Annotated[int, _server("Responses of /v1/responses kept in memory for each key, the oldest "
+                                             "given up first; 0: none.")] = 256,
     stored_mb: Annotated[float, _server("Megabytes of them for each key.")] = 16.0,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",

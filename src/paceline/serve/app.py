@@ -25,9 +25,12 @@ from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
-from paceline.serve.routes import embeddings, messages, responses
+from paceline.serve.routes import embeddings, messages, ollama, responses
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews, Views
+
+ROUTERS = (completions.router, chat.router, responses.router, embeddings.router, messages.router, ollama.router,
+           system.router)
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
@@ -69,8 +72,7 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.state.service = Service(llm, views, options, metrics, telemetry)
     app.state.started = int(time.time())
     errors.install(app)
-    for router in (completions.router, chat.router, responses.router, embeddings.router,
-                   messages.router, system.router):
+    for router in ROUTERS:
         app.include_router(router)
     if options.page:
         app.include_router(live.router)

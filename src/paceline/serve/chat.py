@@ -115,7 +115,7 @@ def call_id() -> str:
 
 def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
     parser = new_parser(call.service, body)
-    content, calls = _gather([*parser.push(completion.text), *parser.end()])
+    content, calls = gather([*parser.push(completion.text), *parser.end()])
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
                                "refusal": None}
     if calls:
@@ -133,7 +133,8 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
     return choice
 
 
-def _gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+def gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+    """The text for the reader, and the calls."""
     content: list[str] = []
     calls: list[dict[str, Any]] = []
     for event in events:

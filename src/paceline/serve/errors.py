@@ -1,5 +1,5 @@
-"""Errors as clients expect them, never a stack trace: OpenAI's have {"error": {"message", "type", "param", "code"}}, and
-those of other protocols get theirs by the path that they asked."""
+"""Errors as clients expect them, never a stack trace: OpenAI's get {"error": {"message", "type", "param", "code"}}, those
+of other protocols what is theirs, by the path that they asked."""
 
 from __future__ import annotations
 

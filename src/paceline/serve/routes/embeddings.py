@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -44,16 +45,19 @@ async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         raise RequestError(f"This model's embeddings have {len(vectors[0])} dimensions and were not trained to be cut: "
                            "leave dimensions out.", "dimensions")
     form = _base64 if body.encoding_format == "base64" else list
-    prompt_tokens = call.usage(outputs)["prompt_tokens"]
+    tokens = call.usage(outputs)["prompt_tokens"]
+    return await written(call, vectors, lambda vectors: {
+        "object": "list", "model": call.envelope()["model"],
+        "data": [{"object": "embedding", "index": place, "embedding": form(vector)}
+                 for place, vector in enumerate(vectors)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
-    def make() -> Response:
-        return JSONResponse({
-            "object": "list", "model": call.envelope()["model"],
-            "data": [{"object": "embedding", "index": place, "embedding": form(vector)}
-                     for place, vector in enumerate(vectors)],
-            "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}})
 
-    return await call.service.llm.texts.run(_A_NUMBER * sum(map(len, vectors)), make, call.tenant.name)
+async def written(call: Call, vectors: list[list[float]],
+                  make: Callable[[list[list[float]]], dict[str, Any]]) -> Response:
+    """What `make` tells of vectors: beside the event loop, for they may be many."""
+    return await call.service.llm.texts.run(_A_NUMBER * sum(map(len, vectors)), lambda: JSONResponse(make(vectors)),
+                                            call.tenant.name)
 
 
 async def embed(request: Request, given: Any, model: str | None, name: str) -> tuple[Call, list[RequestOutput]]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, unless_gone
-from paceline.serve.chat import begin
+from paceline.serve.chat import begin, new_parser
 from paceline.serve.conversation import render_arguments
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
@@ -115,7 +115,7 @@ class _MessageWriter(PartsWriter):
     """Blocks one after another, each begun, told and stopped."""
 
     def __init__(self, call: Call, body: ChatBody) -> None:
-        super().__init__(call, body)
+        super().__init__(call, new_parser(call.service, body))
         self._chat = body
         self._index = -1
         self._called = False
@@ -137,8 +137,9 @@ class _MessageWriter(PartsWriter):
         return self._delta({"type": "input_json_delta", "partial_json": event.text})
 
     def ended(self, output: RequestOutput) -> str:
-        return self._close() + _event(
-            "message_delta", delta=_stop(self._chat, output.outputs[0], self._called), usage=_usage(self.call, output)) + _event("message_stop")
+        why = _stop(self._chat, output.outputs[0], self._called)
+        return self._close() + _event("message_delta", delta=why, usage=_usage(self.call, output)) + _event(
+            "message_stop")
 
     def fail(self, problem: ApiError) -> str:
         return sse("error", anthropic_body(problem))

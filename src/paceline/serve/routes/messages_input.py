@@ -129,8 +129,8 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     found = []
     for place, tool in enumerate(tools):
         if tool.get("type", "custom") != "custom" or "input_schema" not in tool:
-            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, give "
-                               "some with a name and an input_schema.", "tools")
+            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, "
+                               "give some with a name and an input_schema.", "tools")
         found.append({"type": "function", "function": {
             "name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}})
     return found

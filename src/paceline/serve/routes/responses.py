@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
-from paceline.serve.chat import begin, call_id
+from paceline.serve.chat import begin, call_id, new_parser
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
@@ -20,7 +20,7 @@ from paceline.serve.routes.stored import Stored
 from paceline.serve.routes.translate import PartsWriter, parts, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
-from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event
+from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event, ToolParser
 
 router = APIRouter(route_class=BoundedRoute)
 Message = dict[str, Any]
@@ -45,7 +45,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
     call = await begin(request, chat, f"resp_{secrets.token_hex(24)}")
     told = _Telling(call, body, asked, before_size + len(await request.body()))
     if body.stream:
-        return EventStream(call, await call.open(), _ResponseWriter(call, chat, told))
+        return EventStream(call, await call.open(), _ResponseWriter(call, new_parser(service, chat), told))
     output = (await unless_gone(request, call))[0]
 
     def make() -> dict[str, Any]:
@@ -82,8 +82,8 @@ def _kept(service: Service, tenant: str, response_id: str, param: str | None = N
 
 
 def _unknown(response_id: str, param: str | None = None) -> ApiError:
-    return ApiError(404, f"There is no response {response_id!r} of this key's: it was never stored, was deleted, or has "
-                    "made way for newer ones; send the conversation itself.", param=param, code="response_not_found")
+    return ApiError(404, f"There is no response {response_id!r} of this key's: it was never stored, was deleted, or "
+                    "has made way for newer ones; send the conversation itself.", param=param, code="response_not_found")
 
 
 class _Telling:
@@ -213,8 +213,8 @@ class _Telling:
 
 
 class _ResponseWriter(PartsWriter):
-    def __init__(self, call: Call, body: ChatBody, told: _Telling) -> None:
-        super().__init__(call, body)
+    def __init__(self, call: Call, parser: ToolParser, told: _Telling) -> None:
+        super().__init__(call, parser)
         self._told = told
 
     def begin(self) -> str:

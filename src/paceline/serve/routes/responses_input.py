@@ -123,8 +123,8 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     found = []
     for place, tool in enumerate(tools):
         if tool.get("type") != "function":
-            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, give "
-                               "functions.", "tools")
+            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, "
+                               "give functions.", "tools")
         found.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
     return found
 

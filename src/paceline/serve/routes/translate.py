@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -13,9 +13,11 @@ from paceline.request import RequestOutput
 from paceline.serve.calls import Call
 from paceline.serve.chat import new_parser
 from paceline.serve.errors import ApiError, validation_error
-from paceline.serve.schema import ChatBody, Sampling
+from paceline.serve.schema import ChatBody, CompletionBody, Sampling
 from paceline.serve.streaming import EVENTS, encode
-from paceline.serve.tool_calls import Event
+from paceline.serve.tool_calls import Event, ToolParser
+
+Made = TypeVar("Made", bound=Sampling)
 
 
 def passed_on(body: Sampling, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -26,8 +28,16 @@ def passed_on(body: Sampling, *, without: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def chat_body(fields: Mapping[str, Any]) -> ChatBody:
+    return _body(ChatBody, fields)
+
+
+def completion_body(fields: Mapping[str, Any]) -> CompletionBody:
+    return _body(CompletionBody, fields)
+
+
+def _body(kind: type[Made], fields: Mapping[str, Any]) -> Made:
     try:
-        return ChatBody.model_validate(dict(fields))
+        return kind.model_validate(dict(fields))
     except ValidationError as problem:
         raise validation_error(problem.errors()) from None
 
@@ -61,9 +71,9 @@ class PartsWriter:
 
     media_type = EVENTS
 
-    def __init__(self, call: Call, body: ChatBody) -> None:
+    def __init__(self, call: Call, parser: ToolParser) -> None:
         self.call = call
-        self._parser = new_parser(call.service, body)
+        self._parser = parser
 
     def begin(self) -> str:
         return ""
