@@ -16,7 +16,8 @@ from paceline import LLM, SamplingParams, __version__
 from paceline.bench.null_model import byte_tokenizer
 
 ASKED: Any = [{"role": "user", "content": "Who are you?"}]
-FIGURES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration"}
+FIGURES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count",
+           "eval_duration"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_a_chat_is_streamed_unless_it_is_not_to_be(server: ServerThread, offline
     whole = ask(server.url, stream=False, model=f"{NAME}:latest", keep_alive="5m", think=False).json()
     assert whole["message"] == {"role": "assistant", "content": want.outputs[0].text} and whole["done"] is True
     for told in (last, whole):
-        assert FIGURES <= set(told) and all(isinstance(told[name], int) for name in FIGURES)
+        assert set(told) >= FIGURES and all(isinstance(told[name], int) for name in FIGURES)
         assert told["eval_count"] == len(want.outputs[0].token_ids) and told["total_duration"] > 0
         assert told["prompt_eval_count"] == len(want.prompt_token_ids)
         assert told["prompt_eval_duration"] + told["eval_duration"] <= told["total_duration"] + 1
@@ -134,7 +135,8 @@ def test_what_there_is(server: ServerThread) -> None:
 @pytest.mark.parametrize(("path", "more", "status", "word"), [
     ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat"),
     ("/api/chat", {"options": {"num_predcit": 2}}, 400, "num_predcit"),
-    ("/api/chat", {"options": {"temperature": "hot"}}, 400, "temperature"), ("/api/chat", {"format": "xml"}, 400, "format"),
+    ("/api/chat", {"options": {"temperature": "hot"}}, 400, "temperature"),
+    ("/api/chat", {"format": "xml"}, 400, "format"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["abc"]}]}, 400, "images"),
     ("/api/chat", {"model": "llama3"}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
     ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"), ("/api/nothing", {}, 404, "Not Found")])

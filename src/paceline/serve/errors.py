@@ -1,5 +1,5 @@
-"""Errors as clients expect them, never a stack trace: OpenAI's get {"error": {"message", "type", "param", "code"}}, those
-of other protocols what is theirs, by the path that they asked."""
+"""Errors as clients expect them, never a stack trace: OpenAI's get {"error": {"message", "type", "param", "code"}},
+those of other protocols what is theirs, by the path that they asked."""
 
 from __future__ import annotations
 

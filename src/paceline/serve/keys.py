@@ -16,7 +16,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.options import ServeOptions
 from paceline.serve.quotas import UNLIMITED, Quota
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/api/version"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/api/version", "/docs"})
 OPEN_PREFIX = "/page/"
 """What needs no key: probes, and the page's files, which hold nothing of anybody's."""
 
@@ -36,8 +36,8 @@ class Caller:
 
 
 class ApiKeys:
-    """Asks for one of the keys, if there are any, as a bearer token or as x-api-key, and notes who calls. Comparing takes
-    the same time wherever a wrong key differs."""
+    """Asks for one of the keys, if there are any, as a bearer token or as x-api-key, and notes who calls. Comparing
+    takes the same time wherever a wrong key differs."""
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app = app

@@ -82,8 +82,9 @@ def _kept(service: Service, tenant: str, response_id: str, param: str | None = N
 
 
 def _unknown(response_id: str, param: str | None = None) -> ApiError:
-    return ApiError(404, f"There is no response {response_id!r} of this key's: it was never stored, was deleted, or "
-                    "has made way for newer ones; send the conversation itself.", param=param, code="response_not_found")
+    return ApiError(404, f"There is no response {response_id!r} of this key's: it was never stored, was deleted, "
+                    "or has made way for newer ones; send the conversation itself.", param=param,
+                    code="response_not_found")
 
 
 class _Telling:
