@@ -150,7 +150,8 @@ def test_calls_are_streamed(caller: openai.OpenAI) -> None:
     ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"), ({"conversation": "x"}, "conversation"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text only"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "call_id"), ({"input": []}, "messages"),
-    ({"top_logprobs": 2}, "top_logprobs"), ({"text": {"format": {"type": "json_schema"}}}, "schema is missing"),
+    ({"top_logprobs": 2}, "top_logprobs"), ({"trace": True}, "trace is not told"),
+    ({"text": {"format": {"type": "json_schema"}}}, "schema is missing"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice")])
 def test_what_cannot_be_done_is_refused(server: ServerThread, more: dict[str, Any], word: str) -> None:
     refused = httpx.post(f"{server.url}/v1/responses", json={"input": "x", "max_output_tokens": 4} | more)

@@ -73,6 +73,8 @@ def tamed(case):
             body[name] = None if most is None else min(body[name], most)
     if "prompt" in body:
         body["prompt"] = "hello"
+    if "max_output_tokens" in body or "stop_sequences" in body:
+        body |= {"trace": None, "provenance": None}
     if "input" in body:
         body["input"] = "hello"
         body.pop("n", None)

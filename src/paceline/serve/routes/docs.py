@@ -19,7 +19,7 @@ async def docs(request: Request) -> Response:
     """The routes there are, with the fields that each takes."""
     style = '<link rel="stylesheet" href="/page/base.css">' if request.app.state.options.page else ""
     body = "\n".join(_routes(request.app.openapi()))
-    return HTMLResponse(f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Paceline: routes</title>'
+    return HTMLResponse(f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Paceline</title>'
                         f'{style}</head>\n<body>\n<main>\n<h1>Routes</h1>\n<p>Machines read <a href="/openapi.json">'
                         f'/openapi.json</a>.</p>\n{body}\n</main>\n</body>\n</html>\n', headers=HEADERS)
 

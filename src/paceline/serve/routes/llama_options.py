@@ -17,9 +17,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 for."""
 IGNORED = frozenset({
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv", "vocab_only",
-    "use_mmap", "use_mlock", "logits_all", "draft_num_predict", "mirostat_eta", "mirostat_tau", "n_keep",
-    "cache_prompt", "id_slot", "slot_id", "n_indent", "t_max_predict_ms", "dynatemp_exponent", "xtc_threshold", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "samplers"})
+    "use_mmap", "use_mlock", "logits_all", "draft_num_predict", "mirostat_eta", "mirostat_tau", "n_keep", "id_slot",
+    "cache_prompt", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "samplers"})
 """How a machine is used, which is the operator's to say, and what belongs to samplers that are off."""
 
 

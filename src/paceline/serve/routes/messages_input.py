@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.errors import RequestError
-from paceline.serve.routes.translate import chat_body, compact, joined_text, passed_on
+from paceline.serve.routes.translate import chat_body, check_one_answer, compact, joined_text, passed_on
 from paceline.serve.schema import Body, ChatBody, ListOf, Sampling, Text, number
 
 OWN = ("metadata", "stream_options", "response_format", "n", "stop")
@@ -57,8 +57,7 @@ class MessagesBody(CountBody):
 
 
 def translated(body: CountBody) -> ChatBody:
-    if body.n is not None and body.n != 1:
-        raise RequestError("n must be 1: a message has one answer.", "n")
+    check_one_answer(body)
     if body.messages[-1].role == "assistant":
         raise RequestError("The last message is the assistant's: answers that go on from a given beginning are not "
                            "supported; end with the user's.", "messages")

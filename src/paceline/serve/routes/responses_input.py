@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.errors import RequestError
-from paceline.serve.routes.translate import chat_body, joined_text, passed_on
+from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on
 from paceline.serve.schema import Body, ChatBody, ListOf, Sampling, number
 
 TEXTS = ("input_text", "output_text", "text")
@@ -55,8 +55,7 @@ def check(body: ResponsesBody) -> None:
                            "it.", "truncation")
     if body.top_logprobs:
         raise RequestError("top_logprobs is not supported here: ask /v1/chat/completions.", "top_logprobs")
-    if body.n is not None and body.n != 1:
-        raise RequestError("n must be 1: a response has one answer.", "n")
+    check_one_answer(body)
     for wanted in body.include or ():
         if wanted != "reasoning.encrypted_content":  # of which there is none
             raise RequestError(f"include names {wanted!r}, which this server does not have: leave it out.", "include")

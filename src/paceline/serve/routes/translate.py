@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from paceline.engine.records.deltas import SampleDelta
+from paceline.errors import RequestError
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call
 from paceline.serve.chat import new_parser
@@ -25,6 +26,15 @@ def passed_on(body: Sampling, *, without: tuple[str, ...] = ()) -> dict[str, Any
     by every protocol."""
     return {name: getattr(body, name) for name in Sampling.model_fields
             if name in body.model_fields_set and name not in without}
+
+
+def check_one_answer(body: Sampling) -> None:
+    """Refuse what chats have and an answer of another protocol has no place for."""
+    if body.n is not None and body.n != 1:
+        raise RequestError("n must be 1: there is one answer here.", "n")
+    for name in ("provenance", "trace"):
+        if getattr(body, name):
+            raise RequestError(f"{name} is not told here: ask /v1/chat/completions.", name)
 
 
 def chat_body(fields: Mapping[str, Any]) -> ChatBody:
