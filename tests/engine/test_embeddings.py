@@ -87,6 +87,13 @@ def test_every_architecture_has_them() -> None:
         assert float(one @ other) < 0.9999, name
 
 
+def test_a_model_without_hidden_states_says_so() -> None:
+    model = tiny_model()
+    del model.norm
+    with pytest.raises(RequestError, match="no hidden states"):
+        tiny_llm(model).generate([PROMPT], asked("mean"))
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     for more in ({"pooling": "max"}, {"pooling": "mean", "max_tokens": 3}, {"pooling": "mean", "n": 2}):
         with pytest.raises(RequestError, match="pooling"):

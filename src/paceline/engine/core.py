@@ -245,6 +245,9 @@ class Engine:
             wish = None
         if params.pooling is not None:
             wish = None  # there is nothing to draft
+            if not hasattr(self.model, "norm"):
+                raise RequestError("This model has no hidden states that embeddings could be made of: leave pooling "
+                                   "out.", "pooling")
         suspended = None if wish is None else self._drafting.suspended.get(wish.method)
         drafts_now = wish is not None and drafts is None and suspended is None
         drafter = speculations.build(wish, self._draft_context) if wish is not None and drafts_now else None

@@ -57,7 +57,8 @@ class _Refusal(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape = next((own for prefix, own in SHAPES.items() if scope["path"].startswith(prefix)), ApiError.body)
+        path = scope.get("path", "")
+        shape = next((own for prefix, own in SHAPES.items() if path.startswith(prefix)), ApiError.body)
         # ASCII: a message may quote a text that has half a character in it.
         told = Response(json.dumps(shape(self._error)), self.status_code, self._error.headers, "application/json")
         await told(scope, receive, send)

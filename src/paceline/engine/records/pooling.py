@@ -10,6 +10,9 @@ import torch
 SMALLEST = 1e-12
 """A vector of zeros stays one."""
 
+ROWS_AT_ONCE = 64
+"""In float64, which takes memory."""
+
 
 class Pooling:
     """Rows are added one after the other, in float64: neither chunks nor who else is in a step can change the sum."""
@@ -29,10 +32,12 @@ class Pooling:
         begin = max(start, self._taken if self._kind == "mean" else self._prompt_len - 1)
         if begin >= end:
             return
-        rows = self._norm(hidden[begin - start:]).double().cpu().numpy()
-        if self._sum is not None:
-            rows = np.concatenate([self._sum[None], rows])
-        self._sum = np.add.accumulate(rows, axis=0)[-1].copy()
+        rows = self._norm(hidden[begin - start:]).float().cpu().numpy()
+        total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = np.concatenate([total[None], rows[first:first + ROWS_AT_ONCE]])
+            total = np.add.accumulate(some, axis=0)[-1].copy()
+        self._sum = total
         self._taken = end
 
     def vector(self) -> list[float] | None:
