@@ -343,24 +343,31 @@ def shown_default(default: Any) -> str:
 # HTTP
 
 def http() -> str:
-    from paceline.serve import chat, completions, live, schema, system
+    from paceline.serve import live, schema
+    from paceline.serve.app import ROUTERS
+    from paceline.serve.routes import docs, embeddings, llamacpp, messages_input, ollama, responses_input
 
     routes: dict[str, tuple[list[str], str]] = {}
-    for router in (completions.router, chat.router, system.router, live.router):
+    for router in (*ROUTERS, docs.router, live.router):
         for route in router.routes:
             path, methods = route.path, sorted(route.methods)  # type: ignore[attr-defined]
             known = routes.get(path, ([], ""))
             words = sentence(route.endpoint.__doc__ or ENDPOINTS.get(path), path)  # type: ignore[attr-defined]
-            routes[path] = (sorted({*known[0], *methods}), words)
-    bodies = {"Both kinds of completion": schema.Sampling, "`/v1/completions`": schema.CompletionBody,
+            both = words if known[1] in ("", words) else f"{known[1]} {words}"
+            routes[path] = (sorted({*known[0], *methods}), both)
+    bodies = {"Both kinds of completion, responses and messages": schema.Sampling,
+              "`/v1/completions`": schema.CompletionBody,
               "`/v1/chat/completions`": schema.ChatBody, "`/tokenize`": schema.TokenizeBody,
-              "`/detokenize`": schema.DetokenizeBody}
+              "`/detokenize`": schema.DetokenizeBody, "`/v1/responses`": responses_input.ResponsesBody,
+              "`/v1/embeddings`": embeddings.EmbeddingBody, "`/v1/messages`": messages_input.MessagesBody,
+              "`/api/chat`": ollama.OllamaChat, "`/api/generate`": ollama.OllamaGenerate,
+              "`/api/embed`": ollama.OllamaEmbed, "`/completion`": llamacpp.LlamaCompletion}
     parts = ["## HTTP", table(["endpoint", "methods", "what it answers"],
                               [[code(path), " ".join(methods), words] for path, (methods, words) in routes.items()]),
              "Fields of bodies. They mean what the [sampling parameter](#sampling-parameters) of that name means, or "
              "what [serving](serving.md) says. Unknown fields are refused."]
     for title, body in bodies.items():
-        common = schema.Sampling.model_fields if schema.Sampling in body.__bases__ else {}
+        common = schema.Sampling.model_fields if schema.Sampling in body.__mro__[1:] else {}
         names = [field.alias or name for name, field in body.model_fields.items() if name not in common]
         parts.append(f"{title}: {', '.join(map(code, names))}.")
     return "\n\n".join(parts)

@@ -11,6 +11,7 @@ from paceline.errors import NotYetError, PacelineError, RequestError
 from paceline.so_far import Moved
 
 SEED_LIMIT = 1 << 64
+POOLINGS = ("mean", "last")
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 """Parameters that say which texts are allowed; a request may set one of them."""
 
@@ -70,6 +71,9 @@ class SamplingParams:
     """Log-probabilities of each token and of the k best."""
     prompt_logprobs: int | None = None
     """The same for the prompt."""
+    pooling: str | None = None
+    """With max_tokens=0: no text is wanted but the prompt's embedding, the "mean" of its tokens' last hidden states or
+    that of its "last" token."""
     beam_width: int = 1
     """Above 1: a beam search with so many beams."""
     length_penalty: float = 1.0
@@ -189,8 +193,10 @@ def _validate(p: SamplingParams) -> None:
     _real(p, "length_penalty", -10.0, 10.0)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise RequestError(f"min_tokens ({p.min_tokens}) must not exceed max_tokens ({p.max_tokens}).", "min_tokens")
-    if p.max_tokens == 0 and p.prompt_logprobs is None:
-        raise RequestError("max_tokens is 0: ask for at least one token, or set prompt_logprobs.", "max_tokens")
+    if p.max_tokens == 0 and p.prompt_logprobs is None and p.pooling is None:
+        raise RequestError("max_tokens is 0: ask for at least one token, or set prompt_logprobs or pooling.",
+                           "max_tokens")
+    _validate_pooling(p)
     if p.timeout_s is not None:
         _real(p, "timeout_s", 0.0, math.inf, open_low=True)
     for name in ("target_ttft_ms", "target_tpot_ms"):
@@ -226,6 +232,16 @@ def _validate(p: SamplingParams) -> None:
     _validate_structure(p)
     _validate_best_of(p)
     _validate_beams(p)
+
+
+def _validate_pooling(p: SamplingParams) -> None:
+    if p.pooling is None:
+        return
+    if p.pooling not in POOLINGS:
+        raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, got {p.pooling!r}.", "pooling")
+    if p.max_tokens != 0 or p.samples != 1:
+        raise RequestError("pooling is for an embedding of the prompt alone: set max_tokens=0 and leave n out.",
+                           "pooling")
 
 
 def _validate_structure(p: SamplingParams) -> None:
@@ -411,6 +427,8 @@ class RequestOutput:
     """What `paceline replay` reads, where asked for."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """One per prompt token, where asked for; None for the first."""
+    embedding: list[float] | None = None
+    """Of the prompt, of length 1, where `pooling` asked for it."""
     error: PacelineError | None = None
     """Set when this request alone failed; `outputs` then hold what came before."""
     moved: Moved | None = None

@@ -30,7 +30,7 @@ from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_ide
 from paceline.cluster.replica import Replica, ReplicaOptions
 from paceline.cluster.routing import PrefixAware
 from paceline.cluster.serving import app
-from paceline.request import Tenant
+from paceline.request import SamplingParams, Tenant
 from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
@@ -412,6 +412,39 @@ def test_the_front_refuses_what_an_engine_would(cluster: Any, replicas: list[Rep
         assert (made.ids, made.text, made.stops, made.bad_words) == (own.ids, own.text, own.stops, own.bad_words)
     conversation = [{"role": "user", "content": "hello"}]
     assert llm.engine.render(conversation) == engine.render(conversation)
+
+
+def test_every_protocol_is_spoken_by_the_front(cluster: Any, replicas: list[Replica]) -> None:
+    _, llm = cluster
+    asked = {"model": "tiny", "seed": 4, "ignore_eos": True}
+    said = [{"role": "user", "content": "hello"}]
+
+    async def test(client: httpx.AsyncClient) -> list[Any]:
+        async def post(path: str, **more: Any) -> Any:
+            answer = await client.post(path, json=more)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        chat = await post("/chat/completions", **asked, messages=said, max_tokens=8)
+        response = await post("/v1/responses", **asked, input="hello", max_output_tokens=8)
+        kept = (await client.get(f"/v1/responses/{response['id']}")).json()
+        message = await post("/v1/messages", **asked, messages=said, max_tokens=8)
+        ollama = await post("/api/generate", model="tiny", prompt="hello", raw=True, stream=False,
+                            options={"seed": 4, "num_predict": 8, "temperature": 0})
+        llama = await post("/completion", prompt="hello", n_predict=8, temperature=0)
+        vector = await post("/v1/embeddings", input="hello there")
+        props, slots = (await client.get("/props")).json(), (await client.get("/slots")).json()
+        assert (await client.head("/docs")).status_code == 200
+        assert props["total_slots"] == len(slots) and kept["output"] == response["output"]
+        assert ollama["response"] == llama["content"] and ollama["eval_count"] == llama["tokens_predicted"]
+        texts = [chat["choices"][0]["message"]["content"], response["output"][0]["content"][0]["text"],
+                 message["content"][0]["text"]]
+        return [texts, vector["data"][0]["embedding"]]
+
+    texts, vector = run(llm, test)
+    assert texts == [texts[0]] * 3 and texts[0]
+    own = asyncio.run(replicas[0]._llm.complete("hello there", SamplingParams(max_tokens=0, pooling="mean")))
+    assert vector == own.embedding
 
 
 @pytest.mark.parametrize("tenant", [Tenant("somebody"), Tenant("somebody", shares_cache=True)])

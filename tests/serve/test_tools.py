@@ -10,18 +10,15 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-import torch
+from calling import ANSWER, ARGUMENTS, CALL, TIME, TOKENIZER, WEATHER, calling_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import NAME, WAIT, served
 
-from engine.tiny import tiny_engine, tiny_model
-from paceline.bench.null_model import byte_tokenizer
 from paceline.grammar.library import Library
 from paceline.grammar.structure import structure_of
 from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.chat import ChatTemplate
-from paceline.models.interface import ModelTraits
 from paceline.request import SamplingParams
 from paceline.serve.chat import forced_structure
 from paceline.serve.conversation import render_arguments, spell_out
@@ -37,13 +34,7 @@ from paceline.serve.tool_calls import (
     parser_name,
 )
 
-WEATHER = {"type": "function", "function": {
-    "name": "get_weather", "description": "The weather somewhere.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
-TIME = {"type": "function", "function": {"name": "get_time"}}
-CALL = '{"name": "get_weather", "arguments": {"city": "São Paulo, \\"SP\\"", "days": [1, {"a": "}"}]}}'
 KNOWN = {"get_weather", "get_time", "f", "g"}
-ARGUMENTS = {"city": 'São Paulo, "SP"', "days": [1, {"a": "}"}]}
 
 
 def parse(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
@@ -220,38 +211,9 @@ def test_a_template_without_a_place_for_tools_is_helped_out() -> None:
 
 # ---------------------------------------------------------------- through the server
 
-TOKENIZER = byte_tokenizer()
-ANSWER = f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\x00"
-
-
-class CallingModel(ModelTraits):
-    """Says ANSWER after any prompt that ends in "|>", as the template below does."""
-
-    def __init__(self) -> None:
-        inner = tiny_model(vocab_size=256, max_position_embeddings=2048)
-        self.config, self.cache_groups = inner.config, inner.cache_groups
-        self.script = TOKENIZER.encode(ANSWER)
-        self.cue = TOKENIZER.encode("|>")
-        self.begin = 0
-
-    def forward(self, token_ids: torch.Tensor, context: Any) -> torch.Tensor:
-        for place in range(1, len(token_ids)):
-            if token_ids[place - 1:place + 1].tolist() == self.cue:
-                self.begin = int(context.layout.positions[place])
-        return context.layout.positions[:, None].float() - self.begin
-
-    def logits(self, hidden: torch.Tensor, kernels: Any) -> torch.Tensor:
-        out = torch.zeros(len(hidden), 256)
-        for row, position in enumerate(hidden[:, 0].long().tolist()):
-            out[row, self.script[position % len(self.script)]] = 30.0
-        return out
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    engine = tiny_engine(CallingModel(), TOKENIZER, enable_prefix_caching=False)
-    engine.chat = ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}|>")
-    with served(engine) as url:
+    with served(calling_engine()) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=WAIT, max_retries=0)
 
 

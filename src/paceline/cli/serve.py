@@ -99,6 +99,11 @@ def serve(
     drain: Annotated[float, _server("Seconds running requests may go on after SIGTERM.")] = 30.0,
     page: Annotated[bool, _server("The page at /, which shows recent requests to the key that sent them.",
                                   "--page/--no-page")] = True,
+    pooling: Annotated[str, _server("Embeddings are the mean of a text's hidden states (mean), or those of its last "
+                                    "token (last).")] = "mean",
+    stored_responses: Annotated[int, _server("Responses of /v1/responses kept in memory for each key, the oldest "
+                                             "given up first; 0: none.")] = 256,
+    stored_mb: Annotated[float, _server("Megabytes of them for each key.")] = 16.0,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
     otel: Annotated[bool, _server("Send a span of every finished request to an OpenTelemetry collector; OTEL_* "
@@ -182,6 +187,7 @@ def serve(
         max_logprobs=max_logprobs, max_draft_tokens=max_draft_tokens, max_priority=max_priority,
         allow_speculation=tuple(allow_speculation or ("default",)),
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
+        pooling=pooling, stored_responses=stored_responses, stored_bytes=int(stored_mb * 1e6),
         tool_parser=tool_parser, log_format=log_format)
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
     wish = options.speculation(speculation)

@@ -174,8 +174,8 @@ class Disaggregated:
                 del self._handing[order.request_id]
 
     async def _hand_over(self, order: Order) -> None:
-        if order.params.prompt_logprobs is not None:  # every token of it has to be computed
-            return
+        if order.params.prompt_logprobs is not None or order.params.pooling == "mean":
+            return  # every token of it has to be computed
         if self._clock() < self._paused_until:
             return
         left = self._patience_s if order.left_s is None else min(self._patience_s, order.left_s / 2)

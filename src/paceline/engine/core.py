@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Messages
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,6 +40,7 @@ from paceline.engine.parallel.leader import Leader
 from paceline.engine.profile import Profile, machine
 from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.records.metrics import EngineMetrics
+from paceline.engine.records.pooling import Pooling
 from paceline.engine.records.record import Record
 from paceline.engine.rows.batch import BatchBuilder
 from paceline.engine.rows.placement import place
@@ -53,6 +54,7 @@ from paceline.errors import PacelineError, RequestError, StepError
 from paceline.kernels.interface import Kernels
 from paceline.models.chat import ChatEncoder, ChatTemplate
 from paceline.models.heads.interface import Head
+from paceline.models.heads.target import Target
 from paceline.models.interface import CausalLM, activations
 from paceline.models.tokenizer import Tokenizer
 from paceline.process import OwnProcess
@@ -241,6 +243,11 @@ class Engine:
             check_search(params, self._vocab, self.config.max_num_seqs,
                          speculates=speculation is not ... and wish is not None)
             wish = None
+        if params.pooling is not None:
+            wish = None  # there is nothing to draft
+            if not hasattr(self.model, "norm"):
+                raise RequestError("This model has no hidden states that embeddings could be made of: leave pooling "
+                                   "out.", "pooling")
         suspended = None if wish is None else self._drafting.suspended.get(wish.method)
         drafts_now = wish is not None and drafts is None and suspended is None
         drafter = speculations.build(wish, self._draft_context) if wish is not None and drafts_now else None
@@ -308,10 +315,19 @@ class Engine:
                 place(seq, self.executor.make_room, drafts, lookup)
         record = Record(request, [seq.emitter for seq in sequences],
                         None if prepared.begun else self._new_trace(request), prepared.past.so_far)
+        if params.pooling is not None:
+            last = self.model.config.num_layers
+            record.pooling = Pooling(params.pooling, len(request.prompt), last, self._final_norm)
+            for seq in sequences:
+                seq.taps = frozenset({last})
         search = BeamSearch(sequences) if params.searches else None
         for seq in sequences:
             seq.record, seq.search = record, search
         return record
+
+    @torch.inference_mode()
+    def _final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.kernels.norm(hidden, cast(Target, self.model).norm)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """End a request now, wherever it is; its blocks are free when this returns."""

@@ -25,8 +25,13 @@ from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
+from paceline.serve.routes import docs, embeddings, llamacpp, messages, ollama, responses
+from paceline.serve.spellings import Spellings
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews, Views
+
+ROUTERS = (completions.router, chat.router, responses.router, embeddings.router, messages.router, ollama.router,
+           llamacpp.router, system.router)
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
@@ -68,8 +73,9 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.state.service = Service(llm, views, options, metrics, telemetry)
     app.state.started = int(time.time())
     errors.install(app)
-    for router in (completions.router, chat.router, system.router):
+    for router in ROUTERS:
         app.include_router(router)
+    app.include_router(docs.router)
     if options.page:
         app.include_router(live.router)
         live.attach(app)
@@ -78,9 +84,10 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
     app.add_middleware(BodyLimit, limit=options.body_limit(llm.engine.config.max_model_len))
     app.add_middleware(QuotaGate, meters=meters)
     app.add_middleware(ApiKeys, options=options)
+    app.add_middleware(Spellings)
     app.add_middleware(Failures)
     if options.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST", "DELETE"],
                            allow_headers=["*"], expose_headers=["x-request-id"])
     if trusted := trusted_hosts(options):
         app.add_middleware(Hosts, trusted=trusted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -18,6 +19,7 @@ from paceline.serve.errors import ApiError, api_error
 from paceline.serve.llm import ServedLLM, Stream
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
+from paceline.serve.routes.stored import ResponseStore
 from paceline.serve.spans import Origin
 from paceline.serve.stories import told_trace
 from paceline.serve.telemetry import Telemetry, trace_context
@@ -29,6 +31,10 @@ Done = TypeVar("Done")
 CLIENT_GONE = "the client has gone: its request is cancelled"
 FAILED = "it failed; the server's log says why"
 """What clients hear of a drafter that was switched off."""
+
+
+OPERATIONS = {"chat.completion": "chat", "chat.completion.chunk": "chat", "embedding": "embeddings"}
+"""What spans call the kinds of calls."""
 
 
 @dataclass
@@ -46,6 +52,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.names = TokenNames(self.llm.engine.tokenizer)
+        self.responses = ResponseStore(self.options.stored_responses, self.options.stored_bytes)
         if self.options.model_name in self.llm.engine.adapters.names:
             raise ConfigError(f"The model and an adapter are both called {self.options.model_name!r}: clients choose "
                               "by name, so call one of them otherwise.")
@@ -93,6 +100,8 @@ class Call:
     """What the client knows it by; `id` is made of it and is nobody else's."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those of the HTTP call."""
+    at_once: int | None = None
+    """Prompts that are in the engine side by side; None: all of them."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -115,10 +124,12 @@ class Call:
         """All outputs, or the first error."""
         self.service.check_open()
         llm = self.service.llm
-        outputs = await _all([
-            llm.complete(prompt, speculation=self.speculation, request_id=self._name(place),
-                         adapter=self.adapter, tenant=self.tenant)
-            for place, prompt in enumerate(self.prompts)])
+        work = enumerate(self.prompts)
+        outputs: list[RequestOutput] = []
+        while some := list(itertools.islice(work, self.at_once)):
+            outputs += await _all([
+                llm.complete(prompt, speculation=self.speculation, request_id=self._name(place),
+                             adapter=self.adapter, tenant=self.tenant) for place, prompt in some])
         for output in outputs:
             if (fault := self.fault(output)) is not None:
                 raise fault
@@ -154,7 +165,7 @@ class Call:
         """No client's id has the sign in it that sets further prompts apart. Whoever makes spans hears whose it is."""
         name = self.id if place == 0 else f"{self.id}#{place}"
         if self.service.telemetry is not None:
-            operation = "chat" if self.kind.startswith("chat") else "text_completion"
+            operation = OPERATIONS.get(self.kind, "text_completion")
             self.service.telemetry.expect(self.tenant.name, name, Origin(
                 operation, self.envelope()["model"], self.id, trace_context(self.headers)))
         return name

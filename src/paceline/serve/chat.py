@@ -17,7 +17,7 @@ from paceline.serve.keys import caller_of
 from paceline.serve.params import chat_params, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import ChatBody, NamedTool
-from paceline.serve.streaming import EventStream
+from paceline.serve.streaming import ChunkWriter, EventStream
 from paceline.serve.tokens import Provenances, chat_logprobs
 from paceline.serve.tool_calls import (
     PARSERS,
@@ -38,6 +38,19 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
+    call = await begin(request, body, f"chatcmpl-{request.state.name}")
+    if body.stream:
+        call.kind = "chat.completion.chunk"
+        return EventStream(call, await call.open(), ChunkWriter(call, _ChatStream(call, body)))
+    output = (await unless_gone(request, call))[0]
+    return await answer(request, [output], lambda: call.envelope() | {
+        "choices": [_choice(call, body, output, completion) for completion in output.outputs],
+        "usage": call.usage([output]), "paceline": call.explanation([output])})
+
+
+async def begin(request: Request, body: ChatBody, name: str) -> Call:
+    """A conversation as a call of the engine's: the one way for every protocol that has conversations. `name`: what
+    the call is known by, nobody else's."""
     service = service_of(request)
     adapter = service.adapter(body.model)
     engine = service.llm.engine
@@ -47,19 +60,12 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
         wish = speculation(body, service.options, engine.speculation)
         service.options.check(params, 1)
         prompt = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(body, engine.chat))
-        return Call(service, f"chatcmpl-{request.state.name}", "chat.completion", [engine.prepare(prompt, params)],
+        return Call(service, name, "chat.completion", [engine.prepare(prompt, params)],
                     params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
                     provenance=bool(body.provenance), request_id=request.state.request_id, headers=request.headers)
 
-    call = await beside(request, ask)
-    if body.stream:
-        call.kind = "chat.completion.chunk"
-        return EventStream(call, await call.open(), _ChatStream(call, body))
-    output = (await unless_gone(request, call))[0]
-    return await answer(request, [output], lambda: call.envelope() | {
-        "choices": [_choice(call, body, output, completion) for completion in output.outputs],
-        "usage": call.usage([output]), "paceline": call.explanation([output])})
+    return await beside(request, ask)
 
 
 def forced_structure(body: ChatBody) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def call_id() -> str:
 
 def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
     parser = new_parser(call.service, body)
-    content, calls = _gather([*parser.push(completion.text), *parser.end()])
+    content, calls = gather([*parser.push(completion.text), *parser.end()])
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
                                "refusal": None}
     if calls:
@@ -127,7 +133,8 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
     return choice
 
 
-def _gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+def gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+    """The text for the reader, and the calls."""
     content: list[str] = []
     calls: list[dict[str, Any]] = []
     for event in events:

@@ -16,7 +16,7 @@ from paceline.serve.keys import caller_of
 from paceline.serve.params import completion_params, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import CompletionBody
-from paceline.serve.streaming import EventStream
+from paceline.serve.streaming import ChunkWriter, EventStream
 from paceline.serve.tokens import CompletionLogprobs, Provenances
 
 router = APIRouter(route_class=BoundedRoute)
@@ -25,6 +25,19 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue a text, a list of texts, or token ids."""
+    call, texts = await begin(request, body, f"cmpl-{request.state.name}")
+    if body.stream:
+        if body.echo and body.logprobs is not None:
+            raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
+                               "stream out.", "stream")
+        return EventStream(call, await call.open(), ChunkWriter(call, _CompletionStream(call, body, texts)))
+    outputs = await unless_gone(request, call)
+    return await answer(request, outputs, lambda: _whole(call, body, texts, outputs))
+
+
+async def begin(request: Request, body: CompletionBody, name: str) -> tuple[Call, list[str]]:
+    """Texts as a call of the engine's, with those that will be echoed: the one way for every protocol that continues
+    texts. `name`: what the call is known by, nobody else's."""
     service = service_of(request)
     adapter = service.adapter(body.model)
 
@@ -32,20 +45,12 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         params = completion_params(body, service.options)
         wish = speculation(body, service.options, service.llm.engine.speculation)
         prompts, texts = _encode(service, body, params)
-        return Call(service, f"cmpl-{request.state.name}", "text_completion", prompts, params, wish,
-                    caller_of(request).tenant, adapter,
+        return Call(service, name, "text_completion", prompts, params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
                     provenance=bool(body.provenance), request_id=request.state.request_id,
                     headers=request.headers), texts
 
-    call, texts = await beside(request, ask)
-    if body.stream:
-        if body.echo and body.logprobs is not None:
-            raise RequestError("echo with logprobs cannot be streamed: the prompt's scores come with the end; leave "
-                               "stream out.", "stream")
-        return EventStream(call, await call.open(), _CompletionStream(call, body, texts))
-    outputs = await unless_gone(request, call)
-    return await answer(request, outputs, lambda: _whole(call, body, texts, outputs))
+    return await beside(request, ask)
 
 
 def _encode(service: Service, body: CompletionBody, params: SamplingParams) -> tuple[list[Prepared], list[str]]:

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}}, never a stack trace."""
+"""Errors as clients expect them, never a stack trace: OpenAI's get {"error": {"message", "type", "param", "code"}},
+those of other protocols what is theirs, by the path that they asked."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from paceline.errors import EngineError, NotYetError, PacelineError, QueueFullError, RequestError, StepError
 
@@ -44,8 +46,37 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
+        return _Refusal(self)
+
+
+class _Refusal(Response):
+    """Written when it is known who asked, and how."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(status_code=error.status_code)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        shape = next((own for prefix, own in SHAPES.items() if path.startswith(prefix)), ApiError.body)
         # ASCII: a message may quote a text that has half a character in it.
-        return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
+        told = Response(json.dumps(shape(self._error)), self.status_code, self._error.headers, "application/json")
+        await told(scope, receive, send)
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    kinds = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+    kind = kinds.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.detail}}
+
+
+def ollama_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.detail}
+
+
+SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
+    "/v1/messages": anthropic_body, "/api/": ollama_body}
+"""By what paths begin with; all else is OpenAI's."""
 
 
 def api_error(problem: Exception, request_id: str | None = None) -> ApiError:

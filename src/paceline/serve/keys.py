@@ -16,7 +16,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.options import ServeOptions
 from paceline.serve.quotas import UNLIMITED, Quota
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/api/version", "/docs"})
 OPEN_PREFIX = "/page/"
 """What needs no key: probes, and the page's files, which hold nothing of anybody's."""
 
@@ -36,8 +36,8 @@ class Caller:
 
 
 class ApiKeys:
-    """Asks for one of the keys as a bearer token, if there are any, and notes who calls. Comparing takes the same time
-    wherever a wrong key differs."""
+    """Asks for one of the keys, if there are any, as a bearer token or as x-api-key, and notes who calls. Comparing
+    takes the same time wherever a wrong key differs."""
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app = app
@@ -59,8 +59,8 @@ class ApiKeys:
         if scope["type"] == "http":
             caller = self._caller(scope)
             if caller is None:
-                refusal = ApiError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
-                                   code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+                refusal = ApiError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY' or as "
+                                   "'x-api-key: KEY'.", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
                 await refusal.response()(scope, receive, send)
                 return
             scope["state"]["caller"] = caller
@@ -69,10 +69,13 @@ class ApiKeys:
     def _caller(self, scope: Scope) -> Caller | None:
         if self._open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_PREFIX):
             return self._anybody
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
         digest = _digest(given.strip())
         found = [caller for key, caller in self._callers if hmac.compare_digest(digest, key)]
-        return found[0] if found and scheme.lower() == "bearer" else None
+        return found[0] if found else None
 
 
 def _digest(key: str) -> bytes:

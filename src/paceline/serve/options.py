@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import ConfigError
+from paceline.request import POOLINGS
 from paceline.serve.limits import PRIORITIES, ClientLimits
 from paceline.serve.quotas import UNLIMITED, Quota
 
@@ -44,6 +45,12 @@ class ServeOptions(ClientLimits):
     """How long running requests may go on after SIGTERM."""
     page: bool = True
     """The page at / and what it shows: recent requests, texts included, to the key that sent them and to operators."""
+    pooling: str = "mean"
+    """What embeddings are made of: the mean of a text's hidden states, or those of its last token."""
+    stored_responses: int = 256
+    """Of /v1/responses, for who comes back to them: so many of each key; 0: none."""
+    stored_bytes: int = 16_000_000
+    """And so many bytes of them."""
     tool_parser: str = "auto"
     log_format: str = "text"
 
@@ -53,6 +60,8 @@ class ServeOptions(ClientLimits):
         super().__post_init__()
         if self.tool_parser not in TOOL_PARSERS:
             raise ConfigError(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {self.tool_parser!r}.")
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}.")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}.")
         if any(not key or not key.isascii() or not key.isprintable() or key != key.strip() for key in self.keys):
@@ -65,6 +74,9 @@ class ServeOptions(ClientLimits):
         for name in ("max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("stored_responses", "stored_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not self.drain_s >= 0:
             raise ConfigError(f"drain_s must be at least 0, got {self.drain_s}.")
 

@@ -1,4 +1,4 @@
-"""Server-sent events: what is new after each step, as one write per client."""
+"""Streams: what is new after each step, as one write per client, in the words of whichever protocol it asked by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,20 +23,40 @@ Choices = Callable[[int, SampleDelta], list[dict[str, Any]]]
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _A_NUMBER = 16
 """Characters that a number of a trace is, roughly."""
-DONE = b"data: [DONE]\n\n"
+
+
+EVENTS = "text/event-stream"
+
+
+class Writer(Protocol):
+    """How a protocol tells what comes; one for each stream."""
+
+    media_type: str
+
+    def begin(self) -> str:
+        """All is admitted, and nothing has been said."""
+
+    async def write(self, place: int, samples: list[SampleDelta], ended: list[RequestOutput] | None) -> str:
+        """What the samples of a prompt gained. `ended`: all outputs, when everything has ended well."""
+
+    def end(self) -> str:
+        """After everything has ended well."""
+
+    def fail(self, problem: ApiError) -> str:
+        """It is too late for a status: the stream itself says what is wrong."""
 
 
 class EventStream(Response):
-    """Streams a call's chunks until it ends or the client hangs up, which cancels its requests."""
+    """Streams a call until it ends or the client hangs up, which cancels its requests."""
 
-    def __init__(self, call: Call, listeners: list[Stream], choices: Choices) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache",
-                                                                  "x-accel-buffering": "no"})
+    def __init__(self, call: Call, listeners: list[Stream], writer: Writer) -> None:
+        super().__init__(media_type=writer.media_type, headers={"cache-control": "no-cache",
+                                                                "x-accel-buffering": "no"})
         # An empty body has a length, an open stream has none.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._call = call
         self._listeners = listeners
-        self._choices = choices
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = asyncio.ensure_future(self._stream(send))
@@ -57,38 +77,63 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for block in self._blocks():
-                await send({"type": "http.response.body", "body": block, "more_body": True})
-            end = DONE
+                await send({"type": "http.response.body", "body": block.encode(), "more_body": True})
+            end = self._writer.end()
         except OSError:  # the client hung up while it was written to
             self._call.note(CLIENT_GONE)
             return
-        except Exception as problem:  # too late for a status: the stream itself says what is wrong
-            end = event(api_error(problem, self._call.request_id).body())
+        except Exception as problem:
+            end = self._writer.fail(api_error(problem, self._call.request_id))
         with suppress(OSError):
-            await send({"type": "http.response.body", "body": end, "more_body": False})
+            await send({"type": "http.response.body", "body": end.encode(), "more_body": False})
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
-        call = self._call
-        # What all chunks have in common is encoded once.
-        head = "data: " + encode(call.envelope())[:-1]
-        usage = ',"usage":null' if call.include_usage else ""
+    async def _blocks(self) -> AsyncIterator[str]:
+        writer = self._writer
+        if beginning := writer.begin():
+            yield beginning
         outputs: list[RequestOutput | None] = [None] * len(self._listeners)
         fault: ApiError | None = None
         async for place, delta in merged(self._listeners):
-            chunks = [f'{head}{usage},"choices":[{encode(choice)}]' for sample in delta.samples
-                      for choice in self._choices(place, sample)]
             if delta.output is not None:
                 outputs[place] = delta.output
-                fault = fault or call.fault(delta.output)
-                whole = [output for output in outputs if output is not None]
-                if len(whole) == len(outputs) and fault is None:
-                    if call.include_usage:
-                        chunks.append(f'{head},"choices":[],"usage":{encode(call.usage(whole))}')
-                    chunks[-1] += f',"paceline":{await self._explained(whole)}'
-            if chunks:
-                yield ("}\n\n".join(chunks) + "}\n\n").encode()
+                fault = fault or self._call.fault(delta.output)
+            whole = [output for output in outputs if output is not None]
+            ended = delta.output is not None and len(whole) == len(outputs) and fault is None
+            if block := await writer.write(place, delta.samples, whole if ended else None):
+                yield block
         if fault is not None:  # sent last: what all of them said until then is the client's
             raise fault
+
+
+class ChunkWriter:
+    """OpenAI's chunks, one for each choice."""
+
+    media_type = EVENTS
+
+    def __init__(self, call: Call, choices: Choices) -> None:
+        self._call = call
+        self._choices = choices
+        # What all chunks have in common is encoded once.
+        self._head = "data: " + encode(call.envelope())[:-1]
+        self._usage = ',"usage":null' if call.include_usage else ""
+
+    def begin(self) -> str:
+        return ""
+
+    async def write(self, place: int, samples: list[SampleDelta], ended: list[RequestOutput] | None) -> str:
+        chunks = [f'{self._head}{self._usage},"choices":[{encode(choice)}]' for sample in samples
+                  for choice in self._choices(place, sample)]
+        if ended is not None:
+            if self._call.include_usage:
+                chunks.append(f'{self._head},"choices":[],"usage":{encode(self._call.usage(ended))}')
+            chunks[-1] += f',"paceline":{await self._explained(ended)}'
+        return "}\n\n".join(chunks) + "}\n\n" if chunks else ""
+
+    def end(self) -> str:
+        return "data: [DONE]\n\n"
+
+    def fail(self, problem: ApiError) -> str:
+        return f"data: {encode(problem.body())}\n\n"
 
     async def _explained(self, outputs: list[RequestOutput]) -> str:
         """A trace can be long: it is written beside the event loop."""
@@ -98,10 +143,6 @@ class EventStream(Response):
             return encode(call.explanation(outputs))
         return await call.service.llm.texts.run(_A_NUMBER * traced, lambda: encode(call.explanation(outputs)),
                                                 call.tenant.name)
-
-
-def event(chunk: dict[str, Any]) -> bytes:
-    return f"data: {encode(chunk)}\n\n".encode()
 
 
 async def merged(listeners: list[Stream]) -> AsyncIterator[tuple[int, Delta]]:

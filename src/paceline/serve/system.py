@@ -21,7 +21,6 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 @router.get("/health")
-@router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 as long as the engine can serve."""
     if not service_of(request).llm.alive:
@@ -30,7 +29,6 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready")
-@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 when new requests are welcome."""
     service_of(request).check_open()

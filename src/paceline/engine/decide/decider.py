@@ -40,6 +40,8 @@ class Decider:
         """One decision per group, in order; empty for groups that sample nothing or whose sequence is gone."""
         found: list[int | Decision] = []
         """Per group: its first row of the pipeline, or what is decided without one."""
+        if out.hidden:
+            _pool(step.groups, out.hidden)
         rows = SampleRows()
         wanted: list[int] = []
         for group, first in zip(step.groups, out.first):
@@ -131,6 +133,16 @@ def _score_prompt(group: RowGroup, logits: torch.Tensor, first: int, record: Rec
     row = first + begin - group.start - group.logits_from
     top = record.request.params.prompt_logprobs or 0
     scores.extend(prompt_logprobs(logits[row:row + len(targets)], targets, top))
+
+
+def _pool(groups: Seq[RowGroup], hidden: Mapping[int, torch.Tensor]) -> None:
+    """To the embeddings that are asked for: the hidden states of their prompts' rows."""
+    offset = 0
+    for group in groups:
+        pooling, end = group.seq.record.pooling, offset + len(group.tokens)
+        if pooling is not None and group.seq.status is not Status.FINISHED:
+            pooling.take(hidden[pooling.tap][offset:end], group.start)
+        offset = end
 
 
 def _hand_out(groups: Seq[RowGroup], decisions: Seq[Decision], hidden: Mapping[int, torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ import math
 
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
+from paceline.engine.records.pooling import Pooling
 from paceline.engine.records.witness import Witness
 from paceline.errors import PacelineError
 from paceline.request import Completion, Request, RequestOutput, TokenLogprob
@@ -25,6 +26,7 @@ class Record:
         "error",
         "metrics",
         "open",
+        "pooling",
         "prompt_logprobs",
         "request",
         "so_far",
@@ -48,6 +50,8 @@ class Record:
             None if request.params.prompt_logprobs is None else [None])
         self.witness: Witness | None = None
         """Who looks at its drafts as they are verified; None, most of the time."""
+        self.pooling: Pooling | None = None
+        """Where an embedding of its prompt is asked for."""
         self.error: PacelineError | None = None
         self.open = sum(emitter.finish_reason is None for emitter in emitters)
         """Samples that have not ended."""
@@ -63,7 +67,8 @@ class Record:
         return RequestOutput(
             request.id, request.prompt_text, request.prompt, self._completions(),
             finished=self.open == 0, seed=request.seed, metrics=self.metrics, speculation=self.speculation,
-            trace=self.trace if self.open == 0 else None, prompt_logprobs=self.prompt_logprobs, error=self.error)
+            trace=self.trace if self.open == 0 else None, prompt_logprobs=self.prompt_logprobs,
+            embedding=self.pooling.vector() if self.pooling is not None and self.open == 0 else None, error=self.error)
 
     def _completions(self) -> list[Completion]:
         """One a sample; of a request that chooses among more the best n, best first, once all have ended."""

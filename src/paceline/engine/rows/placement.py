@@ -49,9 +49,10 @@ def samples_on_device(seq: Sequence) -> bool:
 
 def decided_on_device(group: RowGroup) -> bool:
     """Whether a device can decide all that a group yields: nothing, one token, or what becomes of a draft under the
-    coupled rule. Further samples have no seat yet, and a prompt's scores are the host's."""
+    coupled rule. Further samples have no seat yet, and a prompt's scores and its embedding are the host's."""
     seq, request, rows = group.seq, group.seq.request, group.sampled_rows
-    if request.params.prompt_logprobs is not None and group.start < seq.prompt_len:
+    of_prompt = request.params.prompt_logprobs is not None or request.params.pooling is not None
+    if of_prompt and group.start < seq.prompt_len:
         return False
     if not rows:
         return True

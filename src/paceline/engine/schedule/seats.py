@@ -184,7 +184,7 @@ class Seats:
         if len(self.running) >= self.max_seqs:
             self.preempt(self.running[-1])
         counted = not seq.request.shadow
-        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=not seq.scores_prompt, counted=counted)
+        allocation = self.cache.open(seq.tokens, salt=seq.scope, reuse=not seq.wants_every_row, counted=counted)
         if allocation is None:
             return False
         if not self._fits(seq, allocation):

@@ -150,7 +150,7 @@ class Sequence:
         self.wait_for_commit = False
         """Set by the engine where the newest token is needed on the host (a host drafter): never scheduled ahead."""
         self.taps: frozenset[int] = frozenset()
-        """Layers whose hidden states its drafter reads, set by the engine."""
+        """Layers whose hidden states its drafter reads, or that its embedding is made of; set by the engine."""
         self.lookup = 0
         """How a device looks its drafts up in its text by itself (kernels.device.columns.LOOKUP); 0: it does not. Set
         by the engine with the placement."""
@@ -200,6 +200,11 @@ class Sequence:
         """Whether the prompt's log-probabilities are asked for and may be missing yet: with its first token they are
         there."""
         return self.request.params.prompt_logprobs is not None and self.output_len == self.said
+
+    @property
+    def wants_every_row(self) -> bool:
+        """Whether every token of the prompt has to be computed, whatever the cache has of it."""
+        return self.scores_prompt or self.request.params.pooling == "mean"
 
     def __repr__(self) -> str:
         return (f"Sequence({self.request.id}/{self.sample}, {len(self.tokens)} tokens, {self.computed} computed, "

@@ -131,7 +131,7 @@ class Step:
 
     @property
     def taps(self) -> frozenset[int]:
-        """Layers whose hidden states somebody's drafter reads."""
+        """Layers whose hidden states somebody's drafter reads, or embedding is made of."""
         return NO_TAPS.union(*(group.seq.taps for group in self.groups if group.seq.taps))
 
     @property

@@ -1,0 +1,284 @@
+"""/api/...: Ollama's protocol: chats, texts, embeddings, and what models there are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.errors import RequestError
+from paceline.request import RequestOutput
+from paceline.serve import chat as chats
+from paceline.serve import completions
+from paceline.serve.calls import Call, Service, fingerprint, unless_gone
+from paceline.serve.errors import ApiError, ollama_body
+from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
+from paceline.serve.routes.embeddings import embed, vectors_of, written
+from paceline.serve.routes.llama_options import sampling
+from paceline.serve.routes.translate import PartsWriter, chat_body, completion_body
+from paceline.serve.schema import Body, ListOf, Text
+from paceline.serve.streaming import EventStream, encode
+from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event, PlainText, ToolParser
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class OllamaBody(Body):
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    # Accepted because clients send them: the model stays loaded, and has no such setting.
+    keep_alive: str | int | float | None = None
+    think: bool | str | None = None
+
+
+class OllamaChat(OllamaBody):
+    messages: ListOf[dict[str, Any]] = Field(default_factory=list)
+    tools: ListOf[dict[str, Any]] | None = None
+
+
+class OllamaGenerate(OllamaBody):
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: ListOf[int] | None = None
+    images: ListOf[str] | None = None
+
+
+class OllamaEmbed(Body):
+    model: str
+    input: str | ListOf[Text]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | int | float | None = None
+
+
+class OllamaShow(Body):
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+@router.post("/api/chat")
+async def chat(request: Request, body: OllamaChat) -> Response:
+    """Answer a conversation, by Ollama's protocol."""
+    service = service_of(request)
+    if not body.messages:  # how clients have a model loaded
+        return JSONResponse(_line(body.model, {"message": _message(""), "done": True, "done_reason": "load"}))
+    asked = await beside(request, lambda: chat_body(_fields(service, body) | {
+        "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools}))
+    call = await chats.begin(request, asked, f"ollama-{request.state.name}")
+    return await _told(request, body, _ChatLines(call, body.model, chats.new_parser(service, asked)))
+
+
+@router.post("/api/generate")
+async def generate(request: Request, body: OllamaGenerate) -> Response:
+    """Answer a prompt, or with raw continue it, by Ollama's protocol."""
+    service = service_of(request)
+    for name in ("suffix", "template", "context", "images"):
+        if getattr(body, name):
+            raise RequestError(f"{name} is not supported: leave it out, and send conversations to /api/chat.", name)
+    if not body.prompt:
+        return JSONResponse(_line(body.model, {"response": "", "done": True, "done_reason": "load"}))
+    name = f"ollama-{request.state.name}"
+    if body.raw or service.llm.engine.chat is None:
+        text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
+        plain = completion_body(_fields(service, body) | {"prompt": text})
+        call = (await completions.begin(request, plain, name))[0]
+    else:
+        first = [{"role": "system", "content": body.system}] if body.system else []
+        call = await chats.begin(request, chat_body(_fields(service, body) | {
+            "messages": [*first, {"role": "user", "content": body.prompt}]}), name)
+    return await _told(request, body, _TextLines(call, body.model, PlainText()))
+
+
+@router.post("/api/embed")
+async def embeddings(request: Request, body: OllamaEmbed) -> Response:
+    """A vector of length 1 for each text, by Ollama's protocol."""
+    began = time.monotonic()
+    if body.dimensions is not None:
+        raise RequestError("dimensions is not supported: leave it out.", "dimensions")
+    model = _named(service_of(request), body.model)
+    call, outputs = await embed(request, body.input, model, f"ollama-{request.state.name}")
+    return await written(call, vectors_of(outputs), lambda vectors: {
+        "model": body.model, "embeddings": vectors, "total_duration": _ns(time.monotonic() - began), "load_duration": 0,
+        "prompt_eval_count": call.usage(outputs)["prompt_tokens"]})
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> Response:
+    """The models, by Ollama's protocol."""
+    service = service_of(request)
+    began = datetime.fromtimestamp(request.app.state.started, UTC).isoformat()
+    return JSONResponse({"models": [
+        {"name": name, "model": name, "modified_at": began, "size": 0, "digest": fingerprint(service),
+         "details": _details()} for name in service.models]})
+
+
+@router.post("/api/show")
+async def show(request: Request, body: OllamaShow) -> Response:
+    """What is known of a model, by Ollama's protocol."""
+    service = service_of(request)
+    name = body.model or body.name
+    if name is None:
+        raise RequestError("model is missing: name one of /api/tags.", "model")
+    service.adapter(_named(service, name))
+    template = service.llm.engine.chat
+    able = ["completion", "embedding", *(["tools"] if template is not None else [])]
+    return JSONResponse({
+        "modelfile": "", "parameters": "", "template": (template.source if template is not None else None) or "",
+        "details": _details(), "capabilities": able, "model_info": {
+            "general.architecture": "paceline", "paceline.context_length": service.llm.engine.config.max_model_len}})
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    """The version, by Ollama's protocol."""
+    return JSONResponse({"version": __version__})
+
+
+def _details() -> dict[str, Any]:
+    return {"parent_model": "", "format": "", "family": "paceline", "families": ["paceline"], "parameter_size": "",
+            "quantization_level": ""}
+
+
+def _named(service: Service, name: str) -> str:
+    """Ollama's clients may add a tag."""
+    return name if name in service.models else name.removesuffix(":latest")
+
+
+def _fields(service: Service, body: OllamaBody) -> dict[str, Any]:
+    fields = sampling(body.options or {}, service) | {"model": _named(service, body.model)}
+    if isinstance(body.format, dict):
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}
+    elif body.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif body.format:
+        raise RequestError("format must be json or a schema.", "format")
+    return fields
+
+
+def _read(message: dict[str, Any], place: int) -> dict[str, Any]:
+    if message.get("images"):
+        raise RequestError(f"messages[{place}] has images: this model reads text only.", "messages")
+    return {name: value for name, value in message.items() if name not in ("images", "thinking")}
+
+
+def _line(model: str, fields: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return {"model": model, "created_at": now, "done": False, **fields}
+
+
+def _message(content: str, calls: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": content}
+    return made | {"tool_calls": list(calls)} if calls else made
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _figures(output: RequestOutput) -> dict[str, Any]:
+    metrics = output.metrics
+    end = metrics.arrival if metrics.finished is None else metrics.finished
+    first = end if metrics.first_token is None else metrics.first_token
+    return {"done": True, "done_reason": output.outputs[0].finish_reason,
+            "total_duration": _ns(end - metrics.arrival), "load_duration": 0,
+            "prompt_eval_count": len(output.prompt_token_ids),
+            "prompt_eval_duration": _ns(first - (metrics.first_scheduled or metrics.arrival)),
+            "eval_count": len(output.outputs[0].token_ids), "eval_duration": _ns(end - first)}
+
+
+async def _told(request: Request, body: OllamaBody, lines: _TextLines) -> Response:
+    if body.stream is not False:
+        return EventStream(lines.call, await lines.call.open(), lines)
+    output = (await unless_gone(request, lines.call))[0]
+    return await answer(request, [output], lambda: lines.whole(output))
+
+
+class _TextLines(PartsWriter):
+    """A line of JSON for whatever is new."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, call: Call, model: str, parser: ToolParser) -> None:
+        super().__init__(call, parser)
+        self._model = model
+
+    def part(self, event: Event) -> str:
+        return self._write(self.text(event.text)) if isinstance(event, Content) else ""
+
+    def ended(self, output: RequestOutput) -> str:
+        return self._write(self.text("") | _figures(output))
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        events = [*self._parser.push(output.outputs[0].text), *self._parser.end()]
+        return _line(self._model, self.gathered(events) | _figures(output))
+
+    def gathered(self, events: list[Event]) -> dict[str, Any]:
+        return self.text("".join(event.text for event in events if isinstance(event, Content)))
+
+    def text(self, text: str) -> dict[str, Any]:
+        return {"response": text}
+
+    def fail(self, problem: ApiError) -> str:
+        return f"{encode(ollama_body(problem))}\n"
+
+    def _write(self, fields: dict[str, Any]) -> str:
+        return f"{encode(_line(self._model, fields))}\n"
+
+
+class _ChatLines(_TextLines):
+    """A call of a tool is told when it is whole."""
+
+    def __init__(self, call: Call, model: str, parser: ToolParser) -> None:
+        super().__init__(call, model, parser)
+        self._name: str | None = None
+        self._arguments = ""
+
+    def part(self, event: Event) -> str:
+        if isinstance(event, CallArguments):
+            self._arguments += event.text
+            return ""
+        told = self._close()
+        if isinstance(event, CallBegun):
+            self._name, self._arguments = event.name, ""
+            return told
+        return told + super().part(event)
+
+    def ended(self, output: RequestOutput) -> str:
+        return self._close() + super().ended(output)
+
+    def gathered(self, events: list[Event]) -> dict[str, Any]:
+        content, calls = chats.gather(events)
+        return {"message": _message(content, [_call(call["function"]["name"], call["function"]["arguments"])
+                                              for call in calls])}
+
+    def text(self, text: str) -> dict[str, Any]:
+        return {"message": _message(text)}
+
+    def _close(self) -> str:
+        if self._name is None:
+            return ""
+        call, self._name = _call(self._name, self._arguments), None
+        return self._write({"message": _message("", [call])})
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    """Arguments that were cut short are an empty object: done_reason says it."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return {"function": {"name": name, "arguments": found if isinstance(found, dict) else {}}}

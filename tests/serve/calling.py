@@ -1,0 +1,51 @@
+"""A model that calls tools: what it says is written here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.tiny import tiny_engine, tiny_model
+from paceline.bench.null_model import byte_tokenizer
+from paceline.engine.core import Engine
+from paceline.models.chat import ChatTemplate
+from paceline.models.interface import ModelTraits
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather somewhere.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+CALL = '{"name": "get_weather", "arguments": {"city": "São Paulo, \\"SP\\"", "days": [1, {"a": "}"}]}}'
+ARGUMENTS = {"city": 'São Paulo, "SP"', "days": [1, {"a": "}"}]}
+TOKENIZER = byte_tokenizer()
+ANSWER = f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\x00"
+
+
+class CallingModel(ModelTraits):
+    """Says ANSWER after any prompt that ends in "|>", as the template below does."""
+
+    def __init__(self) -> None:
+        inner = tiny_model(vocab_size=256, max_position_embeddings=2048)
+        self.config, self.cache_groups = inner.config, inner.cache_groups
+        self.script = TOKENIZER.encode(ANSWER)
+        self.cue = TOKENIZER.encode("|>")
+        self.begin = 0
+
+    def forward(self, token_ids: torch.Tensor, context: Any) -> torch.Tensor:
+        for place in range(1, len(token_ids)):
+            if token_ids[place - 1:place + 1].tolist() == self.cue:
+                self.begin = int(context.layout.positions[place])
+        return context.layout.positions[:, None].float() - self.begin
+
+    def logits(self, hidden: torch.Tensor, kernels: Any) -> torch.Tensor:
+        out = torch.zeros(len(hidden), 256)
+        for row, position in enumerate(hidden[:, 0].long().tolist()):
+            out[row, self.script[position % len(self.script)]] = 30.0
+        return out
+
+
+def calling_engine() -> Engine:
+    engine = tiny_engine(CallingModel(), TOKENIZER, enable_prefix_caching=False)
+    engine.chat = ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}|>")
+    return engine
