@@ -13,8 +13,8 @@ from paceline.engine.core import Engine
 from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.structures import Structures
 from paceline.errors import ConfigError, RequestError
+from paceline.hub.cache import Progress
 from paceline.models.chat import ChatEncoder, ChatTemplate
-from paceline.models.load.default_model import Progress
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.tokenizer import Tokenizer
