@@ -22,7 +22,7 @@ import typer.main
 
 from paceline import errors
 from paceline.cli.main import app
-from paceline.cli.serve import KEY_VARIABLE, OPERATOR_VARIABLE
+from paceline.cli.serve import KEY_VARIABLE, OPERATOR_VARIABLE, PREFIX
 from paceline.config import EngineOptions
 from paceline.request import Completion, RequestOutput, SamplingParams, TokenLogprob
 from paceline.speculation import spec
@@ -349,6 +349,9 @@ ENVIRONMENT = {
     "PACELINE_DEBUG": "1: commands show tracebacks.",
     KEY_VARIABLE: "Keys of `paceline serve`, separated by commas; beside those of the command line.",
     OPERATOR_VARIABLE: "Operators' keys, likewise.",
+    f"{PREFIX}...": "Any option of `paceline serve` by its name in capitals (`PACELINE_SERVE_MAX_QUEUE`), lists "
+                    "separated by commas; a file (`--config`, or `PACELINE_SERVE_CONFIG`) and the command line win over "
+                    "it.",
     "PACELINE_RANKS_TOKEN": "What tensor-parallel ranks of several hosts know each other by (docs/cluster.md).",
     "HF_ENDPOINT": "Address of the hub, or of a mirror. Default: https://huggingface.co.",
     "HF_TOKEN": "Your token of the hub, for models that are gated or private. It is sent to the hub alone, never to a "

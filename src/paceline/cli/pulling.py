@@ -13,7 +13,7 @@ from paceline.cli.terminal import loading_bars
 
 Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub first, if it is not on this machine.",
                                     rich_help_panel="Engine")]
-_NAMED = ("model", "draft")
+_NAMED = ("model", "named", "draft")
 """Parameters that name models."""
 
 

@@ -73,10 +73,10 @@ class ModelTexts:
     revision: str
 
     @classmethod
-    def read(cls, model: str | None, progress: Progress | None = None) -> ModelTexts:
+    def read(cls, model: str | None, progress: Progress | None = None, chat_template: str | None = None) -> ModelTexts:
         with open_checkpoint(resolve(model, progress=progress)) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
-            return cls(tokenizer, ChatTemplate.from_checkpoint(checkpoint, tokenizer), checkpoint.revision)
+            return cls(tokenizer, ChatTemplate.of(checkpoint, tokenizer, chat_template), checkpoint.revision)
 
 
 class FrontModel:
