@@ -350,8 +350,8 @@ ENVIRONMENT = {
     KEY_VARIABLE: "Keys of `paceline serve`, separated by commas; beside those of the command line.",
     OPERATOR_VARIABLE: "Operators' keys, likewise.",
     f"{PREFIX}...": "Any option of `paceline serve` by its name in capitals (`PACELINE_SERVE_MAX_QUEUE`), lists "
-                    "separated by commas; a file (`--config`, or `PACELINE_SERVE_CONFIG`) and the command line win over "
-                    "it.",
+                    "separated by commas; a file (`--config`, or `PACELINE_SERVE_CONFIG`) and the command line win "
+                    "over it.",
     "PACELINE_RANKS_TOKEN": "What tensor-parallel ranks of several hosts know each other by (docs/cluster.md).",
     "HF_ENDPOINT": "Address of the hub, or of a mirror. Default: https://huggingface.co.",
     "HF_TOKEN": "Your token of the hub, for models that are gated or private. It is sent to the hub alone, never to a "

@@ -28,7 +28,7 @@ def test_names_that_stand_for_a_repository(name: str, repo: str, quant: str | No
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "a/b/c", "/a/b", "../a", "a/..", "a/b:", "a/b:c/d", "a/x.gguf",
-                                  "a b/c", "a/b\n", "x" * 5000, "a/" + "b" * 500])
+                                  "a b/c", "aé/b", "a/b\n", "x" * 5000, "a/" + "b" * 500])
 def test_names_that_stand_for_none(name: str) -> None:
     assert hub_name(name) is None
 

@@ -17,7 +17,7 @@ from hub.conftest import GGUF
 from hub.stand_in import StandIn
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.hub import download
-from paceline.hub.client import Hub
+from paceline.hub.client import Hub, _further
 from paceline.hub.names import HubName
 from paceline.hub.pull import pull
 from paceline.hub.store import MANIFEST, find_local, local_models, pulled_folder, remove
@@ -268,6 +268,18 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else(hub: StandIn, monkeypatch:
     assert sent == {"hub": "Bearer hf_secret", "cdn": None}
     assert "hf_secret" not in caplog.text and "hf_secret" not in repr(Hub.of_environment())
     assert "hf_secret" not in (folder() / MANIFEST).read_text()
+
+
+def test_a_redirect_on_the_hub_itself_keeps_the_token(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a repository that was renamed."""
+    hub.token = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.answers = [(307, {"Location": "/api/models/owner/name/revision/main"})]
+    with pytest.raises(ModelNotFoundError, match="owner/old"):  # its list is asked for under the old name
+        pull("owner/old")
+    assert [one.headers.get("authorization") for one in hub.asked[:2]] == ["Bearer hf_secret"] * 2
+    with pytest.raises(ModelNotFoundError, match="not safe to follow"):
+        _further("https://hub/x", "http://hub/x", "owner/name")
 
 
 def test_a_wrong_token_is_not_told(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

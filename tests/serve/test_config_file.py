@@ -152,3 +152,13 @@ def test_a_chat_template_that_is_broken_is_refused_at_once(content: str | None, 
         file.write_text(content)
     with pytest.raises(ConfigError, match=r"own\.jinja cannot be used"):
         LLM(str(tiny_folder), chat_template=str(file))
+
+
+def test_only_the_model_that_is_served_is_pulled(served: dict[str, Any], tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[str] = []
+    monkeypatch.setattr("paceline.hub.pull.pull", lambda name, progress: pulled.append(name))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    file = write(tmp_path, 'model = "owner/of-file"\ndraft = "owner/small"\npull = true\n')
+    assert main(["serve", "owner/of-line", "--config", file]) == 0
+    assert pulled == ["owner/of-line", "owner/small"]

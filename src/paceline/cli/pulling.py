@@ -13,8 +13,6 @@ from paceline.cli.terminal import loading_bars
 
 Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub first, if it is not on this machine.",
                                     rich_help_panel="Engine")]
-_NAMED = ("model", "named", "draft")
-"""Parameters that name models."""
 
 
 def pulls(command: Callable[..., None]) -> Callable[..., None]:
@@ -23,8 +21,8 @@ def pulls(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*, pull: bool = False, **given: Any) -> None:
         if pull:
-            for name in _NAMED:
-                fetch_missing(given.get(name))
+            fetch_missing(given.get("model") or given.get("named"))  # where there are two ways, the first one wins
+            fetch_missing(given.get("draft"))
         command(**given)
 
     signature = inspect.signature(command, eval_str=True)
@@ -35,13 +33,12 @@ def pulls(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def fetch_missing(model: str | list[str] | None) -> None:
+def fetch_missing(model: str | None) -> None:
     """Pull what is neither here nor comes by itself."""
     from paceline.hub.default_model import PACKAGED_MODELS
     from paceline.hub.pull import pull
     from paceline.hub.store import here
 
-    for name in [model] if isinstance(model, str) else model or ():
-        if name.lower() not in PACKAGED_MODELS and here(name) is None:
-            with loading_bars() as progress:
-                pull(name, progress=progress)
+    if model is not None and model.lower() not in PACKAGED_MODELS and here(model) is None:
+        with loading_bars() as progress:
+            pull(model, progress=progress)

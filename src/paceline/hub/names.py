@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from paceline.hub.catalogue import CATALOGUE
 from paceline.hub.default_model import PACKAGED_MODELS
 
-_NAME = re.compile(r"(?P<repo>(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*?)(?::(?P<quant>[A-Za-z0-9][A-Za-z0-9_]*))?")
+_NAME = re.compile(r"(?P<repo>(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*?)(?::(?P<quant>[A-Za-z0-9][A-Za-z0-9_]*))?",
+                   re.ASCII)
 _LONGEST = 200
 _LONGEST_SHOWN = 200
 
