@@ -22,6 +22,7 @@ import typer.main
 
 from paceline import errors
 from paceline.cli.main import app
+from paceline.cli.serve import KEY_VARIABLE, OPERATOR_VARIABLE, PREFIX
 from paceline.config import EngineOptions
 from paceline.request import Completion, RequestOutput, SamplingParams, TokenLogprob
 from paceline.speculation import spec
@@ -37,7 +38,8 @@ Written by `tools/reference.py` from the code; do not edit. Prose is in [concept
 [speculation](speculation.md) and [structured output](structured-output.md).
 
 [Engine options](#engine-options) | [Sampling parameters](#sampling-parameters) | [Outputs](#outputs) |
-[Speculation](#speculation) | [Python](#python) | [Commands](#commands) | [HTTP](#http) | [Errors](#errors)"""
+[Speculation](#speculation) | [Python](#python) | [Commands](#commands) |
+[Environment](#environment) | [HTTP](#http) | [Errors](#errors)"""
 
 FIELDS = {
     "Speculation.method": "The drafter.",
@@ -120,8 +122,8 @@ FACES = {"stream_chat": "stream() through the model's chat template."}
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, engine_options(), sampling_parameters(), outputs(), speculation(), python_face(), commands(), http(),
-             error_classes()]
+    parts = [HEAD, engine_options(), sampling_parameters(), outputs(), speculation(), python_face(), commands(),
+             environment(), http(), error_classes()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -305,8 +307,7 @@ def call(name: str, value: Any) -> str:
 def commands() -> str:
     root = typer.main.get_command(app)
     parts = ["## Commands\n\nExit codes: 0 fine, 1 a check failed, 2 a mistake that the text explains. "
-             "`PACELINE_DEBUG=1` shows tracebacks, `PACELINE_CACHE` moves the folder of fetched models, "
-             "`PACELINE_API_KEY` is a key of `paceline serve`."]
+             "What the environment says is [below](#environment)."]
     parts += [command(path, one) for path, one in walk("paceline", root)]
     return "\n\n".join(parts)
 
@@ -338,6 +339,33 @@ def shown_default(default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     return code(default) if isinstance(default, int | float | str) and default != "" else ""
+
+
+# Environment
+
+ENVIRONMENT = {
+    "PACELINE_CACHE": "Folder of fetched models and measured profiles. Default: paceline in the user's cache folder "
+                      "(`XDG_CACHE_HOME`, else ~/.cache).",
+    "PACELINE_DEBUG": "1: commands show tracebacks.",
+    KEY_VARIABLE: "Keys of `paceline serve`, separated by commas; beside those of the command line.",
+    OPERATOR_VARIABLE: "Operators' keys, likewise.",
+    f"{PREFIX}...": "Any option of `paceline serve` by its name in capitals (`PACELINE_SERVE_MAX_QUEUE`), lists "
+                    "separated by commas; a file (`--config`, or `PACELINE_SERVE_CONFIG`) and the command line win "
+                    "over it.",
+    "PACELINE_RANKS_TOKEN": "What tensor-parallel ranks of several hosts know each other by (docs/cluster.md).",
+    "HF_ENDPOINT": "Address of the hub, or of a mirror. Default: https://huggingface.co.",
+    "HF_TOKEN": "Your token of the hub, for models that are gated or private. It is sent to the hub alone, never to a "
+                "host that it redirects to, and is never logged.",
+    "HF_HUB_OFFLINE": "1: the hub is never asked.",
+    "HF_HUB_CACHE": "Where the hub's own client keeps models (else hub in `HF_HOME`): those are found, never changed.",
+    "OMP_NUM_THREADS": "Threads of torch, and of the native kernels where `threads` does not say.",
+}
+"""What is read of it."""
+
+
+def environment() -> str:
+    rows = ([code(name), words] for name, words in ENVIRONMENT.items())
+    return "## Environment\n\n" + table(["variable", "what it says"], rows)
 
 
 # HTTP

@@ -26,7 +26,10 @@ class EngineOptions:
     """What a caller may set. None and "auto" mean: resolve for me."""
 
     model: str | None = None
-    """A folder (safetensors and config.json), a .gguf file, a hub id or a short name; None: the default model."""
+    """A folder (safetensors and config.json), a .gguf file, a short name or a hub id, either with ":QUANT"; None: the
+    default model."""
+    chat_template: str | None = None
+    """A file with the chat template (Jinja) to use instead of the model's own."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": a card where there is one."""
     dtype: str = "auto"

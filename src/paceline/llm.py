@@ -28,8 +28,8 @@ Progress = Callable[[str, int, int | None], None]
 class LLM:
     """A model ready to generate.
 
-    `model` is a folder, a .gguf file, a hub id, a known short name, or None for the default model. Unknown options
-    and features of later versions are refused, never ignored.
+    `model` is a folder, a .gguf file, a short name or a hub id that was pulled, or None for the default model. Unknown
+    options and features of later versions are refused, never ignored.
     """
 
     def __init__(self, model: str | None = None, *, device: str = "auto", dtype: str = "auto",

@@ -157,8 +157,10 @@ def test_hub_models_are_listed(tmp_path, monkeypatch):
     blob = tmp_path / "models--owner--name" / "blobs" / "abc"
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"x" * 10)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert [(m["name"], m["bytes"], m["ready"]) for m in doctor._hub_models()] == [("owner/name", 10, False)]
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "own"))
+    found = doctor._cached_models()["cached"]
+    assert [(m["name"], m["bytes"], m["ready"]) for m in found] == [("owner/name", 10, False)]
 
 
 X86 = "processor : 0\nmodel name : Some Xeon\nflags : fpu avx2 amx_bf16\n\nprocessor : 1\nmodel name : Other\n"

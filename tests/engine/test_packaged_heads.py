@@ -18,11 +18,11 @@ from paceline.config import EngineOptions
 from paceline.engine.build import build_engine
 from paceline.engine.trained_heads import comes_along
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
+from paceline.hub.default_model import PACKAGED_MODELS
 from paceline.models.heads.block import BlockHead
 from paceline.models.heads.formats.read import read_head
 from paceline.models.heads.packaged import MOST_BYTES, PACKAGED_HEADS, packaged_heads
 from paceline.models.heads.tensors import MAPS
-from paceline.models.load.default_model import PACKAGED_MODELS
 from paceline.speculation.spec import parse
 
 FAMILY = Path(__file__).parents[1] / "family"

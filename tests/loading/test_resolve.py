@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
-from paceline.models.load import default_model, resolve
-from paceline.models.load.default_model import PackagedModel, cache_dir, fetch, list_cached
+from paceline.hub import default_model
+from paceline.hub.default_model import PackagedModel, cache_dir, fetch, list_cached
+from paceline.models.load import resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000
 
@@ -263,29 +263,6 @@ def test_unknown_names_list_what_is_possible(name: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match=r"smollm2-135m.*hub id"):
         resolve(name)
-
-
-def test_hub_ids_are_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        assert name == "owner/name" and "*.safetensors" in allow_patterns
-        return str(tmp_path)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub",
-                        types.SimpleNamespace(snapshot_download=snapshot_download))  # type: ignore[arg-type]
-    assert resolve("owner/name") == tmp_path
-
-
-def test_hub_faults_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        raise ConnectionError("no network\nmore lines")
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub",
-                        types.SimpleNamespace(snapshot_download=snapshot_download))  # type: ignore[arg-type]
-    with pytest.raises(ModelNotFoundError, match=r"owner/name.*\(no network\).*check the name and the network"):
-        resolve("owner/name")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # type: ignore[arg-type]
-    with pytest.raises(ModelNotFoundError, match="huggingface-hub is needed"):
-        resolve("owner/name")
 
 
 def test_marker_holds_what_was_verified(fake: Fake) -> None:

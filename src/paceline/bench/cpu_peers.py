@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.bench.report import say
-from paceline.models.load.default_model import cache_dir
+from paceline.hub.cache import cache_dir
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import bench_serve, options
+from paceline.cli.pulling import pulls
 from paceline.cli.terminal import loading_bars
 from paceline.errors import ConfigError
 
@@ -25,6 +26,7 @@ NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate for each
 
 
 @app.command("latency")
+@pulls
 def latency(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -41,6 +43,7 @@ def latency(
 
 
 @app.command("throughput")
+@pulls
 def throughput(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -70,6 +73,7 @@ def overhead(
 
 
 @app.command("swap")
+@pulls
 def swap(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -85,6 +89,7 @@ def swap(
 
 
 @app.command("load")
+@pulls
 def load(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -98,6 +103,7 @@ def load(
 
 
 @app.command("cpu")
+@pulls
 def cpu(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -152,6 +158,7 @@ def gpu(
 
 
 @app.command("serve-cost")
+@pulls
 def serve_cost(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -170,6 +177,7 @@ def serve_cost(
 
 
 @app.command("gaps")
+@pulls
 def gaps(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -187,6 +195,7 @@ def gaps(
 
 
 @app.command("soak")
+@pulls
 def soak(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -208,6 +217,7 @@ def soak(
 
 
 @app.command("grammar")
+@pulls
 def grammar(
     json_file: options.JsonFile = None,
     model: options.Model = None,
@@ -222,6 +232,7 @@ def grammar(
 
 
 @app.command("quality")
+@pulls
 def quality(
     text: Annotated[str, typer.Option(help="UTF-8 text to score, plain or .gz.")],
     json_file: options.JsonFile = None,
@@ -245,6 +256,7 @@ def quality(
 
 
 @app.command("spec")
+@pulls
 def spec(
     dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
     json_file: options.JsonFile = None,
@@ -286,6 +298,7 @@ def spec(
 
 
 @app.command("acceptance")
+@pulls
 def acceptance(
     dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
     json_file: options.JsonFile = None,
@@ -334,6 +347,7 @@ def acceptance(
 
 
 @app.command("crowd")
+@pulls
 def crowd(
     dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
     json_file: options.JsonFile = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.pulling import Pull, fetch_missing
 from paceline.cli.terminal import loading_bars
 from paceline.errors import ConfigError
 
@@ -36,6 +37,7 @@ def serve(
                                                 help="For that server.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
+    pull: Pull = False,
     speculation: Annotated[str, typer.Option(help="Of the server that is started: a method's name, or none.")] = "auto",
     serve_options: Annotated[str, typer.Option(metavar="WORDS", help="Further options of `paceline serve`, in one "
                                                "text.")] = "",
@@ -108,6 +110,8 @@ def serve(
     from paceline.bench.serving.own_server import server
     from paceline.models.load.resolve import resolve
 
+    if pull:
+        fetch_missing(model)
     with loading_bars() as progress:
         resolve(model, progress=progress)
     with server(model, speculation, _words(serve_options)) as (host, port, _):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 import typer
 
 from paceline.cli import options
+from paceline.cli.suggestion import Suggestion
 from paceline.cli.terminal import console, load_llm, print_error, printable, soft_interrupts
 from paceline.errors import ConfigError, PacelineError
 
@@ -218,6 +219,7 @@ def chat(
         repetition_penalty=repetition_penalty, seed=seed,
     )
     out = console()
+    better = Suggestion() if interactive and model is None and out.is_terminal else None
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
         max_model_len=max_model_len, speculation=options.speculation(speculation), heads=options.heads(head),
@@ -229,6 +231,8 @@ def chat(
         out.print(model or options.DEFAULT_MODEL, style="bold", markup=False, end="  ")
         out.print("/help for commands, Ctrl-D to leave", style="dim")
         out.print(PAGE_HINT, style="dim")
+        if better is not None and (line := better.line()) is not None:
+            out.print(line, style="dim", markup=False)
         interact(conversation)
         return
     fine = answer(conversation, piped(sys.stdin))

@@ -7,7 +7,6 @@ import os
 import platform
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +22,6 @@ _TORCH_RANGE = ((2, 11), (2, 13))
 """Versions the tests run on; others may work and are named."""
 _OPTIONAL = {
     "jinja2": "chat templates (`paceline chat`, `--chat`)",
-    "huggingface_hub": "models named by hub id",
     "llguidance": "structured output (schemas, grammars, regular expressions)",
     "fastapi": "server (`paceline serve`)",
     "uvicorn": "server (`paceline serve`)",
@@ -175,30 +173,13 @@ def _version(package: str) -> str | None:
 
 
 def _cached_models() -> dict[str, Any]:
-    """What this user's caches hold: models fetched by short name, and those the hub's client fetched."""
-    from paceline.models.load.default_model import cache_dir, list_cached
+    """What this user's caches hold: models that were pulled or came through pip, and those the hub's client fetched."""
+    from paceline.hub.cache import cache_dir
+    from paceline.hub.store import local_models
 
-    cached = [
+    return {"folder": str(cache_dir()), "cached": [
         {"name": model.name, "path": str(model.path), "bytes": model.bytes, "ready": model.ready}
-        for model in list_cached()
-    ]
-    return {"folder": str(cache_dir()), "cached": cached + _hub_models()}
-
-
-def _hub_models() -> list[dict[str, Any]]:
-    try:
-        from huggingface_hub.constants import HF_HUB_CACHE
-    except ImportError:
-        return []
-    return [
-        {
-            "name": folder.name.removeprefix("models--").replace("--", "/"),
-            "path": str(folder),
-            "bytes": sum(file.stat().st_size for file in folder.glob("blobs/*") if file.is_file()),
-            "ready": (folder / "snapshots").is_dir(),
-        }
-        for folder in sorted(Path(HF_HUB_CACHE).glob("models--*"))
-    ]
+        for model in local_models()]}
 
 
 def show(report: DoctorReport) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, doctor, generate, plan, quantize, replay, serve, train, verify
+from paceline.cli import bench, chat, doctor, generate, models, plan, quantize, replay, serve, train, verify
+from paceline.cli.pulling import pulls
 from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError
 
@@ -23,14 +24,18 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
+app.command("chat")(pulls(chat.chat))
+app.command("generate")(pulls(generate.generate))
+app.command("pull")(models.pull)
+app.command("list")(models.list_models)
+app.command("rm")(models.rm)
+app.command("show")(pulls(models.show))
 app.command("doctor")(doctor.doctor)
-app.command("replay")(replay.replay)
-app.command("verify")(verify.verify)
-app.command("plan")(plan.plan)
-app.command("quantize")(quantize.quantize)
-app.command("serve")(serve.serve)
+app.command("replay")(pulls(replay.replay))
+app.command("verify")(pulls(verify.verify))
+app.command("plan")(pulls(plan.plan))
+app.command("quantize")(pulls(quantize.quantize))
+app.command("serve")(pulls(serve.serve))
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

@@ -11,7 +11,7 @@ import typer
 from paceline.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
-_MODEL_HELP = f"Folder, .gguf file, hub id or short name. Default: {DEFAULT_MODEL}."
+_MODEL_HELP = f"Folder, .gguf file, short name or hub id, either with :QUANT. Default: {DEFAULT_MODEL}."
 
 
 def _sampling(help: str, *names: str) -> Any:

@@ -55,7 +55,7 @@ def quantize(
 
 def _name(model: str) -> str:
     """Of a folder, a file or a hub id; "." and ".." have that of the folder they stand for."""
-    return Path(os.path.abspath(Path(model).expanduser())).name.removesuffix(".gguf")
+    return Path(os.path.abspath(Path(model).expanduser())).name.removesuffix(".gguf").replace(":", "-")
 
 
 def _lines(report: QuantizeReport) -> list[str]:

@@ -9,11 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.config_file import Settings, config_option
+from paceline.cli.pulling import pulls
 from paceline.cli.terminal import console, loading_bars
 from paceline.errors import ConfigError
 
 KEY_VARIABLE = "PACELINE_API_KEY"
 OPERATOR_VARIABLE = "PACELINE_OPERATOR_KEY"
+PREFIX = "PACELINE_SERVE_"
+"""Of environment variables that stand for options."""
 
 
 def _server(help: str, *names: str) -> Any:
@@ -46,8 +50,36 @@ def _events(address: str | None, replay: str | None, caching: bool) -> Any:
     return KVEventsPublisher(address, replay)
 
 
+def settings() -> Settings:
+    """What a file may say."""
+    return Settings(pulls(serve), PREFIX)
+
+
+def _chosen(context: typer.Context, argument: str | None, option: str | None) -> str | None:
+    """The model, whichever way it is named; the command line's comes before a file's."""
+    source = context.get_parameter_source("named")
+    if argument is not None and option is not None and source is not None and source.name == "COMMANDLINE":
+        raise ConfigError(f"The model is named twice, {argument!r} and --model {option!r}: leave one out.")
+    return option if argument is None else argument
+
+
+def _wish(speculation: str | None, draft: str | None) -> Any:
+    """What is drafted with: --draft is short for the drafter of that name."""
+    if draft is None:
+        return options.speculation(speculation)
+    if speculation != "auto":
+        raise ConfigError("--draft and --speculation both say how to draft: leave one out, or name the model in "
+                          '--speculation \'{"method": "draft", "model": ...}\'.')
+    return {"method": "draft", "model": draft}
+
+
 def serve(
+    context: typer.Context,
     model: options.ModelArgument = None,
+    named: options.Model = None,
+    draft: Annotated[str | None, options._engine("A smaller model that drafts for it, named the same way; short for "
+                                                 "--speculation with the method draft.")] = None,
+    config: Annotated[Path | None, config_option(settings)] = None,
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, _server("Port; 0: any free one.")] = 8000,
     model_name: Annotated[str | None, _server("What clients call the model. Default: as it was given.")] = None,
@@ -104,6 +136,8 @@ def serve(
     stored_responses: Annotated[int, _server("Responses of /v1/responses kept in memory for each key, the oldest "
                                              "given up first; 0: none.")] = 256,
     stored_mb: Annotated[float, _server("Megabytes of them for each key.")] = 16.0,
+    chat_template: Annotated[Path | None, _server("File with the chat template to use instead of the model's own "
+                                                  "(Jinja).")] = None,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
     otel: Annotated[bool, _server("Send a span of every finished request to an OpenTelemetry collector; OTEL_* "
@@ -173,6 +207,7 @@ def serve(
                           "(fastapi, uvicorn, prometheus-client).") from None
     from paceline import AsyncLLM
 
+    model = _chosen(context, model, named)
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute,
               "concurrent_requests": concurrent_requests}
     quota = Quota(**{name: limit for name, limit in limits.items() if limit is not None})
@@ -190,7 +225,7 @@ def serve(
         pooling=pooling, stored_responses=stored_responses, stored_bytes=int(stored_mb * 1e6),
         tool_parser=tool_parser, log_format=log_format)
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
-    wish = options.speculation(speculation)
+    wish = _wish(speculation, draft)
     adapters = options.adapters(lora)
     clustered = replicas is not None or ray is not None or autoscale is not None
     if clustered and kv_events is not None:
@@ -209,7 +244,8 @@ def serve(
         "model": model, "device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quantization": quantization,
         "deterministic": deterministic, "kernels": kernels, "max_queue": max_queue,
         "enable_prefix_caching": prefix_caching, "speculation": wish, "capture": capture, "adapters": adapters,
-        "heads": options.heads(head), "watch_share": watch_share, "watch_action": watch_action, **sizes, **host_memory}
+        "heads": options.heads(head), "chat_template": None if chat_template is None else str(chat_template),
+        "watch_share": watch_share, "watch_action": watch_action, **sizes, **host_memory}
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
     def announce() -> None:
@@ -231,7 +267,7 @@ def serve(
         from paceline.cluster.serving import serve_replicas
 
         with loading_bars() as progress:
-            texts = ModelTexts.read(model, progress)
+            texts = ModelTexts.read(model, progress, engine["chat_template"])
         logs.configure(log_format)
         serve_replicas(cluster, settings, engine, texts, listening, announce, spans)
         return

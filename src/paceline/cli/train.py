@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options, train_heads
+from paceline.cli.pulling import pulls
 from paceline.cli.terminal import ProgressCallback, loading_bars
 from paceline.errors import ConfigError
 
@@ -30,6 +31,7 @@ train_heads.add_to(app)
 
 
 @app.command("datastore")
+@pulls
 def datastore(
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     files: Annotated[list[Path], typer.Argument(help="UTF-8 text files, each one text.")],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.pulling import pulls
 from paceline.cli.terminal import console
 from paceline.errors import ConfigError
 from paceline.training.options import HELP, KINDS, TrainOptions, option_names
@@ -34,7 +35,7 @@ _SHORT = {"model": "-m", "out": "-o", "data": "-d"}
 
 def add_to(app: typer.Typer) -> None:
     for kind in KINDS:
-        app.command(kind, help=_ABOUT[kind])(command(kind))
+        app.command(kind, help=_ABOUT[kind])(pulls(command(kind)))
 
 
 def command(kind: str) -> Callable[..., None]:

@@ -13,8 +13,8 @@ from paceline.engine.core import Engine
 from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.structures import Structures
 from paceline.errors import ConfigError, RequestError
+from paceline.hub.cache import Progress
 from paceline.models.chat import ChatEncoder, ChatTemplate
-from paceline.models.load.default_model import Progress
 from paceline.models.load.opening import open_checkpoint
 from paceline.models.load.resolve import resolve
 from paceline.models.tokenizer import Tokenizer
@@ -73,10 +73,10 @@ class ModelTexts:
     revision: str
 
     @classmethod
-    def read(cls, model: str | None, progress: Progress | None = None) -> ModelTexts:
+    def read(cls, model: str | None, progress: Progress | None = None, chat_template: str | None = None) -> ModelTexts:
         with open_checkpoint(resolve(model, progress=progress)) as checkpoint:
             tokenizer = Tokenizer.from_checkpoint(checkpoint)
-            return cls(tokenizer, ChatTemplate.from_checkpoint(checkpoint, tokenizer), checkpoint.revision)
+            return cls(tokenizer, ChatTemplate.of(checkpoint, tokenizer, chat_template), checkpoint.revision)
 
 
 class FrontModel:

@@ -79,7 +79,7 @@ def build_engine(options: EngineOptions, progress: Callable[[str, int, int | Non
         model = load_model(options, checkpoint, device, dtype, card) if ranks == 1 else shared_model(
             options, checkpoint, path, device, dtype, card)
         revision = checkpoint.revision
-        chat = ChatTemplate.from_checkpoint(checkpoint, tokenizer)
+        chat = ChatTemplate.of(checkpoint, tokenizer, options.chat_template)
         eos = tokenizer.eos_ids if tokenizer is not None else config_eos(checkpoint)
     heads = load_heads(named, model, tokenizer, options)
     if options.heads is None and not named and ranks == 1 and comes_along(device, wish):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.load.default_model import cache_dir
+from paceline.hub.cache import cache_dir
 from paceline.speculation.step_cost import StepCost
 
 LARGEST = 1 << 20

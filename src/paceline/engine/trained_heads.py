@@ -15,13 +15,13 @@ from paceline.cache.storage import KVStorage, bytes_per_token
 from paceline.config import EngineOptions
 from paceline.engine.execute.target_heads import TargetHeads, head_planes
 from paceline.errors import ModelNotFoundError
+from paceline.hub.default_model import DEFAULT_MODEL
 from paceline.kernels.interface import Kernels
 from paceline.models.heads.formats.read import load_head
 from paceline.models.heads.interface import Head
 from paceline.models.heads.packaged import PACKAGED_HEADS, packaged_head, packaged_heads
 from paceline.models.heads.target import Target
 from paceline.models.interface import CausalLM, activations
-from paceline.models.load.default_model import DEFAULT_MODEL
 from paceline.models.load.resolve import resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import HEADS, Speculation
@@ -32,7 +32,7 @@ TRIAL_TOKENS = 64
 
 
 def head_folder(name: str, packaged: Path = PACKAGED_HEADS) -> Path:
-    """Where a trained head lies: a folder, the name of one that comes with Paceline, or a hub id, which is fetched."""
+    """Where a trained head lies: a folder, the name of one that comes with Paceline, or a hub id that was pulled."""
     with suppress(OSError, RuntimeError):
         folder = Path(name).expanduser()
         if folder.is_dir():
@@ -44,7 +44,8 @@ def head_folder(name: str, packaged: Path = PACKAGED_HEADS) -> Path:
         return resolve(name)
     except ModelNotFoundError as problem:
         raise ModelNotFoundError(f"There is no trained head {name!r}: give the folder that `paceline train` or "
-                                 f"somebody else wrote, or a hub id like owner/name.") from problem
+                                 f"somebody else wrote, or a hub id like owner/name that was fetched with "
+                                 "`paceline pull`.") from problem
 
 
 def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenizer | None,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RequestError
+from paceline.errors import ConfigError, PacelineError, RequestError
 from paceline.models.control_tokens import ControlTokens
 from paceline.models.load.checkpoint import Checkpoint
 from paceline.models.load.gguf_checkpoint import GGUFCheckpoint
@@ -31,6 +31,19 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         self.limits = limits
         """Of one rendering; None: the usual ones."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None, file: str | None = None) -> ChatTemplate:
+        """That of an operator's file, or the model's. A file that is broken is the operator's business, now and not at
+        the first request."""
+        if file is None:
+            return cls.from_checkpoint(checkpoint, tokenizer)
+        try:
+            made = cls(read_text(Path(file).expanduser()), tokenizer.special_tokens if tokenizer else {})
+            assert made._template is not None  # compiled
+        except PacelineError as problem:
+            raise ConfigError(f"The chat template {file} cannot be used: {problem}") from None
+        return made
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> ChatTemplate:

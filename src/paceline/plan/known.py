@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
+from paceline.hub.client import Hub
+from paceline.hub.names import hub_name
+from paceline.hub.store import here
 from paceline.plan.read import read_shape
 from paceline.plan.shape import BITS, ModelShape
 
 _STORED = ("float32", "float16", "int8", "int4")
 """What a .gguf file may be counted as, by its size."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def _sizes(family: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int, context: int,
@@ -79,11 +81,15 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-9b": _sizes("gemma2", 42, 3584, 16, 8, 14336, 256000, 8192, head_dim=256, **_TIED),
     "gemma-2-27b": _sizes("gemma2", 46, 4608, 32, 16, 36864, 256000, 8192, head_dim=128, **_TIED),
     "gemma-3-1b": _sizes("gemma3_text", 26, 1152, 4, 1, 6912, 262144, 32768, sliding_window=512, **_TIED),
+    "gemma-3-4b": _sizes("gemma3_text", 34, 2560, 8, 4, 10240, 262208, 131072, head_dim=256, sliding_window=1024,
+                         **_TIED),
     "gemma-3-12b": _sizes("gemma3_text", 48, 3840, 16, 8, 15360, 262208, 131072, sliding_window=1024, **_TIED),
     "gemma-3-27b": _sizes("gemma3_text", 62, 5376, 32, 16, 21504, 262208, 131072, head_dim=128, sliding_window=1024,
                           **_TIED),
     "phi-3-mini": _sizes("phi3", 32, 3072, 32, 32, 8192, 32064, 4096, sliding_window=2047),
+    "phi-4-mini": _sizes("phi3", 32, 3072, 24, 8, 8192, 200064, 131072, **_TIED),
     "phi-4": _sizes("phi3", 40, 5120, 40, 10, 17920, 100352, 16384),
+    "olmo-2-1b": _sizes("olmo2", 16, 2048, 16, 16, 8192, 100352, 4096),
     "olmo-2-7b": _sizes("olmo2", 32, 4096, 32, 32, 11008, 100352, 4096),
     "deepseek-v2-lite": _sizes("deepseek_v2", 27, 2048, 16, 16, 10944, 102400, 163840, n_routed_experts=64,
                                num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2,
@@ -118,21 +124,26 @@ def known_shape(name: str) -> ModelShape | None:
 
 def find_shape(model: str) -> ModelShape:
     """A folder or config.json, a .gguf file, a known name, or a hub id, of which config.json alone is fetched."""
-    path = Path(model).expanduser()
-    try:
-        there = bool(model) and path.exists()
-    except OSError:  # a name too long for a file
-        there = False
-    if there:
+    known = None if _is_path(model) else known_shape(model) or known_shape(model.partition(":")[0])
+    if known is not None and ":" not in model:
+        return known
+    if (path := here(model)) is not None:
         return _from_files(path)
-    if (shape := known_shape(model)) is not None:
-        return shape
-    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _from_hub(model)
+    if known is not None:
+        return known
+    if (wanted := hub_name(model)) is not None:
+        return _from_hub(wanted.repo)
     near = difflib.get_close_matches(model.lower(), KNOWN, 3, 0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(KNOWN)}."
     raise ConfigError(f"There is no model {model!r} here, and none is known by that name: give the folder of its "
                       f"config.json, a hub id like owner/name, or a known name; {hint}")
+
+
+def _is_path(model: str) -> bool:
+    try:
+        return bool(model) and Path(model).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long for a file, nobody's home
+        return False
 
 
 def _from_files(path: Path) -> ModelShape:
@@ -152,16 +163,12 @@ def _from_files(path: Path) -> ModelShape:
     return replace(shape, dtype=min(_STORED, key=lambda dtype: abs(BITS[dtype] - bits)))
 
 
-def _from_hub(name: str) -> ModelShape:
+def _from_hub(repo: str) -> ModelShape:
     try:
-        from huggingface_hub import hf_hub_download
-
-        file = Path(hf_hub_download(name, "config.json"))
-    except Exception as error:  # the hub's client raises errors of many libraries; all mean the same to the user
-        said = str(error).strip().splitlines()
-        raise ModelNotFoundError(f"config.json of '{name}' could not be fetched from the hub ("
-                                 f"{said[0] if said else type(error).__name__}): check the name and the network, or "
-                                 "give the path of a config.json.") from error
-    from paceline.models.load.reading import read_object
-
-    return read_shape(read_object(file), name)
+        raw, _ = Hub.of_environment().json(f"{repo}/resolve/main/config.json", repo)
+    except ModelNotFoundError as problem:
+        raise ModelNotFoundError(f"config.json of '{repo}' could not be fetched from the hub: {problem} Or give the "
+                                 "path of a config.json.") from problem
+    if not isinstance(raw, dict):
+        raise ModelFormatError(f"config.json of '{repo}' on the hub is no object: name another model.")
+    return read_shape(raw, repo)

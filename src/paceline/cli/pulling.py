@@ -1,0 +1,44 @@
+"""`--pull`, for every command that takes a model: what is not on this machine is fetched before the command runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.terminal import loading_bars
+
+Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub first, if it is not on this machine.",
+                                    rich_help_panel="Engine")]
+
+
+def pulls(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with that option."""
+
+    @functools.wraps(command)
+    def run(*, pull: bool = False, **given: Any) -> None:
+        if pull:
+            fetch_missing(given.get("model") or given.get("named"))  # where there are two ways, the first one wins
+            fetch_missing(given.get("draft"))
+        command(**given)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("pull", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Pull)
+    parameters = [*signature.parameters.values(), option]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def fetch_missing(model: str | None) -> None:
+    """Pull what is neither here nor comes by itself."""
+    from paceline.hub.default_model import PACKAGED_MODELS
+    from paceline.hub.pull import pull
+    from paceline.hub.store import here
+
+    if model is not None and model.lower() not in PACKAGED_MODELS and here(model) is None:
+        with loading_bars() as progress:
+            pull(model, progress=progress)
