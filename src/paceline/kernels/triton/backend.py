@@ -151,7 +151,8 @@ class TritonKernels(Composed):
         if not heads.normed_apart and query_norm is not None and key_norm is not None and heads.query and heads.keys:
             # Normed first and turned by the kernel of heads without norms: that is what a rank does whose heads were
             # normed with those of other ranks, and its bits have to be these.
-            q, k, v = qkv.view(qkv.shape[0], -1, heads.dim).split((heads.query, heads.keys, heads.keys), dim=1)
+            whole = qkv.view(qkv.shape[0], -1, heads.dim)
+            q, k, v = torch.split(whole, [heads.query, heads.keys, heads.keys], dim=1)
             qkv = torch.cat((self._norm_heads(q, query_norm), self._norm_heads(k, key_norm), v), dim=1).flatten(1)
             heads = replace(heads, query_norm=None, key_norm=None)
         if not elementwise.turns_whole_heads(heads, cos):
