@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError
 from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
+from paceline.cluster.calls import LETTERS_S
 from paceline.cluster.features import block_set, candidate, features
 from paceline.cluster.front import ClusterLLM
 from paceline.cluster.mail import MailRoom, Sender
@@ -291,7 +292,7 @@ def test_who_leaves_while_the_mail_is_opened_takes_nobody_along(cluster: Any, mo
         for _ in range(20):
             await asyncio.sleep(0.001)
         go_on.set()
-        output = await asyncio.wait_for(second, fronts.LETTERS_S / 2)
+        output = await asyncio.wait_for(second, LETTERS_S / 2)
         assert output.metrics.output_tokens == 3
         assert output.moved is None
 
@@ -317,11 +318,11 @@ def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatc
 
     async def test(client: httpx.AsyncClient) -> int:
         prepared = llm.engine.prepare("Once upon a time", wanted_params(1))
-        assert llm._replicas._last == -math.inf
+        assert llm._replicas.calls.last_taken == -math.inf
         await llm.complete(prepared)
-        assert llm._replicas._last > -math.inf
+        assert llm._replicas.calls.last_taken > -math.inf
         if busy:
-            llm._replicas._last = math.inf  # others are taken all the time
+            llm._replicas.calls.last_taken = math.inf  # others are taken all the time
         asked = asyncio.ensure_future(llm.complete(prepared, request_id="late"))
         await asyncio.sleep(0.5)
         late.set()
