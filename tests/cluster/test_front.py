@@ -13,6 +13,7 @@ import httpx
 import pytest
 from serving import parse_metrics, write_model
 
+from cluster.handles import Handle, Response
 from paceline.errors import ConfigError, QueueFullError
 
 pytest.importorskip("ray")
@@ -23,73 +24,18 @@ from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
 from paceline.cluster.calls import LETTERS_S
-from paceline.cluster.features import block_set, candidate, features
+from paceline.cluster.features import block_set, features
 from paceline.cluster.front import ClusterLLM
 from paceline.cluster.mail import MailRoom, Sender
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
 from paceline.cluster.replica import Replica, ReplicaOptions
-from paceline.cluster.routing import PrefixAware
 from paceline.cluster.serving import app
 from paceline.request import Tenant
 from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
 HASHES = [-3797102770502019873, 126518397432286533]
-
-
-class Results:
-    def __init__(self, answers: Callable[[], list[Any]]) -> None:
-        self._answers = answers
-
-    def results(self, **_: Any) -> list[Any]:
-        """As Serve's: one that fails, or takes too long, is an exception among the answers of the others."""
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*self._answers(), return_exceptions=True)
-
-        return asyncio.run(all_of_them())
-
-
-class Response:
-    def __init__(self, task: asyncio.Future[Any]) -> None:
-        self._task = task
-
-    def __await__(self) -> Any:
-        return self._task.__await__()
-
-    def cancel(self) -> None:
-        self._task.cancel()
-
-
-class Handle:
-    """What the front uses of Serve's."""
-
-    def __init__(self, *replicas: Replica) -> None:
-        self.replicas = {one.name: one for one in replicas}
-        self.policy = PrefixAware()
-        self.sent: list[str] = []
-        self.ended: dict[str, asyncio.Event] = {}
-
-    def broadcast(self, what: str, *arguments: Any) -> Results:
-        return Results(lambda: [getattr(one, what)(*arguments) for one in self.replicas.values()])
-
-    @property
-    def carry_out(self) -> Handle:
-        return self
-
-    def remote(self, features: Any, *rest: Any) -> Response:
-        async def call() -> Any:
-            name = self.policy.choose(features, [candidate(name, {}) for name in self.replicas])
-            assert name is not None
-            self.sent.append(name)
-            features.progress.replica = name
-            self.policy.begun(features, name)
-            try:
-                return await self.replicas[name].carry_out(features, *rest)
-            finally:
-                self.policy.ended(features, name)
-
-        return Response(asyncio.ensure_future(call()))
 
 
 @pytest.fixture(scope="module")
