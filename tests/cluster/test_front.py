@@ -139,6 +139,7 @@ def test_a_request_that_lost_its_last_replica_ends_with_an_error(cluster: Any, m
         handle.replicas.clear()
         refused = await asked
         assert refused.status_code == 503, refused.text
+        assert int(refused.headers["retry-after"]) > 0
         assert llm.live == 0
 
     run(llm, test)
@@ -327,6 +328,39 @@ def test_quotas_know_what_replicas_wrote(cluster: Any) -> None:
         return [(await client.post("/v1/completions", json=body())).status_code for _ in range(3)]
 
     assert run(llm, test, quota=Quota(tokens_per_minute=40)) == [200, 429, 429]
+
+
+def test_who_leaves_before_the_first_token_pays_for_a_prompt_that_was_computed(
+        cluster: Any, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for one that waited: as without replicas."""
+    _, llm = cluster
+    ended: list[Any] = []
+    post = Sender.post
+
+    def withheld(self: Sender, key: int, news: Any) -> None:
+        if not getattr(news, "samples", ()):
+            post(self, key, news)
+
+    monkeypatch.setattr(Sender, "post", withheld)
+
+    async def give_up(waits: bool) -> None:
+        stream = await llm.stream(llm.engine.prepare("Once upon a time", wanted_params(2000)), request_id="r")
+        while not waits and all(one._local.queue_s("r") is None for one in replicas):
+            await asyncio.sleep(0.001)
+        stream.close()
+        while llm.live:
+            await asyncio.sleep(0.001)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        llm.on_end = ended.append
+        await give_up(waits=False)
+        monkeypatch.setattr(Replica, "_queue_s", lambda self, request_id: None)
+        await give_up(waits=True)
+
+    run(llm, test)
+    paid, free = ended
+    assert paid.metrics.first_scheduled is not None and paid.metrics.output_tokens == 0
+    assert free.metrics.first_scheduled is None
 
 
 def test_another_version_or_model_is_not_used(cluster: Any, replicas: list[Replica]) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from paceline.cluster.mail import Address, Letter, MailRoom
+from paceline.cluster.mail import Address, Farewell, Letter, MailRoom
 from paceline.cluster.order import Order
 from paceline.cluster.reading import Identity
 from paceline.cluster.routing import Features
@@ -18,6 +18,9 @@ from paceline.engine.records.deltas import Delta
 
 LETTERS_S = 10.0
 """A call that has ended: how long its last letter may take."""
+
+FAREWELL_S = 0.5
+"""So long who gives an order up waits to hear whether anything was computed of it."""
 
 
 class Calls:
@@ -44,10 +47,11 @@ class Calls:
         key, inbox = next(self._keys), Inbox()
         self._inboxes[key] = inbox
         response = getattr(self._handle, what).remote(wanted, order, address, key, self._identity, *more)
-        return Call(wanted, inbox, response, lambda: self._ended(key, inbox, response))
+        return Call(wanted, inbox, response, lambda: self._give_up(key, inbox, response),
+                    lambda: self._inboxes.pop(key, None))
 
-    def _ended(self, key: int, inbox: Inbox, response: Any) -> None:
-        if self._inboxes.pop(key, None) is None or inbox.ended:
+    def _give_up(self, key: int, inbox: Inbox, response: Any) -> None:
+        if key not in self._inboxes or inbox.ended:
             return
         if inbox.replica is None:
             response.cancel()
@@ -80,10 +84,12 @@ class Calls:
 class Call:
     """One of them, under way."""
 
-    def __init__(self, wanted: Features, inbox: Inbox, response: Any, ended: Callable[[], None]) -> None:
+    def __init__(self, wanted: Features, inbox: Inbox, response: Any, give_up: Callable[[], None],
+                 forget: Callable[[], object]) -> None:
         self.wanted = wanted
         self.inbox = inbox
-        self._when_ended = ended
+        self._give_up = give_up
+        self._forget = forget
         self._watching = asyncio.ensure_future(self._watch(response))
 
     async def _watch(self, response: Any) -> None:
@@ -101,7 +107,25 @@ class Call:
         """Nothing more is wanted of it: who has it hears so, unless it is over. As often as one likes."""
         self.wanted.progress.over = True
         self._watching.cancel()
-        self._when_ended()
+        self._give_up()
+        self._forget()
+
+    async def farewell(self) -> float | None:
+        """As end(), and wait for what who has it says of an order that nothing was heard of yet: Farewell.queue_s."""
+        if self.inbox.replica is None or self.inbox.ended:
+            self.end()
+            return None
+        try:
+            self._give_up()
+            async with asyncio.timeout(FAREWELL_S):
+                while not self.inbox.ended or not self.inbox.empty:
+                    if isinstance(news := await self.inbox.next(), Farewell):
+                        return news.queue_s
+            return None
+        except TimeoutError:
+            return None
+        finally:
+            self.end()
 
 
 class Inbox:
@@ -117,10 +141,14 @@ class Inbox:
     def hear(self, news: Any) -> None:
         if self.ended:
             return
-        self.ended = isinstance(news, Exception) or (isinstance(news, Delta) and news.output is not None)
+        self.ended = isinstance(news, Exception | Farewell) or (isinstance(news, Delta) and news.output is not None)
         self._heard.append(news)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    @property
+    def empty(self) -> bool:
+        return not self._heard
 
     async def next(self, seconds: float | None = None) -> Any:
         """Exceptions are values here. Raises TimeoutError after so many seconds."""

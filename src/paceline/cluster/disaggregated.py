@@ -164,6 +164,10 @@ class Disaggregated:
     async def report(self) -> dict[str, Any]:
         return await self._decode.report()
 
+    def hands_over(self, request_id: str) -> bool:
+        """Whether its prompt is computed elsewhere at the moment."""
+        return request_id in self._handing
+
     async def _unless_cancelled(self, order: Order) -> None:
         """Hand over what there is; who cancels the request meanwhile need not wait for it."""
         handing = self._handing[order.request_id] = asyncio.ensure_future(self._hand_over(order))

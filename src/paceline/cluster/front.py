@@ -20,13 +20,13 @@ from paceline.cluster.features import features
 from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, check_identity
-from paceline.cluster.worker import NoWorkerError, Worker, WorkerLost
+from paceline.cluster.worker import Worker, WorkerLost
 from paceline.engine.admission import Prepared, check_streamed
 from paceline.engine.records.deltas import Delta
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.engine.records.record import Record
-from paceline.errors import ConfigError, EngineError, PacelineError, QueueFullError
+from paceline.errors import ConfigError, EngineError, NoWorkerError, PacelineError, QueueFullError
 from paceline.request import Completion, Request, RequestOutput, SamplingParams, Tenant
 from paceline.text_threads import TextThreads, closed
 
@@ -48,30 +48,29 @@ class Replicas:
         self._model = model
         self.calls = Calls(handle, model.facts.identity, host)
 
-    async def stream(self, order: Order, avoid: set[str], here: Callable[[], Set[str]]) -> AsyncGenerator[Delta, None]:
-        """As Worker.stream(). `avoid`: replicas that were lost over this order; one more is added where it is lost
-        again. `here`: those there are. One whose queue is full is no reason to refuse as long as there is another."""
+    async def stream(self, order: Order, asked: _ForOne) -> AsyncGenerator[Delta, None]:
+        """As Worker.stream(). One whose queue is full is no reason to refuse as long as there is another."""
         full: set[str] = set()
         while True:
             known = len(full)
             try:
-                async with aclosing(self._attempt(order, avoid, full)) as deltas:
+                async with aclosing(self._attempt(order, asked, full)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except QueueFullError:
-                if here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
+                if asked.here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
                     raise
 
-    async def _attempt(self, order: Order, avoid: set[str], full: set[str]) -> AsyncGenerator[Delta, None]:
-        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid | full)
+    async def _attempt(self, order: Order, asked: _ForOne, full: set[str]) -> AsyncGenerator[Delta, None]:
+        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, asked.lost | full)
         call = await self.calls.begin("carry_out", wanted, order)
         try:
             while True:
                 news = await (self._taken(call.inbox) if call.inbox.replica is None else call.inbox.next())
                 if isinstance(news, Exception):
                     if isinstance(news, WorkerLost | QueueFullError) and wanted.progress.replica is not None:
-                        (avoid if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
+                        (asked.lost if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
                     raise news
                 if news.samples:
                     wanted.progress.answered = True
@@ -81,7 +80,10 @@ class Replicas:
                 if news.output is not None:
                     return
         finally:
-            call.end()
+            if wanted.progress.answered:
+                call.end()
+            elif (queue_s := await call.farewell()) is not None:
+                asked.queue_s = order.age_s + queue_s
 
     async def _taken(self, inbox: Inbox) -> Any:
         """The first news of an order."""
@@ -97,17 +99,22 @@ class Replicas:
 
 
 class _ForOne:
-    """The replicas as a Worker, for one request: remembers which were lost over it."""
+    """The replicas as a Worker, for one request."""
 
     name = "replicas"
 
     def __init__(self, replicas: Replicas, here: Callable[[], Set[str]]) -> None:
+        """`here`: the replicas there are."""
         self._replicas = replicas
-        self._here = here
-        self._lost: set[str] = set()
+        self.here = here
+        self.lost: set[str] = set()
+        """Replicas that were lost over it."""
+        self.queue_s: float | None = None
+        """Of a request that was given up before its first token: after how long its prompt was computed; None: it was
+        not."""
 
     def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
-        return self._replicas.stream(order, self._lost, self._here)
+        return self._replicas.stream(order, self)
 
     async def cancel(self, request_id: str) -> None:
         """Closing the stream does it."""
@@ -175,7 +182,7 @@ class ClusterLLM:
             await self._any_replica()
             return worker
 
-        stream = _LiveStream(order, choose, lambda ended: self._ended(number, ended))
+        stream = _LiveStream(order, choose, lambda: worker.queue_s, lambda ended: self._ended(number, ended))
         self._live[number] = stream
         return stream
 
@@ -276,9 +283,12 @@ class ClusterLLM:
 class _LiveStream(MovingStream):
     """A request of the server's, and what is to be counted when it ends, however it does."""
 
-    def __init__(self, order: Order, choose: Any, ended: Callable[[Record | None], None]) -> None:
-        """`ended`: hears of it once; None: it was never admitted, and nobody counts it."""
+    def __init__(self, order: Order, choose: Any, queue_s: Callable[[], float | None],
+                 ended: Callable[[Record | None], None]) -> None:
+        """`queue_s`: how long it waited, should it end without a token. `ended`: hears of it once; None: it was never
+        admitted, and nobody counts it."""
         self.order = order
+        self._queue_s = queue_s
         self._when_ended = ended
         self._arrived = time.monotonic()
         self._counted = 0
@@ -307,8 +317,9 @@ class _LiveStream(MovingStream):
 
     def _broken(self, reason: str, error: Exception | None = None) -> Record:
         """It ended without an output."""
-        first = self._first_told
-        metrics = RequestMetrics(self._arrived, first_scheduled=first, finished=time.monotonic(),
+        first, queue_s = self._first_told, self._queue_s()
+        scheduled = first if first is not None or queue_s is None else self._arrived + queue_s
+        metrics = RequestMetrics(self._arrived, first_scheduled=scheduled, finished=time.monotonic(),
                                  prompt_tokens=len(self.order.prompt), output_tokens=self._counted,
                                  token_times=[] if first is None else [first])
         samples = [Completion(index, finish_reason=reason) for index in range(self.order.params.samples)]

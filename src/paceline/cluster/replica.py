@@ -14,7 +14,7 @@ import torch
 
 from paceline.async_llm import AsyncLLM
 from paceline.cluster.features import published
-from paceline.cluster.mail import Address, Sender, Stranger
+from paceline.cluster.mail import Address, Farewell, Sender, Stranger
 from paceline.cluster.order import Order
 from paceline.cluster.reading import Facts, Identity, check_identity
 from paceline.cluster.routing import Features
@@ -65,6 +65,7 @@ class Replica:
             self._llm.engine.observers.add(self._views.timelines)
         self._facts = Facts.of(self._llm.engine)
         self._senders: dict[Address, asyncio.Future[Sender]] = {}
+        self._orders: dict[tuple[Address, int], Order] = {}
         self._tasks: dict[tuple[Address, int], asyncio.Task[Any]] = {}
         self._late: deque[tuple[float, bool]] = deque(maxlen=1000)
         """(when, whether a target was missed) of requests that had one."""
@@ -79,7 +80,11 @@ class Replica:
             async for delta in self._worker.stream(order):
                 post(delta)
 
-        return await self._until_given_up(work, sender, key, identity)
+        self._orders[sender, key] = order
+        try:
+            return await self._until_given_up(work, sender, key, identity)
+        finally:
+            del self._orders[sender, key]
 
     async def _until_given_up(self, work: Work, sender: Address, key: int, identity: Identity) -> Exception | None:
         """A call of somebody's, who may give it up by mail, or be gone."""
@@ -122,8 +127,13 @@ class Replica:
         return made
 
     def _give_up(self, address: Address, key: int) -> None:
+        if (order := self._orders.get((address, key))) is not None:
+            self._senders[address].result().post(key, Farewell(self._queue_s(order.request_id)))
         if (task := self._tasks.get((address, key))) is not None:
             task.cancel()
+
+    def _queue_s(self, request_id: str) -> float | None:
+        return self._local.queue_s(request_id)
 
     def _part(self, address: Address) -> None:
         """A front is gone: nobody wants what it ordered."""

@@ -68,6 +68,9 @@ class DecodeReplica(Replica):
         self._pair = Disaggregated(PrefillCalls(Calls(prefill, self._facts.identity, host), self._facts), self._local)
         self._worker = self._pair
 
+    def _queue_s(self, request_id: str) -> float | None:
+        return 0.0 if self._pair.hands_over(request_id) else super()._queue_s(request_id)
+
     async def view(self, what: str, *arguments: Any) -> tuple[str, Any]:
         name, found = await super().view(what, *arguments)
         if what == "report":
