@@ -59,7 +59,7 @@ class Replicas:
                         yield delta
                 return
             except QueueFullError:
-                if asked.here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
+                if asked.here() <= full or len(full) == known:  # or the others take nothing: it was the same again
                     raise
 
     async def _attempt(self, order: Order, asked: _ForOne, full: set[str]) -> AsyncGenerator[Delta, None]:
