@@ -172,18 +172,17 @@ class PrefixAware:
         looked up here of each is a number, which is made anew where something has changed, and a few of its blocks."""
         now, first = self._clock(), order.digests[0] if order.digests else None
         sent = [self._sent(one.name) for one in here]
-        loads = [own.load(one, now, self._prompt_cost) for one, own in zip(here, sent)]
-
-        def rank(place: int) -> tuple[float, int]:
-            return loads[place], sent[place].count if first is None else mixed(first, sent[place].key)
+        ranks = [(own.load(one, now, self._prompt_cost), own.count if first is None else mixed(first, own.key))
+                 for one, own in zip(here, sent)]
+        held = [(one.blocks, own.recent(now)) for one, own in zip(here, sent)]
 
         def holders(places: Iterable[int], depth: int) -> list[int]:
             digest = order.digests[depth]
-            return [at for at in places if digest in here[at].blocks or digest in sent[at].recent(now)]
+            return [at for at in places if digest in held[at][0] or digest in held[at][1]]
 
-        listed = set(heapq.nsmallest(LISTED, range(len(here)), key=rank))
+        listed = set(heapq.nsmallest(LISTED, range(len(here)), key=ranks.__getitem__))
         if first is not None and (deepest := holders(range(len(here)), 0)):
-            listed.update(heapq.nsmallest(LISTED, deepest, key=rank))
+            listed.update(heapq.nsmallest(LISTED, deepest, key=ranks.__getitem__))
             low, high = 0, len(order.digests)
             while high - low > 1:
                 middle = (low + high) // 2
@@ -191,7 +190,7 @@ class PrefixAware:
                     low, deepest = middle, deeper
                 else:
                     high = middle
-            listed.update(heapq.nsmallest(LISTED, deepest, key=rank))
+            listed.update(heapq.nsmallest(LISTED, deepest, key=ranks.__getitem__))
         return [here[place] for place in listed]
 
     def begun(self, order: Features, name: str) -> None:

@@ -111,7 +111,7 @@ def _let_go(handles: list[Any]) -> None:
     for handle in handles:
         if handle is not None:
             opened, _ = handle
-            kind._release_ipc_counter_cuda(opened[REF_HANDLE], opened[REF_OFFSET], device=opened[0])
+            kind._release_ipc_counter_cuda(opened[REF_HANDLE], opened[REF_OFFSET])
 
 
 def _open(shape: tuple[int, int], device: torch.device, handle: Any) -> torch.Tensor:
