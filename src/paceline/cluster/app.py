@@ -60,7 +60,7 @@ def app(arguments: dict[str, Any]) -> Any:
     made = deploy.deployments(options, ReplicaOptions(engine, options.threads_each, served.page), cards,
                               prefill_speculation=prefill_speculation)
     ingress = serve.deployment(serve.ingress()(Front), name="front", max_ongoing_requests=served.max_connections,
-                               ray_actor_options={"num_cpus": 0})
+                               graceful_shutdown_timeout_s=options.drain_s, ray_actor_options={"num_cpus": 0})
     return ingress.bind(made.serving, made.prefill, model, served)
 
 
