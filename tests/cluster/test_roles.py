@@ -25,7 +25,7 @@ from ray.exceptions import RayActorError
 
 from paceline.cluster import deploy, front, roles
 from paceline.cluster.reading import Facts, ModelTexts
-from paceline.cluster.replica import ReplicaOptions
+from paceline.cluster.replica import Replica, ReplicaOptions
 from paceline.cluster.roles import DecodeReplica, PrefillReplica
 from paceline.cluster.serving import app
 from paceline.cluster.serving import front as front_of
@@ -267,6 +267,31 @@ def test_cores_are_shared_by_all_roles_and_ranks(monkeypatch: pytest.MonkeyPatch
     assert replace(apart, prefill_threads=2).cores == 10
     ranked = ClusterOptions(replicas=2, ranks=3)
     assert (ranked.threads_each, ranked.cores) == (2, 12)
+
+
+def test_a_replica_asks_for_what_all_its_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy.ray, "cluster_resources", lambda: {"GPU": 8.0})
+    engine = {"model": "m", "tensor_parallel_size": 4}
+    assert deploy.cards_each(engine) == 4
+    assert deploy.cards_each({"model": "m"}) == 1
+    assert deploy.cards_each({**engine, "device": "cpu"}) == 0
+    options = ClusterOptions(replicas=2, ranks=4, threads=3)
+    asked = deploy._made(Replica, "replica", options, 4).ray_actor_options
+    assert (asked["num_cpus"], asked["num_gpus"]) == (12, 4)
+
+
+def test_each_role_has_its_own_options() -> None:
+    options = ClusterOptions(prefill_replicas=2, decode_replicas=3, threads=1, prefill_threads=4)
+    replica = ReplicaOptions({"model": "m", "speculation": "ngram"}, 1)
+    made = deploy.deployments(options, replica, 0, prefill_speculation=None)
+    (prefill, transfer), (decode, same, handle) = (one._bound_deployment.init_args for one in (made.prefill,
+                                                                                             made.serving))
+    assert (prefill.role, prefill.threads, prefill.engine["speculation"]) == ("prefill", 4, None)
+    assert (decode.role, decode.threads, decode.engine["speculation"]) == ("decode", 1, "ngram")
+    assert transfer == same and transfer.token and transfer.token not in repr(options) + repr(transfer)
+    assert not transfer.beyond and handle is made.prefill
+    with pytest.raises(ConfigError, match="--no-prefix-caching"):
+        deploy.deployments(options, replace(replica, engine={"enable_prefix_caching": False}), 0)
 
 
 def test_each_pair_has_the_transport_that_connects_it(monkeypatch: pytest.MonkeyPatch) -> None:
