@@ -45,6 +45,10 @@ class EngineError(PacelineError):
         self.told = message
 
 
+class NoWorkerError(EngineError):
+    """There is nobody to carry out a request at the moment; try again later."""
+
+
 class StepError(EngineError, RequestError):
     """The engine failed on a step of this request; nothing that it asked for is to blame."""
 

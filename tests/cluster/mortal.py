@@ -13,8 +13,9 @@ from grammar.structured import structured_llm
 from paceline.async_llm import AsyncLLM
 from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
-from paceline.cluster.worker import LocalWorker, NoWorkerError, WorkerLost
+from paceline.cluster.worker import LocalWorker, WorkerLost
 from paceline.engine.records.deltas import Delta
+from paceline.errors import NoWorkerError
 from paceline.request import RequestOutput, TokenLogprob
 
 NEVER = 1 << 30

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cluster.test_exchange import PROMPT, blocks_of
-from paceline.cluster.transfer.cuda_ipc import CudaIpcTransport
+from paceline.cluster.transfer import cuda_ipc
+from paceline.cluster.transfer.cuda_ipc import Claim, CudaIpcTransport, claimed
 from paceline.engine.exchange import PrefixBlocks
 from paceline.errors import TransferError
 
@@ -18,6 +20,43 @@ from paceline.errors import TransferError
 def test_what_lies_elsewhere_is_refused() -> None:
     with pytest.raises(TransferError, match="on a card"):
         asyncio.run(CudaIpcTransport().offer(blocks_of()))
+
+
+def test_an_offer_is_opened_by_one_or_let_go_by_its_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cuda_ipc, "memory_folder", lambda: tmp_path)
+    first, second = "a" * 32, "b" * 32
+    taken, forgotten = Claim(first), Claim(second)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert claimed(first) and not claimed(first)
+    assert not taken.withdrawn(), "somebody has it: torch hears from there"
+    assert forgotten.withdrawn()
+    assert not claimed(second), "too late"
+    assert not claimed("../" + first) and not claimed("c" * 32)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_what_nobody_opens_is_free_when_the_lease_ends() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    size = 64 << 20
+
+    async def run() -> None:
+        transport = CudaIpcTransport()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        for _ in range(4):
+            blocks = PrefixBlocks({}, 8, ((),), "", tuple(PROMPT[:56]), ((),), (
+                torch.zeros(size // 64, 64, dtype=torch.uint8, device="cuda"),))
+            ticket = await transport.offer(blocks, lease_s=0.05)
+            del blocks
+            while len(transport._leases):
+                await asyncio.sleep(0.01)
+            with pytest.raises(TransferError, match="lease has ended"):
+                await transport.fetch(ticket)
+        assert torch.cuda.memory_allocated() < before + size
+
+    asyncio.run(run())
 
 
 def _read(ticket: Any, answer: Any) -> None:

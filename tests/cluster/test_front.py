@@ -13,6 +13,7 @@ import httpx
 import pytest
 from serving import parse_metrics, write_model
 
+from cluster.handles import Handle, Response
 from paceline.errors import ConfigError, QueueFullError
 
 pytest.importorskip("ray")
@@ -22,73 +23,19 @@ from ray.exceptions import RayActorError
 from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
 from paceline.cluster.autoscaling import wanted
-from paceline.cluster.features import block_set, candidate, features
+from paceline.cluster.calls import LETTERS_S
+from paceline.cluster.features import block_set, features
 from paceline.cluster.front import ClusterLLM
 from paceline.cluster.mail import MailRoom, Sender
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, ModelTexts, check_identity
 from paceline.cluster.replica import Replica, ReplicaOptions
-from paceline.cluster.routing import PrefixAware
 from paceline.cluster.serving import app
 from paceline.request import SamplingParams, Tenant
 from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
 HASHES = [-3797102770502019873, 126518397432286533]
-
-
-class Results:
-    def __init__(self, answers: Callable[[], list[Any]]) -> None:
-        self._answers = answers
-
-    def results(self, **_: Any) -> list[Any]:
-        """As Serve's: one that fails, or takes too long, is an exception among the answers of the others."""
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*self._answers(), return_exceptions=True)
-
-        return asyncio.run(all_of_them())
-
-
-class Response:
-    def __init__(self, task: asyncio.Future[Any]) -> None:
-        self._task = task
-
-    def __await__(self) -> Any:
-        return self._task.__await__()
-
-    def cancel(self) -> None:
-        self._task.cancel()
-
-
-class Handle:
-    """What the front uses of Serve's."""
-
-    def __init__(self, *replicas: Replica) -> None:
-        self.replicas = {one.name: one for one in replicas}
-        self.policy = PrefixAware()
-        self.sent: list[str] = []
-        self.ended: dict[str, asyncio.Event] = {}
-
-    def broadcast(self, what: str, *arguments: Any) -> Results:
-        return Results(lambda: [getattr(one, what)(*arguments) for one in self.replicas.values()])
-
-    @property
-    def carry_out(self) -> Handle:
-        return self
-
-    def remote(self, features: Any, *rest: Any) -> Response:
-        async def call() -> Any:
-            name = self.policy.choose(features, [candidate(name, {}) for name in self.replicas])
-            assert name is not None
-            self.sent.append(name)
-            features.progress.replica = name
-            self.policy.begun(features, name)
-            try:
-                return await self.replicas[name].carry_out(features, *rest)
-            finally:
-                self.policy.ended(features, name)
-
-        return Response(asyncio.ensure_future(call()))
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +139,7 @@ def test_a_request_that_lost_its_last_replica_ends_with_an_error(cluster: Any, m
         handle.replicas.clear()
         refused = await asked
         assert refused.status_code == 503, refused.text
+        assert int(refused.headers["retry-after"]) > 0
         assert llm.live == 0
 
     run(llm, test)
@@ -291,7 +239,7 @@ def test_who_leaves_while_the_mail_is_opened_takes_nobody_along(cluster: Any, mo
         for _ in range(20):
             await asyncio.sleep(0.001)
         go_on.set()
-        output = await asyncio.wait_for(second, fronts.LETTERS_S / 2)
+        output = await asyncio.wait_for(second, LETTERS_S / 2)
         assert output.metrics.output_tokens == 3
         assert output.moved is None
 
@@ -317,11 +265,11 @@ def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatc
 
     async def test(client: httpx.AsyncClient) -> int:
         prepared = llm.engine.prepare("Once upon a time", wanted_params(1))
-        assert llm._replicas._last == -math.inf
+        assert llm._replicas.calls.last_taken == -math.inf
         await llm.complete(prepared)
-        assert llm._replicas._last > -math.inf
+        assert llm._replicas.calls.last_taken > -math.inf
         if busy:
-            llm._replicas._last = math.inf  # others are taken all the time
+            llm._replicas.calls.last_taken = math.inf  # others are taken all the time
         asked = asyncio.ensure_future(llm.complete(prepared, request_id="late"))
         await asyncio.sleep(0.5)
         late.set()
@@ -380,6 +328,39 @@ def test_quotas_know_what_replicas_wrote(cluster: Any) -> None:
         return [(await client.post("/v1/completions", json=body())).status_code for _ in range(3)]
 
     assert run(llm, test, quota=Quota(tokens_per_minute=40)) == [200, 429, 429]
+
+
+def test_who_leaves_before_the_first_token_pays_for_a_prompt_that_was_computed(
+        cluster: Any, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for one that waited: as without replicas."""
+    _, llm = cluster
+    ended: list[Any] = []
+    post = Sender.post
+
+    def withheld(self: Sender, key: int, news: Any) -> None:
+        if not getattr(news, "samples", ()):
+            post(self, key, news)
+
+    monkeypatch.setattr(Sender, "post", withheld)
+
+    async def give_up(waits: bool) -> None:
+        stream = await llm.stream(llm.engine.prepare("Once upon a time", wanted_params(2000)), request_id="r")
+        while not waits and all(one._local.queue_s("r") is None for one in replicas):
+            await asyncio.sleep(0.001)
+        stream.close()
+        while llm.live:
+            await asyncio.sleep(0.001)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        llm.on_end = ended.append
+        await give_up(waits=False)
+        monkeypatch.setattr(Replica, "_queue_s", lambda self, request_id: None)
+        await give_up(waits=True)
+
+    run(llm, test)
+    paid, free = ended
+    assert paid.metrics.first_scheduled is not None and paid.metrics.output_tokens == 0
+    assert free.metrics.first_scheduled is None
 
 
 def test_another_version_or_model_is_not_used(cluster: Any, replicas: list[Replica]) -> None:

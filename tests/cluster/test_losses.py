@@ -17,9 +17,9 @@ from grammar.structured import token
 from paceline.cluster import moving
 from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
-from paceline.cluster.worker import LocalWorker, NoWorkerError, WorkerLost
+from paceline.cluster.worker import LocalWorker, WorkerLost
 from paceline.engine.records.deltas import Delta
-from paceline.errors import QueueFullError, RequestError
+from paceline.errors import NoWorkerError, QueueFullError, RequestError
 from paceline.request import SamplingParams, Tenant
 from paceline.serve.calls import _explain
 
@@ -270,6 +270,19 @@ def test_a_rule_that_goes_by_q_changes_nothing_that_was_said(workers: list[Morta
     assert not wild.output.moved.exact
     greedy, _ = follow(replace(order, params=replace(order.params, temperature=0.0)), workers, [4, 4])
     assert greedy.output is not None and greedy.output.moved is not None and greedy.output.moved.exact
+
+
+def test_a_text_is_exact_only_if_everybody_who_wrote_it_was(workers: list[Mortal]) -> None:
+    """The first worker verifies its drafts by a rule that goes by q, the last one drafts nothing."""
+    drafting = mortal("drafting", speculation={"method": "exit", "k": 3, "verify": "rejection"})
+    try:
+        order = replace(order_of(SAMPLED | {"ignore_eos": True}), speculation=...)
+        for deaths, exact in (([4], False), ([UNBORN], True), ([0], True)):
+            wild, _ = follow(order, [drafting, *workers], deaths)
+            assert wild.output is not None and wild.output.moved is not None
+            assert wild.output.moved.exact is exact, "who said nothing changed nothing"
+    finally:
+        drafting.inner._llm.close()
 
 
 def test_an_accepted_request_is_not_refused_for_a_full_queue() -> None:

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cluster import routing
 from paceline.cluster.routing import (
     FRESH_S,
+    HANDED_OVER,
+    LISTED,
     POLICIES,
     SEQUENCE_TOKENS,
     Candidate,
@@ -118,6 +121,79 @@ def test_progress_counts_before_anything_is_published() -> None:
     running = policy.cost(order(tokens=1), Candidate("c"))
     first.progress.over = True
     assert (busy, running, policy.cost(order(tokens=1), Candidate("c"))) == (1 + 465 + 64, 1 + 64, 1)
+
+
+def test_what_was_said_before_an_order_ended_is_not_believed_after() -> None:
+    """A replica publishes while it computes a prompt, and that is heard when it has answered: the next turn of the
+    conversation finds it idle all the same."""
+    clock = Clock()
+    policy = PrefixAware(clock)
+    first, then = order(*range(1, 30), id=7), order(*range(1, 31), id=8)
+    policy.begun(first, "c")
+    first.progress.answered = first.progress.over = True
+    policy.ended(first, "c")
+    clock.now = 3.0
+    late = replicas(c={"running": 1, "waiting": {0: 465}, "orders": {7: 465}})
+    assert policy.cost(then, late[2]) == 17
+    assert policy.choose(then, late) == "c"
+    others = replicas(c={"running": 2, "waiting": {0: 465 + 200}, "orders": {7: 465, 99: 200}})
+    assert policy.cost(then, others[2]) == 17 + 200 + SEQUENCE_TOKENS, "other fronts' orders count"
+    policy.begun(then, "c")
+    assert policy.cost(order(tokens=1), others[2]) == 1 + 17 + 200 + SEQUENCE_TOKENS, "and one that it had not got"
+
+
+def test_prompts_that_are_brought_in_weigh_little() -> None:
+    known = replicas(a={"blocks": set(range(1, 30)), "running": 1}, b={"running": 3}, c={"running": 3})
+    assert PrefixAware(Clock()).choose(order(*range(1, 30)), known) == "a"
+    known = replicas(a={"blocks": set(range(1, 30)), "running": 3}, b={"running": 1}, c={"running": 3})
+    assert PrefixAware(Clock()).choose(order(*range(1, 30)), known) == "a"
+    assert PrefixAware(Clock(), prompt_cost=HANDED_OVER).choose(order(*range(1, 30)), known) == "b"
+
+
+def many(number: int = 1000, **states) -> list[Candidate]:
+    return [Candidate(f"r{place}", **states.get(f"r{place}", {"running": 1})) for place in range(number)]
+
+
+def test_of_many_replicas_few_are_weighed(monkeypatch) -> None:
+    weighed, counted = [], []
+    cost, before = PrefixAware.cost, routing._Sent.before
+    monkeypatch.setattr(PrefixAware, "cost", lambda self, order, one: weighed.append(one) or cost(self, order, one))
+    monkeypatch.setattr(routing._Sent, "before", lambda self, priority: counted.append(self) or before(self, priority))
+    policy = PrefixAware(Clock())
+    known = many()
+    policy.choose(order(1, 2, 3), known)
+    weighed.clear()
+    counted.clear()
+    for number in range(100):
+        prompt = order(*range(number % 9, number % 9 + 40))
+        name = policy.choose(prompt, known)
+        policy.begun(prompt, name or "")
+        policy.ended(prompt, name or "")
+    assert len(weighed) <= 100 * 3 * LISTED
+    assert len(counted) <= 100 * (3 * LISTED + 2), "loads are made anew where something happened"
+
+
+def test_of_many_replicas_the_right_ones_are_weighed() -> None:
+    for states, chosen in (
+            ({"r700": {"running": 0}}, "r700"),
+            ({"r700": {"blocks": set(range(20)), "running": 2}}, "r700"),
+            ({f"r{place}": {"blocks": set(range(3)), "running": 2} for place in range(900)} | {
+                "r901": {"blocks": set(range(18)), "running": 3}}, "r901"),
+            ({f"r{place}": {"blocks": set(range(18)), "running": 3} for place in range(900)} | {
+                "r17": {"blocks": set(range(19)), "running": 90}, "r33": {"blocks": set(range(18)), "running": 2}},
+             "r33")):
+        known = many(**states)
+        prompt = order(*range(20))
+        policy = PrefixAware(Clock())
+        assert policy.choose(prompt, known) == chosen
+        assert policy.cost(prompt, known[int(chosen[1:])]) == min(policy.cost(prompt, one) for one in known)
+
+
+def test_of_many_equals_beginnings_spread_and_stay() -> None:
+    policy, known = PrefixAware(Clock()), many(100)
+    chosen = [policy.choose(order(first, 7), known) for first in range(150)]
+    assert len(set(chosen)) > 60
+    assert chosen == [PrefixAware(Clock()).choose(order(first, 9), known[::-1]) for first in range(150)]
 
 
 def test_round_robin_takes_turns() -> None:

@@ -188,6 +188,15 @@ def serve(
     head: options.Head = None,
     replicas: Annotated[int | None, _cluster("Engines, each in a process of its own, behind this server; needs "
                                              "paceline[cluster].")] = None,
+    prefill_replicas: Annotated[int | None, _cluster("In place of --replicas: engines that compute prompts, and hand "
+                                                     "what they computed to --decode-replicas.")] = None,
+    decode_replicas: Annotated[int | None, _cluster("Engines that write the answers to those prompts.")] = None,
+    prefill_threads: Annotated[int | None, _cluster("Threads of each prefill replica. Default: as --threads.")] = None,
+    prefill_speculation: Annotated[str | None, _cluster("Speculation of prefill replicas, which draft nothing: those "
+                                                        "without need not load a draft model. Default: as "
+                                                        "--speculation.")] = None,
+    transfer: Annotated[str, _cluster("How they hand it over: auto (shared memory within a machine, TCP between "
+                                      "machines), shared-memory, tcp, cuda-ipc or nixl.")] = "auto",
     ray: Annotated[str | None, _cluster("Address of the Ray cluster to run them on (HOST:PORT or auto). Default: one "
                                         "is started on this machine, and stopped again.")] = None,
     routing: Annotated[str, _cluster("Who gets a request: prefix (who has most of it cached, unless much busier), "
@@ -227,10 +236,14 @@ def serve(
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
     wish = _wish(speculation, draft)
     adapters = options.adapters(lora)
-    clustered = replicas is not None or ray is not None or autoscale is not None
+    apart = (prefill_replicas, decode_replicas, prefill_threads, prefill_speculation)
+    clustered = any(one is not None for one in (replicas, ray, autoscale, *apart))
     if clustered and kv_events is not None:
         raise ConfigError("--kv-events tells of one engine's cache, and replicas have one each: leave it out, the "
                           "front routes by what they hold anyway; or serve them one by one behind a router of yours.")
+    if clustered and tensor_parallel_address is not None:
+        raise ConfigError("--tensor-parallel-address is one engine's, and every replica would wait there for its "
+                          "ranks: leave it out, a replica's ranks are on one machine; or serve without replicas.")
     listening = server.listen(settings)
     events = _events(kv_events, kv_events_replay, prefix_caching)
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
@@ -259,8 +272,13 @@ def serve(
         from paceline.cluster.environment import set_for_own_ray
         from paceline.cluster.options import ClusterOptions, read_autoscale
 
-        cluster = ClusterOptions(replicas=1 if replicas is None else replicas, ray=ray, routing=routing,
-                                 autoscale=read_autoscale(autoscale), threads=threads, drain_s=drain)
+        cluster = ClusterOptions(
+            replicas=replicas, prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, transfer=transfer,
+            ray=ray, routing=routing, autoscale=read_autoscale(autoscale), threads=threads,
+            prefill_threads=prefill_threads, ranks=tensor_parallel_size, drain_s=drain)
+        if prefill_speculation is not None and not cluster.apart:
+            raise ConfigError("--prefill-speculation is for --prefill-replicas: replicas that do everything have "
+                              "--speculation.")
         if ray is None:
             set_for_own_ray()
         from paceline.cluster.reading import ModelTexts
@@ -269,7 +287,9 @@ def serve(
         with loading_bars() as progress:
             texts = ModelTexts.read(model, progress, engine["chat_template"])
         logs.configure(log_format)
-        serve_replicas(cluster, settings, engine, texts, listening, announce, spans)
+        serve_replicas(cluster, settings, engine, texts, listening, announce, spans,
+                       prefill_speculation=... if prefill_speculation is None else options.speculation(
+                           prefill_speculation))
         return
     with loading_bars() as progress:
         llm = AsyncLLM(progress=progress, warm_up=True, threads=threads, **engine)

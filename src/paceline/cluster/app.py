@@ -21,16 +21,18 @@ from paceline.cluster.serving import front
 from paceline.errors import ConfigError
 from paceline.serve.options import ServeOptions
 
-OF_CLUSTER = ("replicas", "routing", "autoscale", "threads", "drain_s")
+OF_CLUSTER = ("replicas", "prefill_replicas", "decode_replicas", "transfer", "routing", "autoscale", "threads",
+              "prefill_threads", "drain_s")
 OF_SERVER = tuple(one.name for one in fields(ServeOptions) if one.name not in ("host", "port", "drain_s"))
 
 
 class Front:
     """The ingress: the same application as `paceline serve` has, behind Serve's HTTP proxy."""
 
-    async def __init__(self, replicas: Any, model: str | None, settings: ServeOptions) -> None:  # type: ignore[misc]
+    async def __init__(self, serving: Any, prefill: Any, model: str | None,  # type: ignore[misc]
+                       settings: ServeOptions) -> None:
         def begin() -> Any:
-            return front(replicas, ModelTexts.read(model), deploy.node_address())
+            return front(deploy.Deployments(serving, prefill), ModelTexts.read(model), deploy.node_address())
 
         self._llm = await asyncio.to_thread(begin)
         self._settings = settings
@@ -41,21 +43,25 @@ class Front:
 
 def app(arguments: dict[str, Any]) -> Any:
     """Takes what `paceline serve` and AsyncLLM take, by their Python names; values may be JSON. `cards`: of each
-    replica; by default one, where this machine has any: the cluster is not asked yet when this is called."""
+    replica; by default one for each of its ranks, where this machine has any: the cluster is not asked yet when this is
+    called."""
     given = {name: _read(value) for name, value in arguments.items()}
     cluster = {name: given.pop(name) for name in OF_CLUSTER if name in given}
     if "autoscale" in cluster:
         cluster["autoscale"] = read_autoscale(str(cluster["autoscale"]))
     settings = {name: given.pop(name) for name in OF_SERVER if name in given}
-    options = ClusterOptions(**cluster)
+    prefill_speculation = given.pop("prefill_speculation", ...)
+    ranks = given.get("tensor_parallel_size", 1)
+    options = ClusterOptions(ray="auto", ranks=ranks, **cluster)
     model = given.get("model")
     served = ServeOptions(**{"model_name": model or "model", **_tuples(settings)})
     engine: dict[str, Any] = {"capture": "start", "speculation": "auto", **given}
-    cards = engine.pop("cards", int(engine.get("device", "auto") != "cpu" and torch.cuda.is_available()))
-    replicas = deploy.deployment(options, ReplicaOptions(engine, options.threads_each, served.page), cards)
+    cards = engine.pop("cards", ranks * (engine.get("device", "auto") != "cpu" and torch.cuda.is_available()))
+    made = deploy.deployments(options, ReplicaOptions(engine, options.threads_each, served.page), cards,
+                              prefill_speculation=prefill_speculation)
     ingress = serve.deployment(serve.ingress()(Front), name="front", max_ongoing_requests=served.max_connections,
-                               ray_actor_options={"num_cpus": 0})
-    return ingress.bind(replicas, model, served)
+                               graceful_shutdown_timeout_s=options.drain_s, ray_actor_options={"num_cpus": 0})
+    return ingress.bind(made.serving, made.prefill, model, served)
 
 
 def _read(value: Any) -> Any:

@@ -8,19 +8,21 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from paceline import errors
 from paceline.cluster.family import descendants, end, ends_with_signals
 from paceline.cluster.options import ClusterOptions
 from paceline.cluster.replica import Replica, ReplicaOptions
+from paceline.cluster.roles import DECODE, PREFILL, DecodeReplica, PrefillReplica
+from paceline.cluster.transfer.chosen import TransferOptions
 from paceline.errors import ConfigError, EngineError, PacelineError
 
 try:
     import ray
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-    from ray.serve.handle import DeploymentHandle
 except ImportError as missing:
     raise ConfigError(f"Replicas need Ray, and {missing.name!r} is not installed: pip install 'paceline[cluster]'."
                       ) from None
@@ -38,24 +40,53 @@ PUBLISHED_S = 1.0
 _NAMED = re.compile(r"paceline\.errors\.(\w+): (.*)")
 
 
-def deployment(options: ClusterOptions, replica: ReplicaOptions, cards: float) -> Any:
-    """`cards`: of each replica."""
-    scale: dict[str, Any] = {"num_replicas": options.replicas}
+class Deployments(NamedTuple):
+    """Of an application: as Serve is to run them, or their handles."""
+
+    serving: Any
+    """They carry out orders."""
+    prefill: Any = None
+    """They compute prompts for those; None: each its own."""
+
+
+def deployments(options: ClusterOptions, replica: ReplicaOptions, cards: float, *,
+                prefill_speculation: Any = ...) -> Deployments:
+    """`cards`: of each replica. `prefill_speculation`: of prefill replicas; ...: as the others'."""
+    if not options.apart:
+        return Deployments(_made(Replica, "replica", options, cards).bind(replica))
+    if not replica.engine.get("enable_prefix_caching", True):
+        raise ConfigError("Blocks are handed over from prefix cache to prefix cache: leave --no-prefix-caching out, or "
+                          "use --replicas.")
+    transfer = TransferOptions(options.transfer, options.token, beyond=options.beyond)
+    engine = dict(replica.engine)
+    if prefill_speculation is not ...:
+        engine["speculation"] = prefill_speculation
+    threads = replica.threads if options.prefill_threads is None else options.prefill_threads
+    prefill = _made(PrefillReplica, PREFILL, options, cards).bind(
+        replace(replica, engine=engine, threads=threads, role=PREFILL), transfer)
+    return Deployments(_made(DecodeReplica, DECODE, options, cards).bind(
+        replace(replica, role=DECODE), transfer, prefill), prefill)
+
+
+def _made(kind: type[Replica], name: str, options: ClusterOptions, cards: float) -> Any:
+    prefills = name == PREFILL
+    scale: dict[str, Any] = {"num_replicas": options.prefill_replicas if prefills else options.serving}
     if options.autoscale is not None:
         fewest, most = options.autoscale
         scale = {"autoscaling_config": AutoscalingConfig(
-            min_replicas=fewest, max_replicas=most, initial_replicas=min(max(options.replicas, fewest), most),
+            min_replicas=fewest, max_replicas=most, initial_replicas=min(max(options.serving, fewest), most),
             policy=AutoscalingPolicy(policy_function="paceline.cluster.autoscaling:policy"))}
-    made = serve.deployment(
-        Replica, name="replica", max_ongoing_requests=MOST_ONGOING, max_constructor_retry_count=1,
-        ray_actor_options={"num_cpus": options.threads_each, "num_gpus": cards},
+    threads = options.prefill_threads_each if prefills else options.threads_each * options.ranks
+    routing = {"routing": options.routing, "handed_over": name == DECODE}
+    return serve.deployment(
+        kind, name=name, max_ongoing_requests=MOST_ONGOING, max_constructor_retry_count=1,
+        ray_actor_options={"num_cpus": threads, "num_gpus": cards},
         graceful_shutdown_timeout_s=options.drain_s, graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0, health_check_timeout_s=30.0,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
         request_router_config=RequestRouterConfig(
-            request_router_class=ReplicaRouter, request_router_kwargs={"routing": options.routing},
+            request_router_class=ReplicaRouter, request_router_kwargs=routing,
             request_routing_stats_period_s=PUBLISHED_S), **scale)
-    return made.bind(replica)
 
 
 @contextmanager
@@ -73,10 +104,9 @@ def running_ray(options: ClusterOptions) -> Iterator[None]:
                 serve.delete(options.name)
             ray.shutdown()
         return
-    needed = options.threads_each * options.most
     try:
         # It puts a handler for SIGTERM of its own in place, which raises SystemExit.
-        ray.init(address="local", include_dashboard=False, num_cpus=max(needed, os.cpu_count() or 1),
+        ray.init(address="local", include_dashboard=False, num_cpus=max(options.cores, os.cpu_count() or 1),
                  object_store_memory=OBJECT_STORE, log_to_driver=False, configure_logging=False,
                  _node_ip_address="127.0.0.1")
     except BaseException as problem:
@@ -113,14 +143,17 @@ def _join(address: str) -> None:
                           "have the same versions of Ray and Python, and RAY_AUTH_TOKEN.") from problem
 
 
-def run(options: ClusterOptions, replica: ReplicaOptions, cards: float) -> DeploymentHandle[Any]:
-    """The replicas, started. What kept one from starting is raised as it was raised there."""
+def run(options: ClusterOptions, made: Deployments) -> Deployments:
+    """The replicas, started: handles of them. What kept one from starting is raised as it was raised there."""
     try:
-        return serve.run(deployment(options, replica, cards), name=options.name, route_prefix=None)
+        serving = serve.run(made.serving, name=options.name, route_prefix=None)
+        return Deployments(serving, None if made.prefill is None else serve.get_deployment_handle(PREFILL,
+                                                                                                  options.name))
     except RuntimeError as problem:
         message = str(problem)
         with suppress(Exception):
-            message = serve.status().applications[options.name].deployments["replica"].message or message
+            told = [one.message for one in serve.status().applications[options.name].deployments.values()]
+            message = next((one for one in told if _NAMED.search(one)), max(told, key=len)) or message
         with suppress(Exception):
             serve.delete(options.name)
         raise _told(message) from None
@@ -137,10 +170,10 @@ def _told(message: str) -> PacelineError:
 
 
 def cards_each(engine: Mapping[str, Any]) -> float:
-    """A card for each replica, where the cluster has any and the CPU is not asked for."""
-    if engine.get("device", "auto") == "cpu":
+    """A card for each rank of each replica, where the cluster has any and the CPU is not asked for."""
+    if engine.get("device", "auto") == "cpu" or not ray.cluster_resources().get("GPU"):
         return 0
-    return 1 if ray.cluster_resources().get("GPU") else 0
+    return int(engine.get("tensor_parallel_size", 1))
 
 
 def node_address() -> str:

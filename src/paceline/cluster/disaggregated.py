@@ -12,11 +12,12 @@ from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 from paceline.async_llm import AsyncLLM
-from paceline.cluster.order import Order
+from paceline.cluster.order import FOR_DECODING, Order
 from paceline.cluster.transfer.prefix import export_prefix, import_prefix
 from paceline.cluster.transfer.transport import LEASE_S, MOST_BYTES, Ticket, Transport
 from paceline.cluster.worker import LocalWorker, Worker, cancelled
 from paceline.engine.core import Engine
+from paceline.engine.exchange import PrefixBlocks
 from paceline.engine.records.deltas import Delta
 from paceline.errors import RequestError
 from paceline.request import SamplingParams, scope_of
@@ -53,6 +54,12 @@ class DecodeWorker(Worker, Protocol):
         """Take blocks in; how many pieces were new. Raises TransferError."""
 
 
+class Fetches(Protocol):
+    """That much of a Transport: for who offers nothing."""
+
+    async def fetch(self, ticket: Ticket) -> PrefixBlocks: ...
+
+
 class Prefill:
     """An engine of this process as a PrefillWorker."""
 
@@ -72,7 +79,7 @@ class Prefill:
         # One token is the least that can be asked for. Nobody reads it, and nothing that chooses it touches a block.
         params = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=asked.cache_salt, priority=asked.priority,
                                 timeout_s=order.left_s)
-        name = f"{order.request_id}#prefill{secrets.token_hex(4)}"  # it may come again before an earlier one has ended
+        name = f"{order.name}{FOR_DECODING}{secrets.token_hex(4)}"  # it may come again before an earlier one has ended
         await self._llm.complete(tokens, params, speculation=None, request_id=name, adapter=order.adapter,
                                  tenant=order.tenant)
         scope = await scope_in(self._llm, order)
@@ -86,7 +93,7 @@ class Prefill:
 class Decode(LocalWorker):
     """An engine of this process as a DecodeWorker."""
 
-    def __init__(self, llm: AsyncLLM, transport: Transport, name: str = "decode") -> None:
+    def __init__(self, llm: AsyncLLM, transport: Fetches, name: str = "decode") -> None:
         super().__init__(llm, name)
         self._transport = transport
 
@@ -156,6 +163,10 @@ class Disaggregated:
 
     async def report(self) -> dict[str, Any]:
         return await self._decode.report()
+
+    def hands_over(self, request_id: str) -> bool:
+        """Whether its prompt is computed elsewhere at the moment."""
+        return request_id in self._handing
 
     async def _unless_cancelled(self, order: Order) -> None:
         """Hand over what there is; who cancels the request meanwhile need not wait for it."""

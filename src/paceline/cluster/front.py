@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Set
@@ -16,18 +15,18 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from paceline.cluster.calls import Calls, Inbox
 from paceline.cluster.features import features
-from paceline.cluster.mail import Address, Letter, MailRoom
 from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
 from paceline.cluster.reading import FrontModel, Identity, check_identity
-from paceline.cluster.worker import NoWorkerError, Worker, WorkerLost
+from paceline.cluster.worker import Worker, WorkerLost
 from paceline.engine.admission import Prepared, check_streamed
 from paceline.engine.records.deltas import Delta
 from paceline.engine.records.emitter import Emitter
 from paceline.engine.records.metrics import RequestMetrics
 from paceline.engine.records.record import Record
-from paceline.errors import ConfigError, EngineError, PacelineError, QueueFullError
+from paceline.errors import ConfigError, EngineError, NoWorkerError, PacelineError, QueueFullError
 from paceline.request import Completion, Request, RequestOutput, SamplingParams, Tenant
 from paceline.text_threads import TextThreads, closed
 
@@ -39,56 +38,39 @@ ADMITTED_AT_MOST_S = 300.0
 """So is one after so long, whatever was taken meanwhile."""
 COMING_S = 60.0
 """How long a request that has begun waits for a replica when there is none: Serve may be starting one."""
-LETTERS_S = 10.0
-"""A call that has ended: how long its last letter may take."""
 
 
 class Replicas:
-    """All replicas of a deployment: Serve's router chooses among them. Used from one event loop."""
+    """All replicas that carry out orders: Serve's router chooses among them. Used from one event loop."""
 
     def __init__(self, handle: DeploymentHandle[Any], model: FrontModel, host: str) -> None:
         """`host`: where replicas find this front."""
-        self._handle = handle
         self._model = model
-        self._host = host
-        self._identity = model.facts.identity
-        self._keys = itertools.count()
-        self._inboxes: dict[int, _Inbox] = {}
-        self._last = -math.inf
-        """When any replica took an order: with a thousand at once the last of them waits its turn."""
-        self._room = MailRoom(self._deliver, self.lost)
-        self._address: asyncio.Future[Address] | None = None
+        self.calls = Calls(handle, model.facts.identity, host)
 
-    async def stream(self, order: Order, avoid: set[str], here: Callable[[], Set[str]]) -> AsyncGenerator[Delta, None]:
-        """As Worker.stream(). `avoid`: replicas that were lost over this order; one more is added where it is lost
-        again. `here`: those there are. One whose queue is full is no reason to refuse as long as there is another."""
+    async def stream(self, order: Order, asked: _ForOne) -> AsyncGenerator[Delta, None]:
+        """As Worker.stream(). One whose queue is full is no reason to refuse as long as there is another."""
         full: set[str] = set()
         while True:
             known = len(full)
             try:
-                async with aclosing(self._attempt(order, avoid, full)) as deltas:
+                async with aclosing(self._attempt(order, asked, full)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except QueueFullError:
-                if here() <= full or len(full) == known:  # or the others take nothing: the same one was asked again
+                if asked.here() <= full or len(full) == known:  # or the others take nothing: it was the same again
                     raise
 
-    async def _attempt(self, order: Order, avoid: set[str], full: set[str]) -> AsyncGenerator[Delta, None]:
-        if self._address is None:
-            self._address = asyncio.ensure_future(self._room.open(self._host))
-        address = await asyncio.shield(self._address)  # whoever asked first may leave meanwhile
-        key, inbox = next(self._keys), _Inbox()
-        self._inboxes[key] = inbox
-        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid | full)
-        response = self._handle.carry_out.remote(wanted, order, address, key, self._identity)
-        call = asyncio.ensure_future(self._await(response, inbox))
+    async def _attempt(self, order: Order, asked: _ForOne, full: set[str]) -> AsyncGenerator[Delta, None]:
+        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, asked.lost | full)
+        call = await self.calls.begin("carry_out", wanted, order)
         try:
             while True:
-                news = await (self._taken(inbox) if inbox.replica is None else inbox.next(None))
+                news = await (self._taken(call.inbox) if call.inbox.replica is None else call.inbox.next())
                 if isinstance(news, Exception):
                     if isinstance(news, WorkerLost | QueueFullError) and wanted.progress.replica is not None:
-                        (avoid if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
+                        (asked.lost if isinstance(news, WorkerLost) else full).add(wanted.progress.replica)
                     raise news
                 if news.samples:
                     wanted.progress.answered = True
@@ -98,16 +80,12 @@ class Replicas:
                 if news.output is not None:
                     return
         finally:
-            wanted.progress.over = True
-            del self._inboxes[key]
-            call.cancel()
-            if not inbox.ended:
-                if inbox.replica is None:
-                    response.cancel()
-                else:
-                    self._room.cancel(inbox.replica, key)
+            if wanted.progress.answered:
+                call.end()
+            elif (queue_s := await call.farewell()) is not None:
+                asked.queue_s = order.age_s + queue_s
 
-    async def _taken(self, inbox: _Inbox) -> Delta | Exception:
+    async def _taken(self, inbox: Inbox) -> Any:
         """The first news of an order."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -116,55 +94,27 @@ class Replicas:
                 return await inbox.next(ADMITTED_S)
             except TimeoutError:
                 now = loop.time()
-                if self._last < now - ADMITTED_S or now - began >= ADMITTED_AT_MOST_S:
+                if self.calls.last_taken < now - ADMITTED_S or now - began >= ADMITTED_AT_MOST_S:
                     return WorkerLost(f"No replica took the order within {now - began:.0f} s.")
-
-    async def _await(self, response: Any, inbox: _Inbox) -> None:
-        """The call itself: errors, and the death of who has it."""
-        try:
-            problem: Exception | None = await response
-            if problem is None:
-                await asyncio.sleep(LETTERS_S)
-                problem = WorkerLost("A replica ended an order without its end.")
-        except Exception as error:  # whatever it is: nobody else would tell who waits
-            problem = WorkerLost(f"A replica was lost ({type(error).__name__}).", None)
-        inbox.hear(problem)
-
-    def _deliver(self, replica: str, letters: list[Letter]) -> None:
-        for key, news in letters:
-            if (inbox := self._inboxes.get(key)) is not None:
-                if inbox.replica is None:
-                    self._last = asyncio.get_running_loop().time()
-                inbox.replica = replica
-                inbox.hear(news)
-
-    def lost(self, replica: str) -> None:
-        """Its connection has ended, or it is about to leave: its orders go elsewhere."""
-        for inbox in list(self._inboxes.values()):
-            if inbox.replica == replica:
-                inbox.hear(WorkerLost(f"The replica {replica} is gone."))
-
-    def part(self, replica: str) -> None:
-        """It is leaving; see lost()."""
-        self.lost(replica)
-        self._room.part(replica)
-
-    def close(self) -> None:
-        self._room.close()
 
 
 class _ForOne:
-    """The replicas as a Worker, for one request: remembers which were lost over it."""
+    """The replicas as a Worker, for one request."""
 
     name = "replicas"
 
     def __init__(self, replicas: Replicas, here: Callable[[], Set[str]]) -> None:
+        """`here`: the replicas there are."""
         self._replicas = replicas
-        self._here = here
-        self._lost: set[str] = set()
+        self.here = here
+        self.lost: set[str] = set()
+        """Replicas that were lost over it."""
+        self.queue_s: float | None = None
+        """Of a request that was given up before its first token: after how long its prompt was computed; None: it was
+        not."""
 
     def stream(self, order: Order) -> AsyncGenerator[Delta, None]:
-        return self._replicas.stream(order, self._lost, self._here)
+        return self._replicas.stream(order, self)
 
     async def cancel(self, request_id: str) -> None:
         """Closing the stream does it."""
@@ -174,41 +124,19 @@ class _ForOne:
         return {}
 
 
-class _Inbox:
-    """What is new of one order. News after an exception, or after the end, are nobody's."""
-
-    def __init__(self) -> None:
-        self.replica: str | None = None
-        """Who has it, once that is known."""
-        self.ended = False
-        self._heard: list[Delta | Exception] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def hear(self, news: Delta | Exception) -> None:
-        if self.ended:
-            return
-        self.ended = isinstance(news, Exception) or news.output is not None
-        self._heard.append(news)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self, seconds: float | None) -> Delta | Exception:
-        """Raises TimeoutError after so many."""
-        if not self._heard:
-            self._waiter = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(seconds):
-                await self._waiter
-        return self._heard.pop(0)
-
-
 class ClusterLLM:
     """Offers the server what AsyncLLM does (serve.llm.ServedLLM). A request outlives the replica that has it."""
 
-    def __init__(self, handle: DeploymentHandle[Any], model: FrontModel, host: str = "127.0.0.1") -> None:
+    def __init__(self, handle: DeploymentHandle[Any], model: FrontModel, host: str = "127.0.0.1",
+                 prefill: DeploymentHandle[Any] | None = None) -> None:
+        """`handle`: of those that carry out orders. `prefill`: of those that compute prompts for them; orders do not
+        go there from here, and what they count is shown."""
         self.engine = model
         self.texts = TextThreads()
         self.on_end: Callable[[Record], None] = lambda record: None
         self.handle = handle
+        self.handles = (handle,) if prefill is None else (prefill, handle)
+        """Of every deployment there is."""
         self._replicas = Replicas(handle, model, host)
         self._names = itertools.count()
         self._live: dict[int, _LiveStream] = {}
@@ -254,7 +182,7 @@ class ClusterLLM:
             await self._any_replica()
             return worker
 
-        stream = _LiveStream(order, choose, lambda ended: self._ended(number, ended))
+        stream = _LiveStream(order, choose, lambda: worker.queue_s, lambda ended: self._ended(number, ended))
         self._live[number] = stream
         return stream
 
@@ -308,7 +236,7 @@ class ClusterLLM:
     def close(self) -> None:
         self._closing.set()
         self.texts.close()
-        self._replicas.close()
+        self._replicas.calls.close()
         self._roll_call.join(5.0)
 
     # ---------------------------------------------------------------- roll call
@@ -326,7 +254,7 @@ class ClusterLLM:
                 known.discard(name)
                 if self._loop is not None:
                     with suppress(RuntimeError):  # closed
-                        self._loop.call_soon_threadsafe(self._replicas.part, name)
+                        self._loop.call_soon_threadsafe(self._replicas.calls.part, name)
             missing = gone
 
     def _call_roll(self) -> None:
@@ -355,9 +283,12 @@ class ClusterLLM:
 class _LiveStream(MovingStream):
     """A request of the server's, and what is to be counted when it ends, however it does."""
 
-    def __init__(self, order: Order, choose: Any, ended: Callable[[Record | None], None]) -> None:
-        """`ended`: hears of it once; None: it was never admitted, and nobody counts it."""
+    def __init__(self, order: Order, choose: Any, queue_s: Callable[[], float | None],
+                 ended: Callable[[Record | None], None]) -> None:
+        """`queue_s`: how long it waited, should it end without a token. `ended`: hears of it once; None: it was never
+        admitted, and nobody counts it."""
         self.order = order
+        self._queue_s = queue_s
         self._when_ended = ended
         self._arrived = time.monotonic()
         self._counted = 0
@@ -386,8 +317,9 @@ class _LiveStream(MovingStream):
 
     def _broken(self, reason: str, error: Exception | None = None) -> Record:
         """It ended without an output."""
-        first = self._first_told
-        metrics = RequestMetrics(self._arrived, first_scheduled=first, finished=time.monotonic(),
+        first, queue_s = self._first_told, self._queue_s()
+        scheduled = first if first is not None or queue_s is None else self._arrived + queue_s
+        metrics = RequestMetrics(self._arrived, first_scheduled=scheduled, finished=time.monotonic(),
                                  prompt_tokens=len(self.order.prompt), output_tokens=self._counted,
                                  token_times=[] if first is None else [first])
         samples = [Completion(index, finish_reason=reason) for index in range(self.order.params.samples)]

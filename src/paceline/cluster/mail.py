@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 NONCE = 32
 HEAD = struct.Struct(">Q")
@@ -25,6 +25,13 @@ PATIENCE_S = 10.0
 
 Letter = tuple[int, Any]
 """(which order of the front's, what is new of it)."""
+
+
+class Farewell(NamedTuple):
+    """The last letter about an order that was given up."""
+
+    queue_s: float | None
+    """How long it waited until somebody computed its prompt; None: nobody did."""
 
 
 class Stranger(Exception):

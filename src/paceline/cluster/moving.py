@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from paceline.cluster.order import Order
 from paceline.cluster.story import Story
-from paceline.cluster.worker import NoWorkerError, Worker, WorkerLost
+from paceline.cluster.worker import Worker, WorkerLost
 from paceline.engine.records.deltas import Delta
-from paceline.errors import PacelineError
+from paceline.errors import NoWorkerError, PacelineError
 from paceline.request import RequestOutput
 
 log = logging.getLogger("paceline.cluster")

@@ -11,7 +11,10 @@ from paceline.errors import RequestError
 from paceline.request import SamplingParams, Tenant
 from paceline.so_far import SampleSoFar
 
-__all__ = ["Order", "SampleSoFar"]
+__all__ = ["FOR_DECODING", "Order", "SampleSoFar"]
+
+FOR_DECODING = "#prefill"
+"""In the name of what a prefill worker computes for an order, after the order's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

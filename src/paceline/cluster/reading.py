@@ -10,6 +10,7 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.admission import Prepared, check_params, check_prompt
 from paceline.engine.core import Engine
+from paceline.engine.exchange import FACTS
 from paceline.engine.records.emitter import StopCriteria
 from paceline.engine.structures import Structures
 from paceline.errors import ConfigError, RequestError
@@ -55,13 +56,17 @@ class Facts:
     kernels: str
     adapters: Mapping[str, str]
     """Their revisions, by name."""
+    blocks: Mapping[str, str]
+    """What decides the bits that its cache holds: those with the same can hand blocks to each other."""
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
         return cls(Identity(__version__, engine.revision), engine.config, engine.model.config.vocab_size,
                    engine.eos_ids, engine.speculation, engine.kernels.name,
                    {name: adapter.revision for name in engine.adapters.names
-                    if (adapter := engine.adapters.get(name)) is not None})
+                    if (adapter := engine.adapters.get(name)) is not None},
+                   {"block_size": str(engine.config.block_size),
+                    **{name: str(getattr(engine.setup, name)) for name in FACTS}})
 
 
 @dataclass(frozen=True)
@@ -132,3 +137,12 @@ def check_identity(own: Identity, other: Identity) -> None:
     if own.revision != other.revision:
         raise ConfigError(f"The front has revision {own.revision[:16]} of the model and a replica has "
                           f"{other.revision[:16]}: give every node the same files.")
+
+
+def check_blocks(prefill: Facts, decode: Facts) -> None:
+    """Whether one can hand to the other what it computed of a prompt."""
+    for name, own in prefill.blocks.items():
+        if (other := decode.blocks.get(name)) != own:
+            raise ConfigError(f"A prefill worker has {name}={own} and a decode worker {name}={other}, so no block of "
+                              "the one is of use to the other: run both on machines of one kind, with the same "
+                              "software, or serve with --replicas.")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ import torch
 
 from paceline.async_llm import AsyncLLM
 from paceline.cluster.features import published
-from paceline.cluster.mail import Address, Sender, Stranger
+from paceline.cluster.mail import Address, Farewell, Sender, Stranger
 from paceline.cluster.order import Order
 from paceline.cluster.reading import Facts, Identity, check_identity
 from paceline.cluster.routing import Features
-from paceline.cluster.worker import LocalWorker, WorkerLost
+from paceline.cluster.worker import LocalWorker, Worker, WorkerLost
 from paceline.engine.observe.timeline import Timelines
 from paceline.engine.records.record import Record
 from paceline.errors import ConfigError, PacelineError
@@ -28,6 +28,10 @@ log = logging.getLogger("paceline.cluster")
 LOOK_BACK_S = 60.0
 """How far back missed targets count."""
 VIEWS = frozenset({"report", "state", "requests", "story", "trace"})
+
+Post = Callable[[Any], None]
+"""Mails what is new to who ordered something."""
+Work = Callable[[Post], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ReplicaOptions:
     threads: int | None = None
     timelines: bool = True
     """Keep what recent requests went through, for the page and for spans."""
+    role: str = ""
+    """Where replicas differ in what they do: shown with their names."""
 
 
 class Replica:
@@ -51,12 +57,15 @@ class Replica:
         self.name = name or _own_name()
         self._llm = AsyncLLM(**{"warm_up": True, "threads": options.threads, **options.engine})
         self._llm.on_end = self._ended
-        self._worker = LocalWorker(self._llm, self.name)
+        self.label = f"{options.role}-{self.name}" if options.role else self.name
+        self._local = LocalWorker(self._llm, self.name)
+        self._worker: Worker = self._local
         self._views = EngineViews(self._llm, Timelines())
         if options.timelines:
             self._llm.engine.observers.add(self._views.timelines)
         self._facts = Facts.of(self._llm.engine)
         self._senders: dict[Address, asyncio.Future[Sender]] = {}
+        self._orders: dict[tuple[Address, int], Order] = {}
         self._tasks: dict[tuple[Address, int], asyncio.Task[Any]] = {}
         self._late: deque[tuple[float, bool]] = deque(maxlen=1000)
         """(when, whether a target was missed) of requests that had one."""
@@ -67,7 +76,19 @@ class Replica:
                         identity: Identity) -> Exception | None:
         """`features` is read on the way here. Returns when the order has ended: None, or what went wrong, as a value,
         for it is no failure of this process."""
-        task = self._tasks[sender, key] = asyncio.ensure_future(self._carry_out(order, sender, key, identity))
+        async def work(post: Post) -> None:
+            async for delta in self._worker.stream(order):
+                post(delta)
+
+        self._orders[sender, key] = order
+        try:
+            return await self._until_given_up(work, sender, key, identity)
+        finally:
+            del self._orders[sender, key]
+
+    async def _until_given_up(self, work: Work, sender: Address, key: int, identity: Identity) -> Exception | None:
+        """A call of somebody's, who may give it up by mail, or be gone."""
+        task = self._tasks[sender, key] = asyncio.ensure_future(self._for(work, sender, key, identity))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:  # the front has given it up, or Serve has
@@ -76,12 +97,11 @@ class Replica:
         finally:
             del self._tasks[sender, key]
 
-    async def _carry_out(self, order: Order, address: Address, key: int, identity: Identity) -> Exception | None:
+    async def _for(self, work: Work, address: Address, key: int, identity: Identity) -> Exception | None:
         try:
             check_identity(identity, self._facts.identity)
             sender = await self._sender(address)
-            async for delta in self._worker.stream(order):
-                sender.post(key, delta)
+            await work(lambda news: sender.post(key, news))
         except ConfigError as problem:
             return WorkerLost(f"The replica {self.name} cannot serve this front. {problem}")
         except PacelineError as problem:
@@ -107,8 +127,13 @@ class Replica:
         return made
 
     def _give_up(self, address: Address, key: int) -> None:
+        if (order := self._orders.get((address, key))) is not None:
+            self._senders[address].result().post(key, Farewell(self._queue_s(order.request_id)))
         if (task := self._tasks.get((address, key))) is not None:
             task.cancel()
+
+    def _queue_s(self, request_id: str) -> float | None:
+        return self._local.queue_s(request_id)
 
     def _part(self, address: Address) -> None:
         """A front is gone: nobody wants what it ordered."""
@@ -126,7 +151,7 @@ class Replica:
         """One of VIEWS, of this engine."""
         if what not in VIEWS:
             raise ValueError(what)
-        return self.name, await getattr(self._views, what)(*arguments)
+        return self.label, await getattr(self._views, what)(*arguments)
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Asked for by Serve, which hands it to the routers of all fronts."""
@@ -155,8 +180,8 @@ class Replica:
 
     def __del__(self) -> None:
         """Serve calls this when a replica leaves in good order: what is left is given up, and goes on elsewhere."""
-        if hasattr(self, "_worker"):
-            self._worker.leave()
+        if hasattr(self, "_local"):
+            self._local.leave()
             self._llm.close()
 
 

@@ -7,15 +7,23 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from paceline.cluster.features import candidate
-from paceline.cluster.routing import POLICIES, Candidate, Features, Policy, PrefixAware
+from paceline.cluster.routing import HANDED_OVER, POLICIES, Candidate, Features, Policy, PrefixAware
+
+PROBE_S = 2.0
+"""A replica of which Serve has not heard for ten seconds is asked how it is before it is sent anything. One that is
+busy may take a while, and with Serve's own tenth of a second the request would go where nothing of it is cached."""
 
 
 class ReplicaRouter(RequestRouter):  # type: ignore[misc]
     """Orders bring their Features along as the first argument; replicas publish what they hold by
     record_routing_stats(). Calls without Features go to anybody."""
 
-    def initialize_state(self, routing: str = "prefix", **_: Any) -> None:
-        self._policy: Policy = POLICIES[routing]()
+    queue_len_response_deadline_s = PROBE_S
+
+    def initialize_state(self, routing: str = "prefix", handed_over: bool = False, **_: Any) -> None:
+        """`handed_over`: the replicas do not compute prompts, they are brought them."""
+        self._policy: Policy = PrefixAware(prompt_cost=HANDED_OVER) if routing == "prefix" and handed_over else (
+            POLICIES[routing]())
         self._known: dict[str, tuple[dict[str, Any], Candidate]] = {}
         """What each replica last said, read once."""
         self._sent: dict[str, tuple[Features, str]] = {}

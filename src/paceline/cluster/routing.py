@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import math
 import random
 import time
@@ -17,8 +19,11 @@ ADAPTER_TOKENS = 1024
 """What it costs to go where an adapter is not at hand."""
 FRESH_S = 10.0
 """So long a replica is believed to hold what was just sent to it, whatever it published before."""
-LAG_S = 1.0
-"""What a replica publishes is about so old when it is heard."""
+HANDED_OVER = 1 / 64
+"""What a prompt token costs where it was computed elsewhere and is only brought in, in such that are computed."""
+LISTED = 16
+"""Of many replicas so many are weighed of each kind: who is least busy, who has the prompt's first block, who has most
+of it."""
 REMEMBERED = 1 << 16
 """Most blocks that are remembered of what was sent to a replica."""
 SHORT = (1 << 32) - 1
@@ -43,6 +48,9 @@ class Candidate:
     adapters: AbstractSet[str] = frozenset()
     draining: bool = False
     """It is about to leave: nothing new."""
+    orders: Mapping[int, int] | None = None
+    """Those that it had when it said this, by Features.id: prompt tokens that were left of each, all part of `waiting`.
+    None: all that it was sent before this was heard."""
 
 
 @dataclass(slots=True)
@@ -68,6 +76,8 @@ class Features:
     priority: int = 0
     avoid: AbstractSet[str] = frozenset()
     """Replicas that were lost over it: only where there is no other."""
+    id: int = 0
+    """By which a replica that publishes its orders knows it."""
     progress: Progress = field(default_factory=Progress, compare=False, repr=False)
 
     def cached(self, blocks: AbstractSet[int], recent: AbstractSet[int] = frozenset()) -> int:
@@ -134,14 +144,18 @@ class PrefixAware:
     busier loses to one that has to compute more. Equals: always the same one for the same beginning, so that
     conversations stay together and different ones spread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, prompt_cost: float = 1.0) -> None:
+        """`prompt_cost`: of a token that the replica does not hold; below 1 where it need not compute it."""
         self._clock = clock
+        self._prompt_cost = prompt_cost
         self._replicas: dict[str, _Sent] = {}
 
     def choose(self, order: Features, candidates: Sequence[Candidate]) -> str | None:
         here = welcome(order, candidates)
         if not here:
             return None
+        if len(here) > 2 * LISTED:
+            here = self._listed(order, here)
         return min(here, key=lambda one: (self.cost(order, one), *self._preference(order, one.name))).name
 
     def cost(self, order: Features, candidate: Candidate) -> float:
@@ -150,28 +164,55 @@ class PrefixAware:
         sent.hear(candidate, now)
         own = order.prompt_tokens - order.cached(candidate.blocks, sent.recent(now))
         far = order.adapter is not None and order.adapter not in candidate.adapters
-        return own + sent.before(candidate, order.priority) + far * ADAPTER_TOKENS + SEQUENCE_TOKENS * sent.running(
-            candidate)
+        return self._prompt_cost * (own + sent.before(order.priority)) + far * ADAPTER_TOKENS + (
+            SEQUENCE_TOKENS * sent.running())
+
+    def _listed(self, order: Features, here: Sequence[Candidate]) -> list[Candidate]:
+        """Those worth weighing. To weigh a thousand for every request would take longer than all the rest; what is
+        looked up here of each is a number, which is made anew where something has changed, and a few of its blocks."""
+        now, first = self._clock(), order.digests[0] if order.digests else None
+        sent = [self._sent(one.name) for one in here]
+        ranks = [(own.load(one, now, self._prompt_cost), own.count if first is None else mixed(first, own.key))
+                 for one, own in zip(here, sent)]
+        held = [(one.blocks, own.recent(now)) for one, own in zip(here, sent)]
+
+        def holders(places: Iterable[int], depth: int) -> list[int]:
+            digest = order.digests[depth]
+            return [at for at in places if digest in held[at][0] or digest in held[at][1]]
+
+        listed = set(heapq.nsmallest(LISTED, range(len(here)), key=ranks.__getitem__))
+        if first is not None and (deepest := holders(range(len(here)), 0)):
+            listed.update(heapq.nsmallest(LISTED, deepest, key=ranks.__getitem__))
+            low, high = 0, len(order.digests)
+            while high - low > 1:
+                middle = (low + high) // 2
+                if deeper := holders(deepest, middle):
+                    low, deepest = middle, deeper
+                else:
+                    high = middle
+            listed.update(heapq.nsmallest(LISTED, deepest, key=ranks.__getitem__))
+        return [here[place] for place in listed]
 
     def begun(self, order: Features, name: str) -> None:
         self._sent(name).begin(order, self._clock())
 
     def ended(self, order: Features, name: str) -> None:
         if (sent := self._replicas.get(name)) is not None:  # forgotten: it ended with its replica
-            sent.end(order)
+            sent.end(order, self._clock())
 
     def forget(self, name: str) -> None:
         """The replica is gone."""
         self._replicas.pop(name, None)
 
     def _sent(self, name: str) -> _Sent:
-        return self._replicas.setdefault(name, _Sent())
+        if (found := self._replicas.get(name)) is None:
+            found = self._replicas[name] = _Sent(name)
+        return found
 
     def _preference(self, order: Features, name: str) -> tuple[float, int, str]:
         """Among equals. Prompts without a whole block have nothing in common: who got fewest."""
-        if not order.digests:
-            return (self._sent(name).count, 0, name)
-        return (0, mixed(order.digests[0], name), name)
+        sent = self._sent(name)
+        return (0, mixed(order.digests[0], sent.key), name) if order.digests else (sent.count, 0, name)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,62 +223,89 @@ class _Live:
     since: float
     tokens: int
     """It had to compute."""
+    ended: float = math.inf
 
 
 class _Sent:
     """What this front sent to a replica: known here before the replica publishes it, and known here to have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+        """For mixed()."""
         self.count = 0
         self.live: list[_Live] = []
         self._blocks: OrderedDict[int, float] = OrderedDict()
         """When each block was last sent, oldest first."""
-        self._said: Candidate | None = None
+        self._said = Candidate(name)
         self._heard = -math.inf
         """When that was."""
         self._over: list[_Live] = []
-        """Ended since then, begun before: the replica may have counted them."""
+        """Ended of late: the replica may have counted them in what it said."""
+        self._load: float | None = None
 
     def hear(self, candidate: Candidate, now: float) -> None:
+        """What was ended here before may still be in it: it takes a while until a front hears what a replica said."""
         if candidate is not self._said:
-            self._said, self._heard, self._over = candidate, now, []
+            self._said, self._heard, self._load = candidate, now, None
+            self._over = [] if candidate.orders is None else [
+                one for one in self._over if one.ended > now - FRESH_S or one.order.id in candidate.orders]
+
+    def load(self, candidate: Candidate, now: float, prompt_cost: float) -> float:
+        """About what it costs anybody who comes: made anew when something was heard, sent or ended."""
+        self.hear(candidate, now)
+        if self._load is None:
+            self._load = prompt_cost * self.before(-math.inf) + SEQUENCE_TOKENS * self.running()
+        return self._load
 
     def begin(self, order: Features, now: float) -> None:
         tokens = order.prompt_tokens - order.cached(frozenset(), self.recent(now))
         self.count += 1
         self.live.append(_Live(order, now, tokens))
+        self._load = None
         for digest in order.digests:
             self._blocks.pop(digest, None)
             self._blocks[digest] = now
         while len(self._blocks) > REMEMBERED:
             self._blocks.popitem(last=False)
 
-    def end(self, order: Features) -> None:
+    def end(self, order: Features, now: float) -> None:
         found = next((one for one in self.live if one.order is order), None)
         if found is not None:
             self.live.remove(found)
-            if found.since <= self._heard:
-                self._over.append(found)
+            self._over.append(found)
+            found.ended, self._load = now, None
 
     def recent(self, now: float) -> AbstractSet[int]:
         while self._blocks and next(iter(self._blocks.values())) < now - FRESH_S:
             self._blocks.popitem(last=False)
         return self._blocks.keys()
 
-    def before(self, candidate: Candidate, priority: int) -> int:
-        """Prompt tokens that come before those of a request: as published, less what has ended; or what was sent too
-        lately to be in that."""
-        def tokens(some: Iterable[_Live]) -> int:
-            return sum(one.tokens for one in some if one.order.priority >= priority)
+    def _counted(self, one: _Live) -> int | None:
+        """Prompt tokens of an order in what the replica said; None: it had not got it."""
+        if self._said.orders is None:
+            return one.tokens if one.since < self._heard else None
+        return self._said.orders.get(one.order.id)
 
-        said = sum(tokens for own, tokens in candidate.waiting.items() if own >= priority)
-        done = [*self._over, *(one for one in self.live if one.order.progress.answered and one.since <= self._heard)]
-        fresh = (one for one in self.live if one.since >= self._heard - LAG_S and not one.order.progress.answered)
-        return max(said - tokens(done), tokens(fresh), 0)
+    def before(self, priority: float) -> int:
+        """Prompt tokens that come before those of a request: as published, less what was computed or has ended since,
+        and what the replica had not got when it published."""
+        known = sum(tokens for own, tokens in self._said.waiting.items() if own >= priority)
+        fresh = 0
+        for one in (*self._over, *self.live):
+            if one.order.priority < priority:
+                continue
+            counted = self._counted(one)
+            if one.ended < math.inf or one.order.progress.answered:
+                known -= counted or 0
+            elif counted is None:
+                fresh += one.tokens
+        return max(known, 0) + fresh
 
-    def running(self, candidate: Candidate) -> int:
+    def running(self) -> int:
         live = sum(not one.order.progress.over for one in self.live)
-        return max(candidate.running - len(self._over) - (len(self.live) - live), live)
+        over = sum(self._counted(one) is not None for one in (*self._over, *self.live)
+                   if one.ended < math.inf or one.order.progress.over)
+        return max(self._said.running - over, live)
 
 
 def welcome(order: Features, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -246,14 +314,11 @@ def welcome(order: Features, candidates: Sequence[Candidate]) -> list[Candidate]
     return [one for one in here if one.name not in order.avoid] or here
 
 
-def mixed(digest: int, name: str) -> int:
+def mixed(digest: int, key: int) -> int:
     """How much a beginning prefers a replica: as good as random, and the same in every process. Who joins or leaves
     changes nobody else's order (rendezvous hashing)."""
-    value = digest & SHORT
-    for byte in name.encode():
-        value = ((value ^ byte) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
-        value ^= value >> 29
-    return value
+    value = ((digest & SHORT ^ key) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    return ((value ^ value >> 29) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
 
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {"prefix": PrefixAware, "round-robin": RoundRobin, "random": Random}

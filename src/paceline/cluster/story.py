@@ -51,6 +51,8 @@ class Story:
         self._arrival = clock() - order.age_s
         self._samples = [_Sample() for _ in range(order.params.samples)]
         self._begun: RequestMetrics | None = None
+        self._exact = True
+        """Whether all who said something of it said what anybody would have."""
         self._told_before = 0
         """Tokens that were said when the present worker got the order: it knows no more of them than that."""
         self._times: list[float] = []
@@ -70,6 +72,7 @@ class Story:
     def told(self, delta: Delta) -> Delta:
         """The client hears this: a worker's delta, the last one with what others have said as well."""
         self._begun = self._begun or delta.begun
+        self._exact = self._exact and delta.exact
         for sample in delta.samples:
             self._samples[sample.index].add(sample)
             self.tokens += len(sample.token_ids)
@@ -97,8 +100,9 @@ class Story:
 
     def _whole(self, output: RequestOutput) -> RequestOutput:
         """What the last worker says in the end has all tokens in it, and of those of others nothing else."""
-        stats = output.speculation
-        return replace(output, outputs=[self._completed(one) for one in output.outputs],
+        stats, moved = output.speculation, output.moved
+        return replace(output, moved=None if moved is None else replace(moved, exact=moved.exact and self._exact),
+                        outputs=[self._completed(one) for one in output.outputs],
                        metrics=self._metrics(output.metrics),
                        speculation=None if stats is None else replace(stats, provenance=self._samples[0].origins))
 

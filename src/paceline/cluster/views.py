@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +23,14 @@ from paceline.serve.views import TraceFound
 ANSWER_S = 5.0
 """A replica that has not answered after so long is left out."""
 MOST_LINES = 200
+GONE = (RayError, RayServeException, TimeoutError)
+"""Of a deployment that has no replica at the moment."""
 
 
 @dataclass(frozen=True)
 class ClusterViews:
-    handle: DeploymentHandle[Any]
+    handles: Sequence[DeploymentHandle[Any]]
+    """Of all deployments."""
     timelines: Timelines = field(default_factory=Timelines)
     """Empty: replicas keep their own."""
     clock: Callable[[], float] = time.monotonic
@@ -37,13 +41,16 @@ class ClusterViews:
         """Every replica's answer, by name; those that are just gone are left out."""
         def wait() -> list[Any]:
             """Not results_async(): there one that does not answer takes the answers of all others along."""
-            return list(self.handle.broadcast("view", what, *arguments).results(timeout_s=ANSWER_S,
-                                                                               return_exceptions=True))
+            asked, answers = [], []
+            for handle in self.handles:
+                with suppress(*GONE):
+                    asked.append(handle.broadcast("view", what, *arguments))
+            for one in asked:
+                with suppress(*GONE):
+                    answers += one.results(timeout_s=ANSWER_S, return_exceptions=True)
+            return answers
 
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(self.threads, wait)
-        except (RayError, RayServeException, TimeoutError):
-            return {}
+        answers = await asyncio.get_running_loop().run_in_executor(self.threads, wait)
         return dict(sorted(answer for answer in answers if not isinstance(answer, BaseException)))
 
     async def reports(self) -> Mapping[str, Report]:

@@ -26,10 +26,6 @@ class WorkerLost(EngineError):
     is leaving. The order may be sent to another one. Whatever else a worker raises is the request's own error."""
 
 
-class NoWorkerError(EngineError):
-    """There is nobody to carry out an order."""
-
-
 class Worker(Protocol):
     """Carries out orders. In this process, or a stand-in for one elsewhere."""
 
@@ -94,6 +90,11 @@ class LocalWorker:
     async def report(self) -> dict[str, Any]:
         return await self._llm.ask(Engine.report)
 
+    def queue_s(self, request_id: str) -> float | None:
+        """How long a request waited until it was computed; None: it waits still, or is not here."""
+        listener = self._live.get(request_id)
+        return None if listener is None else listener.record.metrics.queue_time
+
     def leave(self) -> None:
         """Give up all orders now: whoever sent them hears WorkerLost, and sends them elsewhere."""
         self.draining = True
@@ -135,9 +136,10 @@ class LocalWorker:
 
     def _told(self, delta: Delta, order: Order, listener: Listener[Delta]) -> Delta:
         """The whole output bears the name that the client knows, and says what moving did to the text."""
+        delta.exact = self._llm.engine.kernels.deterministic and follows_noise(listener.record)
         if delta.output is None or not order.moves:
             return delta
-        moved = Moved(order.moves, exact=self._llm.engine.kernels.deterministic and follows_noise(listener.record))
+        moved = Moved(order.moves, exact=delta.exact)
         return replace(delta, output=replace(delta.output, request_id=order.request_id, moved=moved))
 
     def _lost(self, why: str) -> WorkerLost:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from paceline.engine.admission import Prepared
 from paceline.errors import ConfigError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
-from paceline.serve.errors import ApiError, api_error
+from paceline.serve.errors import RETRY_S, ApiError, api_error
 from paceline.serve.llm import ServedLLM, Stream
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
@@ -75,9 +75,9 @@ class Service:
     def check_open(self) -> None:
         if self.draining:
             raise ApiError(503, "The server is shutting down: try another one, or again later.", code="draining",
-                           headers={"retry-after": "5", "connection": "close"})
+                           headers={"retry-after": RETRY_S, "connection": "close"})
         if (outage := self.llm.outage) is not None:
-            raise ApiError(503, outage, code="unavailable", headers={"retry-after": "5"})
+            raise ApiError(503, outage, code="unavailable", headers={"retry-after": RETRY_S})
 
 
 @dataclass

@@ -17,7 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.errors import EngineError, NotYetError, PacelineError, QueueFullError, RequestError, StepError
+from paceline.errors import (
+    EngineError,
+    NotYetError,
+    NoWorkerError,
+    PacelineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+)
 
 log = logging.getLogger("paceline.serve")
 
@@ -27,6 +35,8 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 
 LONGEST_WAIT_S = 300
 """No refused client is told to stay away for longer: a queue that stands still may move again at once."""
+RETRY_S = "5"
+"""When to try again where nobody knows better."""
 
 _UNION = re.compile(r"(str|int|float|bool|(list|dict|literal|function-\w+)\[.*|[A-Z]\w*)")
 """How pydantic names the member of a union in a path."""
@@ -93,7 +103,8 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
         return ApiError(400, str(problem), code="not_supported")
     if isinstance(problem, PacelineError):
         told = problem.told if isinstance(problem, EngineError) else str(problem)
-        return ApiError(503, told, code="unavailable")
+        later = {"retry-after": RETRY_S} if isinstance(problem, NoWorkerError) else None
+        return ApiError(503, told, code="unavailable", headers=later)
     if isinstance(problem, HTTPException):
         return ApiError(problem.status_code, _sentence(problem), headers=problem.headers)
     log.error("a request failed inside the server", exc_info=problem,

@@ -227,6 +227,12 @@ class ServerMetrics:
         yield several(GaugeMetricFamily, "paceline_speculation_suspended",
                       "Methods that the drift watch has switched off.", "method",
                       dict.fromkeys(report["suspended"], 1.0))
+        if (handovers := report.get("handovers")) is not None:
+            yield counter("paceline_handovers", "Requests whose prompts came from a prefill replica.",
+                          handovers["done"])
+            yield several(CounterMetricFamily, "paceline_handover_failures",
+                          "Requests whose prompts should have come from one and did not, by kind of error.", "error",
+                          handovers["failed"])
         if report["watch"] is not None:
             yield from drift.families(report["watch"], (LABEL, self._model))
 

@@ -35,6 +35,8 @@ class Delta:
     begun: RequestMetrics | None = None
     """With the first tokens: what the request had gone through by then, for whoever has to tell should all else be
     lost."""
+    exact: bool = True
+    """Whether another worker could have said the same, bit for bit; see Moved."""
 
 
 class DeltaCursor:
