@@ -5,7 +5,8 @@
 Starts a plain server, asks it everything once, ends it; starts `paceline serve --replicas N`, has so many streams ask
 the same things again and again, and kills (-9) one replica after the other. Tells how many streams were answered, how
 many moved, which texts differ, what failed, and what blocks the survivors still hold when all is over. Exits with 1
-where a text differs, a request was not answered or a block is left. Linux alone: replicas are found in /proc.
+where a text differs, a request that was accepted was not answered or a block is left. Who is refused because no replica
+is there asks again. Linux alone: replicas are found in /proc.
 """
 
 from __future__ import annotations
@@ -79,11 +80,17 @@ def replicas(server: int) -> list[int]:
     return [process for process in named if own(process)]
 
 
+class Refused(Exception):
+    """Nobody is there to accept the request: ask again after so many seconds."""
+
+
 async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> tuple[dict[int, str], int]:
     """Texts of a streamed answer by sample, and how often the request moved."""
     texts: dict[int, str] = {}
     moved = 0
     async with client.stream("POST", f"{url}/v1/chat/completions", json={**body, "stream": True}) as response:
+        if response.status_code == 503:
+            raise Refused(float(response.headers.get("retry-after", 1)))
         if response.status_code != 200:
             raise RuntimeError(f"{response.status_code}: {(await response.aread())[:200]!r}")
         async for line in response.aiter_lines():
@@ -128,6 +135,10 @@ async def disturbed(url: str, server: int, asked: list[dict[str, Any]], texts: l
                 counts["asked"] += 1
                 try:
                     got, moved = await answer(client, url, asked[place])
+                except Refused as problem:
+                    counts["refused"] += 1
+                    await asyncio.sleep(problem.args[0])
+                    continue
                 except (RuntimeError, httpx.HTTPError) as problem:
                     failures.append(f"{type(problem).__name__}: {problem}")
                     continue

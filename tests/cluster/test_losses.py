@@ -79,9 +79,14 @@ def test_one_sample_has_ended_when_its_worker_dies(workers: list[Mortal]) -> Non
 
 
 def test_workers_that_all_die(workers: list[Mortal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that never took the order tell nothing about it: twelve that did are enough."""
     monkeypatch.setattr(moving, "PAUSE_S", 0.001)
-    with pytest.raises(NoWorkerError, match="4 workers were lost one after the other"):
-        follow(order_of(GREEDY), workers, [3, *[UNBORN, 0] * 5])
+    monkeypatch.setattr(moving, "LONGEST_PAUSE_S", 0.001)
+    with pytest.raises(NoWorkerError, match="24 workers were lost one after the other"):
+        follow(order_of(GREEDY), workers, [3, *[UNBORN, 0] * 14])
+    monkeypatch.setattr(moving, "PATIENCE_S", 0.05)
+    with pytest.raises(NoWorkerError, match="workers were lost one after the other"):
+        follow(order_of(GREEDY), workers, [UNBORN] * 500)
     with pytest.raises(NoWorkerError, match="start one"):
         follow(order_of(GREEDY), [], [])
     run(lambda: check_nothing_runs(workers))

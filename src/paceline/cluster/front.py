@@ -36,7 +36,7 @@ ADMITTED_S = 20.0
 """An order that no replica has taken after so long, and no other order either, is sent anew."""
 ADMITTED_AT_MOST_S = 300.0
 """So is one after so long, whatever was taken meanwhile."""
-COMING_S = 60.0
+COMING_S = 300.0
 """How long a request that has begun waits for a replica when there is none: Serve may be starting one."""
 
 

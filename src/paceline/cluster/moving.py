@@ -22,12 +22,17 @@ Choose = Callable[[Order, Set[str]], Awaitable[Worker]]
 """(what is to be done, names of workers that were lost over it) -> who does it. Waits for a worker as long as there is
 hope for one, then raises NoWorkerError. One that was lost may be chosen again: it may have come back."""
 
-ATTEMPTS = 4
-"""Workers that may be lost one after another without a single new token: then it may be the request that ends them."""
+ATTEMPTS = 12
+"""Workers that may be lost one after another while they had the request, without a single new token: then it may be the
+request that ends them. Not fewer: with many at once most wait in a worker's queue, and whatever ended it was not
+they."""
+PATIENCE_S = 300.0
+"""So long a request goes from one worker to the next where none takes it."""
 GRACE_S = 1.0
 """A worker that has not ended a request so long after its deadline is not waited for."""
 PAUSE_S = 0.1
-"""Before the second attempt that brings nothing, and twice as long before each further one."""
+"""Before the second attempt that brings nothing, and twice as long before each further one, up to LONGEST_PAUSE_S."""
+LONGEST_PAUSE_S = 3.0
 
 
 class MovingStream:
@@ -47,6 +52,8 @@ class MovingStream:
         self._lost: set[str] = set()
         self._heard: list[Delta | Exception] = []
         self._ended = False
+        self._taken = False
+        """By the worker of the present attempt."""
         self._admitted = asyncio.Event()
         self._waiter: asyncio.Future[None] | None = None
         self._task = asyncio.ensure_future(self._run())
@@ -123,19 +130,23 @@ class MovingStream:
             self._hush()
 
     async def _carry_out(self) -> None:
-        fruitless = 0
+        lost = fruitless = 0
+        since = self._clock()
         while True:
-            said = self._story.tokens
+            said, self._taken = self._story.tokens, False
             problem = await self._attempt(self._story.order())
             if problem is None:
                 return
-            fruitless = fruitless + 1 if self._story.tokens == said else 0
-            if fruitless >= self._attempts:
+            if self._story.tokens != said:
+                lost, fruitless, since = 0, 0, self._clock()
+            else:
+                lost, fruitless = lost + self._taken, fruitless + 1
+            if lost >= self._attempts or self._clock() - since > PATIENCE_S:
                 raise NoWorkerError(f"{fruitless} workers were lost one after the other while they had this request: "
                                     "try it again later; the workers' logs say why they ended.") from problem
             log.info("request %s goes on with another worker: %s", self._first.request_id, problem)
             if fruitless > 1:
-                await asyncio.sleep(PAUSE_S * 2 ** (fruitless - 2))
+                await asyncio.sleep(min(PAUSE_S * 2 ** (fruitless - 2), LONGEST_PAUSE_S))
 
     async def _attempt(self, order: Order) -> WorkerLost | None:
         """Have one worker carry the order out; why it has to go elsewhere, or None: it is over."""
@@ -150,6 +161,7 @@ class MovingStream:
                 order = replace(order, age_s=story.age_s)  # there may have been nobody for a while
                 async with aclosing(worker.stream(order)) as deltas:
                     async for delta in deltas:
+                        self._taken = True
                         self._admitted.set()
                         if delta.samples or delta.output is not None:
                             self._tell(story.told(delta))
