@@ -28,7 +28,8 @@ class Failing(NgramDrafter):
         raise ArithmeticError("of the drafter's own")
 
 def build(method, options, context):
-    return NgramDrafter(options.integer("width", 2, 1, 8))
+    options.integer("width", 2, 1, 8)
+    return NgramDrafter(method)
 
 def failing(method, options, context):
     return Failing()
