@@ -112,10 +112,8 @@ def test_streamed_text_only_grows_and_is_never_broken(llm: LLM) -> None:
 def test_a_stream_tells_how_much_of_the_prompt_is_read() -> None:
     llm = tiny_llm(max_batch_tokens=16)
     told: list[tuple[str, int, int | None]] = []
-    before: list[int] = []
-    for _ in llm.stream([5] * 50, SamplingParams(max_tokens=3, temperature=0.0),
-                        progress=lambda *news: told.append(news)):
-        before.append(len(told))
+    before = [len(told) for _ in llm.stream([5] * 50, SamplingParams(max_tokens=3, temperature=0.0),
+                                            progress=lambda *news: told.append(news))]
     assert [done for _, done, _ in told] == [16, 32, 48, 50] and {total for _, _, total in told} == {50}
     assert before == [4] * 3, "all of it before the first token, and nothing after"
 
