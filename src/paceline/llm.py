@@ -174,8 +174,9 @@ class LLM:
         return self._serve(prompts, params, speculation, adapter)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Any = ...,
-               adapter: str | None = None) -> Iterator[RequestOutput]:
-        """Snapshots as the text grows; leaving the loop early cancels the request."""
+               adapter: str | None = None, progress: Progress | None = None) -> Iterator[RequestOutput]:
+        """Snapshots as the text grows; leaving the loop early cancels the request. Until the first token
+        `progress("prompt", done, total)` hears after each step how much of the prompt is computed."""
         check_streamed(params or SamplingParams())
         ready = self.engine.prepare(prompt, params or SamplingParams())
         with self._turns:
@@ -189,6 +190,9 @@ class LLM:
                         self._step()
                     tokens, ended = record.metrics.output_tokens, record.open == 0
                     news = record.snapshot() if tokens > seen or ended else None
+                    done = self._read_of(record) if progress is not None and not seen else 0
+                if progress is not None and done:
+                    progress("prompt", done, record.metrics.prompt_tokens)
                 if news is not None:
                     seen = tokens
                     yield news
@@ -200,12 +204,18 @@ class LLM:
                 with self._turns:
                     self._drop_left()
 
+    def _read_of(self, record: Record) -> int:
+        """Tokens of its prompt that are computed, or were found in the cache."""
+        return max((min(seq.computed, seq.prompt_len) for seq in self.engine.scheduler.running
+                    if seq.record is record), default=0)
+
     def stream_chat(self, messages: list[Message], params: SamplingParams | None = None, *, speculation: Any = ...,
-                    adapter: str | None = None, **template: Any) -> Iterator[RequestOutput]:
+                    adapter: str | None = None, progress: Progress | None = None,
+                    **template: Any) -> Iterator[RequestOutput]:
         params = params or SamplingParams()
         check_params(params)
         prompt = self.render(messages, **{"parse_special": params.parse_special, **template})
-        return self.stream(prompt, params, speculation=speculation, adapter=adapter)
+        return self.stream(prompt, params, speculation=speculation, adapter=adapter, progress=progress)
 
     def load_adapter(self, name: str, path: str) -> None:
         """A further PEFT adapter (a folder, or a hub id) that requests may name from now on. A model that native code

@@ -12,9 +12,9 @@ import pytest
 
 from engine.tiny import tiny_llm, tiny_model
 from paceline import LLM
-from paceline.bench import spec, spec_chart
+from paceline.bench import picture, spec, spec_chart
 from paceline.bench.null_model import byte_tokenizer
-from paceline.bench.questions import choose, read_questions
+from paceline.bench.questions import OWN_QUESTIONS, choose, read_questions
 from paceline.bench.spec_table import beside, cells, show
 from paceline.cli.main import main
 from paceline.errors import ConfigError
@@ -200,13 +200,31 @@ def test_a_difference_is_exit_code_1(dataset: Path, monkeypatch: pytest.MonkeyPa
     assert "[1, 2]" in capsys.readouterr().err
 
 
+def test_without_a_dataset_a_few_questions_of_each_kind_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = read_questions(OWN_QUESTIONS)
+    kinds = [question.group for question in questions]
+    assert {kind: kinds.count(kind) >= 3 for kind in kinds} == dict.fromkeys(
+        ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"), True)
+    assert OWN_QUESTIONS.stat().st_size < 20_000
+    asked: list[Any] = []
+
+    def differ(dataset: Any, *args: Any, **kwargs: Any) -> None:
+        asked.append(dataset)
+        raise spec.Difference("ngram", questions[0], 0, [1, 2], [1, 3])
+
+    monkeypatch.setattr(spec, "run", differ)
+    monkeypatch.setattr("paceline.cli.bench._fetch", lambda model: None)
+    assert main(["bench", "spec", "--methods", "ngram"]) == 1
+    assert asked == [str(OWN_QUESTIONS)]
+
+
 def test_a_chart_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"paceline\[bench\]"):
-        spec_chart.ready(tmp_path / "x.png")
+        picture.ready(tmp_path / "x.png")
     monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
     with pytest.raises(ConfigError, match="folder"):
-        spec_chart.ready(tmp_path / "none" / "x.png")
+        picture.ready(tmp_path / "none" / "x.png")
 
 
 def test_the_chart_is_drawn(dataset: Path, llm: LLM, tmp_path: Path) -> None:

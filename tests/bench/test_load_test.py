@@ -57,6 +57,16 @@ def test_a_server_that_is_not_ours(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "poisson_120" in out.out and "12 done, 0 failed" in out.err
 
 
+def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    with Stub() as stub:
+        bench(stub.url, tmp_path / "out.json", "--concurrency", "1,2", "--requests", "3", "--warmup", "0", "--chart",
+              str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:1", "--chart", "/no/such/folder/x.png"]) == 2
+    assert "folder does not exist" in capsys.readouterr().err
+
+
 def test_a_closed_loop_has_so_many_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(3, timeout=30)
     with Stub(answer=lambda place, body: (together.wait(), None)[1]) as stub:

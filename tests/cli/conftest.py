@@ -53,8 +53,11 @@ class FakeLLM:
         finally:
             self.closed += 1
 
-    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams, *,
+                    progress: Any = None) -> Iterator[RequestOutput]:
         self.asked.append([dict(message) for message in messages])
+        if progress is not None:
+            progress("prompt", 1, 2)
         yield from self.stream(messages[-1]["content"], params)
 
     def _output(self, prompt: str, params: SamplingParams, length: int) -> RequestOutput:

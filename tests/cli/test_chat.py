@@ -9,7 +9,8 @@ import signal
 import pytest
 from rich.console import Console
 
-from paceline.cli.chat import BUILT_IN_QUESTION, Conversation, interact
+from paceline.cli.chat import BUILT_IN_QUESTION, interact
+from paceline.cli.conversation import Conversation
 from paceline.cli.main import main
 from paceline.cli.terminal import printable, soft_interrupts
 from paceline.request import SamplingParams
@@ -139,11 +140,11 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(conversation, monkeypat
 def test_ctrl_c_in_our_own_code_cancels_the_request(conversation, monkeypatch):
     """The interrupt may arrive while we print, not while the engine runs: the request must be cancelled then too."""
 
-    def write(text):
+    def put(text, style):
         if text == "a":
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(conversation, "_write", write)
+    monkeypatch.setattr(conversation, "_put", put)
     talk(conversation, "hello")
     assert conversation.llm.closed == 1
     assert conversation.messages[-1]["content"] == "Pa"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from paceline.cli.main import main
 from paceline.cli.options import speculation
 from paceline.errors import ConfigError
 from paceline.sampling.trace import Trace
+from paceline.speculation.stats import Provenance, SpeculationStats
 
 
 def test_one_prompt_prints_only_its_text(fake_llm, capsys):
@@ -118,3 +120,35 @@ def test_on_a_terminal_one_prompt_streams(extra, fake_llm, capsys, monkeypatch):
     assert main(["generate", "hello", *extra]) == 0
     assert capsys.readouterr().out == fake_llm.answer + "\n"
     assert fake_llm.last.closed == 1
+
+
+def test_speed_goes_to_stderr_and_the_text_alone_to_stdout(fake_llm, capsys, monkeypatch):
+    stats = SpeculationStats("auto", cycles=2, plain=2, emitted=6, provenance=[
+        Provenance("accepted", "ngram"), Provenance("plain"), Provenance("accepted", "dspark")])
+    output = fake_llm._output
+    monkeypatch.setattr(fake_llm, "_output", lambda *given: replace(output(*given), speculation=stats))
+    assert main(["generate", "one"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == fake_llm.answer + "\n"
+    assert f"{len(fake_llm.answer)} tokens" in captured.err and "tok/s" in captured.err
+    assert "2.00 tokens a step (auto: dspark, ngram)" in captured.err
+    assert main(["generate", "one", "--json"]) == 0
+    assert "tok/s" not in capsys.readouterr().err
+
+
+def test_json_is_one_line_unless_it_is_to_be_pretty(fake_llm, capsys):
+    assert main(["generate", "one", "--json"]) == 0
+    short = capsys.readouterr().out
+    assert short.count("\n") == 1
+    assert main(["generate", "one", "--json", "--pretty"]) == 0
+    long = capsys.readouterr().out
+    assert long.count("\n") > 10 and json.loads(long) == json.loads(short)
+    assert main(["generate", "one", "--pretty"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_twins_are_told(fake_llm, capsys):
+    assert main(["generate", "one", "-n", "2"]) == 0
+    assert "same text" in capsys.readouterr().err
+    assert main(["generate", "one", "-n", "2", "-t", "0.5"]) == 0
+    assert "same text" not in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -88,3 +89,25 @@ def test_ctrl_c_leaves_quietly(capsys, monkeypatch):
     monkeypatch.setattr("paceline.cli.doctor.examine", interrupted)
     assert main(["doctor"]) != 0
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands_and_options():
+    def completed(words):
+        environment = {**os.environ, "_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words,
+                       "COMP_CWORD": str(len(words.split()) - 1)}
+        done = subprocess.run([sys.executable, "-m", "paceline"], env=environment, capture_output=True, text=True,
+                              timeout=60, check=True)
+        return done.stdout.split()
+
+    assert completed("paceline gen") == ["generate"]
+    assert {"--speculation", "--system"} <= set(completed("paceline chat --s"))
+
+
+def test_completion_can_be_installed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["--show-completion"]) == 0
+    script = capsys.readouterr().out
+    assert "_PACELINE_COMPLETE=complete_bash" in script
+    assert main(["--install-completion"]) == 0
+    assert any(script.strip() in file.read_text() for file in tmp_path.rglob("paceline*"))

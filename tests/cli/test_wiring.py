@@ -167,6 +167,16 @@ def test_bench_writes_json(benches, capsys, tmp_path):
     assert "decode" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_bench_draws_its_rows(name, benches, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["bench", name, "--chart", str(tmp_path / "x.png")]) == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    benches.clear()
+    assert main(["bench", name, "--chart", str(tmp_path / "none" / "x.png")]) == 2
+    assert name not in benches, "it was measured all the same"
+
+
 @pytest.mark.parametrize("arguments", [
     ["throughput", "--concurrency", "1,x"], ["throughput", "--concurrency", "0"],
     ["overhead", "--json", "/no/such/folder/x.json"]])

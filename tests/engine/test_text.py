@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.tiny import tiny_engine, tiny_model
+from engine.tiny import tiny_engine, tiny_llm, tiny_model
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.bench.null_model import byte_tokenizer
 from paceline.errors import PacelineError, RequestError
@@ -107,6 +107,15 @@ def test_streamed_text_only_grows_and_is_never_broken(llm: LLM) -> None:
     assert texts[-1] == SCRIPT
     assert all(later.startswith(sooner) for sooner, later in itertools.pairwise(texts))
     assert not any("�" in text for text in texts)
+
+
+def test_a_stream_tells_how_much_of_the_prompt_is_read() -> None:
+    llm = tiny_llm(max_batch_tokens=16)
+    told: list[tuple[str, int, int | None]] = []
+    before = [len(told) for _ in llm.stream([5] * 50, SamplingParams(max_tokens=3, temperature=0.0),
+                                            progress=lambda *news: told.append(news))]
+    assert [done for _, done, _ in told] == [16, 32, 48, 50] and {total for _, _, total in told} == {50}
+    assert before == [4] * 3, "all of it before the first token, and nothing after"
 
 
 def test_a_held_back_stop_prefix_is_not_streamed(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""Questions in Spec-Bench's form: a JSON object a line with question_id, category and turns."""
+"""Questions in Spec-Bench's form: a JSON object a line with question_id, category and turns. A few come along."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from paceline.errors import ConfigError
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories that Spec-Bench reports as one, "mt_bench"."""
+OWN_QUESTIONS = Path(__file__).with_name("questions.jsonl")
+"""Written for Paceline, a few of each of Spec-Bench's six kinds: for a look, not for figures to be compared."""
 
 
 @dataclass(frozen=True)

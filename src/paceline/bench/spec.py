@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.questions import Question, choose, read_questions
+from paceline.bench.questions import OWN_QUESTIONS, Question, choose, read_questions
 from paceline.bench.report import Row, document, emit, json_argument, say
 from paceline.bench.spec_table import show
 from paceline.errors import ConfigError, PacelineError
@@ -258,7 +258,8 @@ def run(dataset: str | Path, model: str | None = None, methods: str = "all", opt
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.bench.spec", description=__doc__)
-    parser.add_argument("--dataset", required=True, help="a JSON object a line: question_id, category, turns")
+    parser.add_argument("--dataset", default=str(OWN_QUESTIONS),
+                        help="a JSON object a line: question_id, category, turns; default: a few that come along")
     parser.add_argument("--methods", default="all", help="all, names separated by commas, or JSON")
     parser.add_argument("--option", action="append", default=[], metavar="METHOD.KEY=VALUE", help="repeatable")
     parser.add_argument("--model", default=None)
@@ -274,7 +275,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         if given.chart is not None:
-            from paceline.bench.spec_chart import ready
+            from paceline.bench.picture import ready
 
             ready(given.chart)
         result = run(given.dataset, given.model, given.methods, given.option, given.per_category or None, given.limit,

@@ -5,35 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
-
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-
-
-def ready(target: str | Path) -> None:
-    """Refuse before anything is measured what could not be drawn after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError("--chart needs matplotlib: pip install 'paceline[bench]' brings it, or leave --chart out."
-                          ) from None
-    if not Path(target).absolute().parent.is_dir():
-        raise ConfigError(f"Cannot write {target}: its folder does not exist; choose another file.")
+from paceline.bench.picture import COLOURS, picture
 
 
 def draw(result: dict[str, Any], target: str | Path) -> None:
-    ready(target)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = {(row["method"], row["category"]): row for row in result["rows"]}
     methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
     categories = sorted(dict.fromkeys(row["category"] for row in result["rows"]), key=lambda name: name == "overall")
     width = 0.84 / len(methods)
-    figure, axes = pyplot.subplots(figsize=(max(8.0, 1.1 * len(categories) * max(2.0, 0.45 * len(methods))), 4.8),
-                                   layout="constrained")
+    size = (max(8.0, 1.1 * len(categories) * max(2.0, 0.45 * len(methods))), 4.8)
+    with picture(target, size) as (_, (axes,)):
+        _bars(axes, rows, methods, categories, width)
+        settings, machine = result["settings"], result["machine"]
+        axes.set_title(f"{settings['model']}, {settings['kernels']} kernels, {machine['cpu']}, "
+                       f"{machine['threads']} threads", fontsize=10)
+
+
+def _bars(axes: Any, rows: dict[tuple[str, str], dict[str, Any]], methods: list[str], categories: list[str],
+          width: float) -> None:
     for number, method in enumerate(methods):
         places = [group - 0.42 + (number + 0.5) * width for group in range(len(categories))]
         heights = [rows[method, name]["ratio"] or 0.0 for name in categories]
@@ -45,15 +34,6 @@ def draw(result: dict[str, Any], target: str | Path) -> None:
     axes.axhline(1.0, color="black", linewidth=1.0, linestyle="--", label="plain decoding")
     axes.set_xticks(range(len(categories)), [name.replace("_", " ") for name in categories])
     axes.set_ylabel("speed-up over plain decoding")
-    settings, machine = result["settings"], result["machine"]
-    axes.set_title(f"{settings['model']}, {settings['kernels']} kernels, {machine['cpu']}, "
-                   f"{machine['threads']} threads", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=min(4, len(methods) + 1), loc="upper center",
                 bbox_to_anchor=(0.5, -0.09))
-    try:
-        figure.savefig(target, dpi=160)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot write {target} ({error}): choose another file, .png or .svg.") from None
-    finally:
-        pyplot.close(figure)

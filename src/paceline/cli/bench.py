@@ -22,6 +22,10 @@ app.command("compare")(bench_serve.compare)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each case; the best counts.")]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure transformers beside it, where installed.")]
+Chart = Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw the figures: .png or .svg (needs "
+                                                                    "matplotlib).")]
+Dataset = Annotated[str | None, typer.Option(help="Questions: one JSON object per line: question_id, category, turns. "
+                                                  "Default: a few of each kind that come with Paceline.")]
 NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate for each request.")]
 
 
@@ -33,13 +37,15 @@ def latency(
     repeats: Repeats = 3,
     new_tokens: NewTokens = 128,
     peers: Peers = True,
+    chart: Chart = None,
     kernels: options.KernelChoice = "auto",
 ) -> None:
     """Single stream: decode and prefill tokens a second."""
+    _check_chart(chart)
     _fetch(model)
     from paceline.bench.latency import run
 
-    _emit(run(model, repeats, new_tokens, peers, kernels), json_file)
+    _emit(run(model, repeats, new_tokens, peers, kernels), json_file, chart)
 
 
 @app.command("throughput")
@@ -51,14 +57,16 @@ def throughput(
     repeats: Repeats = 2,
     new_tokens: NewTokens = 64,
     peers: Peers = True,
+    chart: Chart = None,
     kernels: options.KernelChoice = "auto",
 ) -> None:
     """Many at once: output tokens a second with 1, 8 and 32 requests."""
     counts = _counts(concurrency, "--concurrency")
+    _check_chart(chart)
     _fetch(model)
     from paceline.bench.throughput import run
 
-    _emit(run(model, counts, new_tokens, repeats=repeats, peers=peers, kernels=kernels), json_file)
+    _emit(run(model, counts, new_tokens, repeats=repeats, peers=peers, kernels=kernels), json_file, chart)
 
 
 @app.command("overhead")
@@ -258,7 +266,7 @@ def quality(
 @app.command("spec")
 @pulls
 def spec(
-    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
+    dataset: Dataset = None,
     json_file: options.JsonFile = None,
     model: options.Model = None,
     methods: Annotated[str, typer.Option(help="all, names separated by commas, or JSON objects.")] = "all",
@@ -271,19 +279,17 @@ def spec(
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     check: Annotated[bool, typer.Option("--check", help="Stop where tokens differ from plain decoding.")] = False,
-    chart: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw the speed-ups.")] = None,
+    chart: Chart = None,
     kernels: options.KernelChoice = "auto",
 ) -> None:
     """Speculation by Spec-Bench's protocol: every method beside plain decoding, speed-up and accepted tokens."""
-    from paceline.bench.questions import choose, read_questions
+    from paceline.bench.questions import OWN_QUESTIONS, choose, read_questions
     from paceline.bench.spec import Difference, contenders, finish, run
 
+    dataset = dataset or str(OWN_QUESTIONS)
     choose(read_questions(dataset), per_category or None, limit, categories)
     contenders(methods, option or ())
-    if chart is not None:
-        from paceline.bench.spec_chart import ready
-
-        ready(chart)
+    _check_chart(chart)
     _fetch(model)
     try:
         result = run(dataset, model, methods, option or (), per_category or None, limit, categories, max_tokens,
@@ -300,7 +306,7 @@ def spec(
 @app.command("acceptance")
 @pulls
 def acceptance(
-    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
+    dataset: Dataset = None,
     json_file: options.JsonFile = None,
     model: options.Model = None,
     methods: Annotated[str, typer.Option(help="heads (all that are loaded), names separated by commas, or JSON "
@@ -326,13 +332,14 @@ def acceptance(
 ) -> None:
     """Tokens that drafts have accepted, by category and by position: greedy and sampled, chains and trees, untimed."""
     from paceline.bench.acceptance import LOADED, check, finish, run
-    from paceline.bench.questions import choose, read_questions
+    from paceline.bench.questions import OWN_QUESTIONS, choose, read_questions
     from paceline.bench.spec import contenders
     from paceline.engine.build import choose_device
 
     chains, heats = _counts(depths, "--depths"), _temperatures(temperatures)
     contexts = _counts(context, "--context", least=0)
     check(contexts, text)
+    dataset = dataset or str(OWN_QUESTIONS)
     choose(read_questions(dataset), per_category or None, limit, categories)
     if methods != LOADED:
         contenders(methods, option or ())
@@ -349,7 +356,7 @@ def acceptance(
 @app.command("crowd")
 @pulls
 def crowd(
-    dataset: Annotated[str, typer.Option(help="Questions: one JSON object per line: question_id, category, turns.")],
+    dataset: Dataset = None,
     json_file: options.JsonFile = None,
     model: options.Model = None,
     methods: Annotated[str, typer.Option(help="Names separated by commas, or JSON objects.")] = "ngram,auto",
@@ -364,11 +371,12 @@ def crowd(
 ) -> None:
     """Speculation with many requests at once, prompts that come once: beside plain decoding, and are texts the same."""
     from paceline.bench.crowd import run
-    from paceline.bench.questions import read_questions
+    from paceline.bench.questions import OWN_QUESTIONS, read_questions
     from paceline.bench.spec import contenders
     from paceline.engine.build import choose_device
 
     counts, heats = _counts(at_once, "--at-once"), _temperatures(temperatures)
+    dataset = dataset or str(OWN_QUESTIONS)
     read_questions(dataset)
     contenders(methods)
     choose_device(device)
@@ -405,10 +413,21 @@ def _fetch(model: str | None) -> None:
         resolve(model, progress=progress)
 
 
-def _emit(result: dict[str, Any], json_file: str | None) -> None:
+def _check_chart(chart: str | None) -> None:
+    if chart is not None:
+        from paceline.bench.picture import ready
+
+        ready(chart)
+
+
+def _emit(result: dict[str, Any], json_file: str | None, chart: str | None = None) -> None:
     from paceline.bench.report import emit
 
     try:
         emit(result, json_file)
     except OSError as error:
         raise ConfigError(f"Cannot write {json_file}: {error.strerror}; choose another file.") from None
+    if chart is not None:
+        from paceline.bench.picture import draw_rows
+
+        draw_rows(result, chart)

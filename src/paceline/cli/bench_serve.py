@@ -76,6 +76,8 @@ def serve(
     percentiles: Annotated[str, _result("Separated by commas.")] = "50,90,99",
     json_file: options.JsonFile = None,
     html: Annotated[str | None, _result("Write a report with charts, in one file.", metavar="FILE.html")] = None,
+    chart: Annotated[str | None, _result("Draw latencies and rates of each level: .png or .svg (needs matplotlib).",
+                                         metavar="FILE.png")] = None,
 ) -> None:
     """A load test of a server with OpenAI's API: TTFT, TPOT, ITL, E2E, rates and goodput, with intervals."""
     from paceline.bench.serving.arrivals import levels, read_trace
@@ -95,6 +97,10 @@ def serve(
     for target in (json_file, html):
         if target not in (None, "-") and not Path(str(target)).absolute().parent.is_dir():
             raise ConfigError(f"Cannot write {target}: its folder does not exist; choose another file.")
+    if chart is not None:
+        from paceline.bench.picture import ready
+
+        ready(chart)
     asked: dict[str, Any] = {
         "url": url, "model": model, "levels": [level.name for level in test.levels], "trace": trace, "burst": burst,
         "time_scale": time_scale, "requests": requests, "repeats": repeats, "warmup": warmup, "timeout": timeout,
@@ -105,7 +111,7 @@ def serve(
         if speculation != "auto" or serve_options:
             raise ConfigError("--speculation and --serve-options are for a server that is started here: leave them "
                               "out with --url, and start that server as you want it.")
-        _measure(Target.parse(url, api_key).served(model), test, asked, json_file, html)
+        _measure(Target.parse(url, api_key).served(model), test, asked, json_file, html, chart)
         return
     from paceline.bench.serving.own_server import server
     from paceline.models.load.resolve import resolve
@@ -116,10 +122,11 @@ def serve(
         resolve(model, progress=progress)
     with server(model, speculation, _words(serve_options)) as (host, port, _):
         own = {"speculation": speculation, "serve_options": serve_options}
-        _measure(Target.parse(f"http://{host}:{port}").served("bench"), test, asked | own, json_file, html)
+        _measure(Target.parse(f"http://{host}:{port}").served("bench"), test, asked | own, json_file, html, chart)
 
 
-def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str | None, html: str | None) -> None:
+def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str | None, html: str | None,
+             chart: str | None) -> None:
     from paceline.bench.report import say
     from paceline.bench.serving.html_report import page
     from paceline.bench.serving.load_test import run
@@ -130,6 +137,11 @@ def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str 
     if html is not None:
         _save(html, page(result))
         say(f"serve: {html} is written")
+    if chart is not None:
+        from paceline.bench.serving.picture import draw
+
+        draw(result, chart)
+        say(f"serve: {chart} is written")
 
 
 def compare(

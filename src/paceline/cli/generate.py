@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.plain import plain
+from paceline.cli.speed import speed
 from paceline.cli.terminal import console, load_llm, print_error, printable
 from paceline.errors import PacelineError, RequestError
 
@@ -44,6 +46,7 @@ def generate(
     logprobs: options.Logprobs = None,
     prompt_logprobs: options.PromptLogprobs = None,
     as_json: options.Json = False,
+    pretty: options.Pretty = False,
     trace: options.Trace = None,
     model: options.Model = None,
     device: options.Device = "auto",
@@ -71,6 +74,8 @@ def generate(
         raise RequestError("--system needs --chat: a plain prompt has no system message.", "system")
     if trace is not None and len(prompts) != 1:
         raise RequestError("--trace records one prompt: give one, or run the command once for each.", "trace")
+    if pretty and not as_json:
+        raise RequestError("--pretty is for --json: give both, or neither.", "pretty")
     wish = options.speculation(speculation)
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
     llm = load_llm(
@@ -79,14 +84,22 @@ def generate(
         tensor_parallel_size=tensor_parallel_size,
     )
     jobs: list[Any] = [_messages(text, system) for text in texts] if chat else texts
+    if n > 1 and temperature == 0:
+        _note(f"the {n} samples of a prompt are the same text: temperature 0 leaves nothing to chance "
+              "(--temperature 0.8 makes them differ)")
+    began = time.perf_counter()
     if len(jobs) == 1 and n == 1 and not as_json and logprobs is None and sys.stdout.isatty():
         outs = [_stream(llm, jobs[0], params)]
+        seconds = time.perf_counter() - began
     else:
         outs = llm.chat(jobs, params) if chat else llm.generate(jobs, params)
+        seconds = time.perf_counter() - began
         if as_json:
-            print(json.dumps(document(outs, texts, model), ensure_ascii=False, indent=2))
+            print(json.dumps(document(outs, texts, model), ensure_ascii=False, indent=2 if pretty else None))
         else:
             _show(outs, texts)
+    if not as_json:  # which has all figures
+        _note(speed(outs, seconds))
     if trace is not None:
         write_trace(outs[0], trace)
     failed = [out for out in outs if out.error is not None]
@@ -94,6 +107,12 @@ def generate(
         print_error(out.error or PacelineError("failed"))
     if failed:
         raise typer.Exit(2)
+
+
+def _note(sentence: str) -> None:
+    """Beside the texts, which alone go to stdout."""
+    sys.stdout.flush()
+    console(stderr=True).print(sentence, style="dim", markup=False)
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

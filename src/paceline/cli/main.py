@@ -21,7 +21,6 @@ app = typer.Typer(
     help="LLM inference with speculative decoding as the first-class citizen; exact by contract.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("chat")(pulls(chat.chat))

@@ -54,8 +54,8 @@ TensorParallelSize = Annotated[
 ]
 MaxModelLen = Annotated[int | None, _engine("Longest context to serve, in tokens.")]
 SpeculationText = Annotated[
-    str | None, _engine('A method such as auto, ngram, suffix, skip or exit; none; or JSON such as '
-                        '{"method": "draft", "model": "FOLDER", "k": 6}.', "--speculation")
+    str | None, _engine('A method such as auto, ngram, suffix, skip or exit; none; MODULE:BUILDER of a drafter of '
+                        'your own; or JSON such as {"method": "draft", "model": "FOLDER", "k": 6}.', "--speculation")
 ]
 
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]
@@ -85,6 +85,8 @@ Timeout = Annotated[float | None, _sampling("Seconds a prompt may take.")]
 Logprobs = Annotated[int | None, _output("Log-probabilities of each token and of the k best.")]
 PromptLogprobs = Annotated[int | None, _output("The same for the prompt.")]
 Json = Annotated[bool, _output("Print one JSON document.", "--json")]
+Pretty = Annotated[bool, _output("The JSON indented, on many lines; else it is one.", "--pretty")]
+Plain = Annotated[bool, _output("Answers as they come: Markdown is not rendered, lines are not wrapped.", "--plain")]
 Trace = Annotated[Path | None, _output("Write what `paceline replay` needs to this file.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON to FILE, or to stdout with '-'.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+    from rich.status import Status
 
     from paceline import LLM
 
@@ -81,6 +82,7 @@ def loading_bars() -> Iterator[ProgressCallback]:
 
     text, amount = TextColumn("{task.description}"), TextColumn("{task.fields[amount]}")
     with Progress(text, BarColumn(), amount, TimeRemainingColumn(), console=out, transient=True) as progress:
+        progress.add_task("starting", total=None, amount="")  # moves from the start to the end
         yield LoadingBars(progress)
 
 
@@ -93,6 +95,57 @@ def _one_line_a_stage() -> ProgressCallback:
             print(f"{_STAGES.get(stage, stage)} ...", file=sys.stderr, flush=True)
 
     return report
+
+
+class Waiting:
+    """A line that moves until the first word of an answer, and says how much of the prompt is read."""
+
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+
+    def begin(self) -> None:
+        if self._status is not None:
+            self._status.start()
+
+    def progress(self, stage: str, done: int, total: int | None) -> None:
+        if self._status is not None and total:
+            self._status.update(f"[dim]reading, {done:,} of {total:,} tokens[/dim]")
+
+    def over(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@contextmanager
+def waiting(out: Console) -> Iterator[Waiting]:
+    """Such a line, on a terminal."""
+    wait = Waiting(out.status("[dim]reading[/dim]") if out.is_terminal else None)
+    wait.begin()
+    try:
+        yield wait
+    finally:
+        wait.over()
+
+
+@contextmanager
+def quiet_keys() -> Iterator[None]:
+    """While inside, what is typed does not show up in the middle of an answer; the terminal keeps it, and whoever reads
+    next finds it."""
+    if sys.stdin is None or not sys.stdin.isatty() or sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    silent = list(before)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
 @dataclass
@@ -126,8 +179,8 @@ def soft_interrupts() -> Iterator[StopFlag]:
 
 def load_llm(model: str | None, **options: Any) -> LLM:
     """Build the engine, showing what is fetched and read. Options that are None are left to their defaults."""
-    from paceline import LLM
-
     given = {name: value for name, value in options.items() if value is not None}
     with loading_bars() as progress:
+        from paceline import LLM  # takes seconds by itself
+
         return LLM(model, progress=progress, **given)

@@ -103,6 +103,7 @@ class Engine:
         self.revision = revision
         self.clock = clock
         self.speculation = speculations.parse(speculation)
+        speculations.load_plugins(self.speculation)
         self.metrics = EngineMetrics()
         self.observers = Observers()
         self.process = OwnProcess()
@@ -248,9 +249,15 @@ class Engine:
             if not hasattr(self.model, "norm"):
                 raise RequestError("This model has no hidden states that embeddings could be made of: leave pooling "
                                    "out.", "pooling")
-        suspended = None if wish is None else self._drafting.suspended.get(wish.method)
-        drafts_now = wish is not None and drafts is None and suspended is None
-        drafter = speculations.build(wish, self._draft_context) if wish is not None and drafts_now else None
+        failure = None if wish is None else self._drafting.suspended.get(wish.method)
+        drafter = None
+        if wish is not None and drafts is None and failure is None:
+            try:
+                drafter = speculations.build(wish, self._draft_context)
+            except PacelineError:  # it says what to change
+                raise
+            except Exception as problem:
+                failure = self._drafting.not_built(wish.method, problem)
         rule = None if wish is None or drafter is None else rule_for(wish.verify, drafter.needs.samples)
         if wish is not None and drafts is not None:
             rule = RULES[drafts.rule]
@@ -287,7 +294,7 @@ class Engine:
                     elif drafts is not None:
                         self._drafting.repeat(seq, drafts)
             elif wish is not None:
-                record.speculation = SpeculationStats(wish.method, wish.verify, failure=suspended)
+                record.speculation = SpeculationStats(wish.method, wish.verify, failure=failure)
             if structure is not None and living:
                 self.structures.hold(request, structure)
         except BaseException:  # whatever broke: nobody will ask for a request that was not admitted

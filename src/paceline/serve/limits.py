@@ -9,7 +9,8 @@ from typing import Any
 from paceline.errors import ConfigError, RequestError
 from paceline.request import SamplingParams
 from paceline.speculation.options import files_named, shared_sizes
-from paceline.speculation.spec import BUILDERS, HEADS, Speculation, parse
+from paceline.speculation.plugins import places_named, registered
+from paceline.speculation.spec import BUILDERS, HEADS, Speculation, is_method, parse
 
 FREE_METHODS = ("auto", "ngram", "suffix", "lookahead", "merge", "specinfer", "cascade", *HEADS)
 """Methods that any client may name: they look texts up, run what the operator has loaded, or are made of others. The
@@ -65,7 +66,7 @@ class ClientLimits:
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}.")
         for name in self.allow_speculation:
-            if name not in BUILDERS and name not in ("default", "none", FILES):
+            if not is_method(name) and name not in ("default", "none", FILES):
                 raise ConfigError(f"allow_speculation names {name!r}: use default, none, {FILES} or one of "
                                   f"{', '.join(BUILDERS)}.")
 
@@ -116,6 +117,12 @@ class ClientLimits:
         for name, _ in shared_sizes(wish):
             raise RequestError(f"speculation.{name} sets a size for all requests: only the server's own --speculation "
                                "may do that.", "speculation")
+        mine_too = self._methods.union(places_named(None if own is None else own.as_dict()))
+        for method in places_named(wish):
+            if method not in mine_too:
+                raise RequestError(f"speculation names {method!r}, which is code of the server's: only its own "
+                                   "--speculation may do that, unless its operator allows it (--allow-speculation "
+                                   f"{method}).", "speculation")
         parsed = parse(wish)
         if parsed is None:
             return None
@@ -136,7 +143,7 @@ class ClientLimits:
 
     @property
     def _methods(self) -> frozenset[str]:
-        named = {name for name in self.allow_speculation if name in BUILDERS}
+        named = {name for name in self.allow_speculation if is_method(name)}
         return frozenset(named.union(FREE_METHODS if "default" in self.allow_speculation else ()))
 
     def allows(self, wish: Any, own: Speculation | None) -> bool:
@@ -157,7 +164,7 @@ def _within(param: str, what: str, asked: int, most: int, option: str) -> None:
 def _wishes(wish: Any) -> Iterator[Mapping[str, Any]]:
     """A wish and those within it, each as an object: wherever a method is named, whatever the option is called."""
     if isinstance(wish, str):
-        if wish in BUILDERS:
+        if wish in BUILDERS or wish in registered():
             yield {"method": wish}
     elif isinstance(wish, Mapping):
         if isinstance(wish.get("method"), str):

@@ -123,7 +123,8 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
 
     def lose(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
         """A part failed on these sequences, and is asked about them no more; the others go on."""
-        self.say_once(id(drafter), "%s goes on without %s, which failed: %s", self.name, drafter.name, reason(problem))
+        self.say_once(id(drafter), "%s goes on without %s, which failed: %s", self.name, drafter.name, reason(problem),
+                      problem=problem)
         for life in [self._lives[sequence] for sequence in sequences if sequence in self._lives]:
             for part in [part for part in life.parts if self.parts[part].drafter is drafter]:
                 life.parts.remove(part)

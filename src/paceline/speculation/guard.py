@@ -80,16 +80,28 @@ class Guard(ABC, Generic[S]):
                      for one in self.proposals(drafter, [sequence], [budget])]
             if len(found) == len(sequences):
                 self.say_once(drafter.name, "drafter %s failed on %d requests together, and on none of them alone: %s",
-                              drafter.name, len(sequences), reason(problem))
+                              drafter.name, len(sequences), reason(problem), problem=problem)
             return found
         share = (self._guard_clock() - started) / len(sequences)
         return [Proposal(sequence, budget, draft, share) for sequence, budget, draft in answers]
 
-    def say_once(self, key: Hashable, sentence: str, *given: object) -> None:
-        """A warning in the log, the first time that there is one about `key`."""
+    def say_once(self, key: Hashable, sentence: str, *given: object, problem: Exception | None = None) -> None:
+        """A warning in the log, the first time that there is one about `key`; with the traceback of `problem`."""
         if key not in self._said:
             self._said.add(key)
-            log.warning(sentence, *given)
+            log.warning(sentence, *given, exc_info=problem)
+
+    def new_to_the_log(self, problem: Exception) -> Exception | None:
+        """The problem, the first time that one like it comes from its line of code: a traceback for each request would
+        drown everything else."""
+        last = problem.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        key = type(problem), None if last is None else (last.tb_frame.f_code, last.tb_lineno)
+        if key in self._said:
+            return None
+        self._said.add(key)
+        return problem
 
     def _drop(self, drafter: Drafter, sequence: S, problem: Exception) -> None:
         theirs = list(self.sharers(sequence))

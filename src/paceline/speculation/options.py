@@ -44,7 +44,7 @@ def check_nesting(wish: Any, levels: int = _DEEPEST) -> None:
         check_nesting(more, levels - 1)
 
 
-_FILES = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
+FILE_OPTIONS = frozenset({"model", "models", "path", "paths", "file", "datastore", "folder"})
 """Options of drafters that name something on the disk or on a hub."""
 _SHARED = frozenset({"library_tokens", "cache_tokens"})
 
@@ -52,7 +52,7 @@ _SHARED = frozenset({"library_tokens", "cache_tokens"})
 def files_named(wish: Any) -> Iterator[tuple[str, Any]]:
     """Options of a wish, and of the wishes within it, by which files would be opened or models fetched, and what they
     name. Ask before a stranger's wish is met."""
-    return _named(wish, _FILES)
+    return _named(wish, FILE_OPTIONS)
 
 
 def shared_sizes(wish: Any) -> Iterator[tuple[str, Any]]:
@@ -63,7 +63,7 @@ def shared_sizes(wish: Any) -> Iterator[tuple[str, Any]]:
 def without_files(wish: Any) -> Any:
     """A wish as strangers may see it: what its options name on the disk or on a hub is left out."""
     if isinstance(wish, Mapping):
-        return {name: without_files(value) for name, value in wish.items() if name not in _FILES}
+        return {name: without_files(value) for name, value in wish.items() if name not in FILE_OPTIONS}
     return [without_files(one) for one in wish] if isinstance(wish, list | tuple) else wish
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from paceline.speculation.drafters import (
     suffix,
 )
 from paceline.speculation.options import MAX_NODES, Options, check_nesting, shown
+from paceline.speculation.plugins import Builder, is_place, load, places_named, registered
 from paceline.speculation.verify import RULES
 
 PLANNED_METHODS = ("streaming-kv", "retrieval-kv")
@@ -33,7 +34,7 @@ PLANNED_RULES = ("block",)
 HEADS = ("dspark", "dflash", "eagle3", "eagle1", "mtp", "medusa", "hydra")
 """Trained heads, by their kind."""
 
-BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
+BUILDERS: Mapping[str, Builder] = {
     "auto": auto.build,
     "ngram": ngram.build,
     "suffix": suffix.build,
@@ -50,8 +51,9 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "oracle": scripted.build,
     "wrong": scripted.build,
 }
-"""One line per method. A builder reads its options, refuses what does not fit, and returns a drafter: a new one, or one
-that requests share (kept in context.shared), so that they are drafted together."""
+"""One line per method; others come from packages (plugins.py). A builder reads its options, refuses what does not fit,
+and returns a drafter: a new one, or one that requests share (kept in context.shared), so that they are drafted
+together."""
 
 SCRIPTED = ("oracle", "wrong")
 """Methods that prove something and therefore do what they are told unless asked to adapt."""
@@ -79,6 +81,17 @@ class Speculation:
                 "adaptive": self.adaptive, **self.numbers, **(self.options or {})}
 
 
+def is_method(name: str) -> bool:
+    """Ours, one that a package registered, or a place in the form "module:builder". Nothing is imported."""
+    return name in BUILDERS or name in registered() or is_place(name)
+
+
+def load_plugins(wish: Any) -> None:
+    """Import the drafters that a wish names by their place, so that a mistake shows before the first request."""
+    for method in places_named(wish.as_dict() if isinstance(wish, Speculation) else wish):
+        load(method)
+
+
 def parse(raw: Any) -> Speculation | None:
     """None | a method's name | a dict | a Speculation -> Speculation, or an error that says what to change."""
     if raw is None:
@@ -93,12 +106,13 @@ def parse(raw: Any) -> Speculation | None:
     check_nesting(raw)
     options = dict(raw)
     method = options.pop("method")
-    if method not in BUILDERS:
+    if not is_method(method):
         if method in PLANNED_METHODS:
             raise NotYetError(f"The drafter {method!r} is not in this version yet; available: "
                               f"{', '.join(sorted(BUILDERS))}. Leave speculation out to decode plainly.")
-        near = difflib.get_close_matches(method, [*BUILDERS, *PLANNED_METHODS], 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(sorted(BUILDERS))}, or None."
+        known = sorted({*BUILDERS, *registered()})
+        near = difflib.get_close_matches(method, [*known, *PLANNED_METHODS], 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(known)}, or None."
         raise RequestError(f"Unknown speculation method {shown(method)}. {hint}", "speculation")
     verify = options.pop("verify", "coupled")
     if not isinstance(verify, str) or verify not in RULES:
@@ -131,7 +145,8 @@ def heads_named(wish: Any) -> list[str]:
 def build(spec: Speculation, context: DraftContext) -> Drafter:
     """The drafter of one request, or a part of one: whatever drafts for an engine was built here."""
     options = Options(spec.method, spec.options or {}, spec.verify)
-    drafter = BUILDERS[spec.method](spec.method, options, context)
+    builder = BUILDERS[spec.method] if spec.method in BUILDERS else load(spec.method)
+    drafter = builder(spec.method, options, context)
     options.finish()
     taps = drafter.needs.taps
     if taps and context.models is not None and not (min(taps) >= 0 and max(taps) <= context.models.layers):

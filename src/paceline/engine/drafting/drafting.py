@@ -298,7 +298,14 @@ class Drafting(Guard[Sequence]):
             if stats.failure is None:
                 stats.failure = reason(problem)
                 log.warning("drafter %s failed on request %s and was switched off for it: %s",
-                            drafter.name, seq.request.id, stats.failure)
+                            drafter.name, seq.request.id, stats.failure, exc_info=self.new_to_the_log(problem))
+
+    def not_built(self, method: str, problem: Exception) -> str:
+        """A drafter's builder failed: the request goes on without one. Why, in a line."""
+        self.failures += 1
+        log.warning("no drafter %s could be built, and the request goes on without: %s", method, reason(problem),
+                    exc_info=self.new_to_the_log(problem))
+        return reason(problem)
 
     def _go_plain(self, seq: Sequence) -> SpeculationStats:
         """A sequence goes on without its drafter."""

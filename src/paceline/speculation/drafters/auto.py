@@ -267,7 +267,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
 
     def lose(self, drafter: Drafter, sequences: Sequence[DraftedSequence], problem: Exception) -> None:
         """A candidate failed on these sequences, and is asked about them no more."""
-        self.say_once(id(drafter), "%s goes on without %s, which failed: %s", self.name, drafter.name, reason(problem))
+        self.say_once(id(drafter), "%s goes on without %s, which failed: %s", self.name, drafter.name, reason(problem),
+                      problem=problem)
         deserted = False
         for sequence in sequences:
             records = self._records.get(sequence, [])
