@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from page.asking import PROMPT, say, settle
 from serving import ServerThread, served
 
 from paceline.llm import LLM
+from page.asking import PROMPT, say, settle
 
 OpenPage = Callable[..., Any]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from serving import ServerThread, until
+
 from page.asking import answer_with, posts, revisit, say, settle
-from serving import ServerThread
 
 OpenPage = Callable[..., Any]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
@@ -132,7 +133,7 @@ def test_turns_can_be_copied_edited_and_made_again(open_page: OpenPage, server: 
     page.click(".turn-said button:has-text('Edit') >> nth=0")
     page.fill("#prompt", "changed")
     page.press("#prompt", "Enter")
-    page.wait_for_function("document.querySelectorAll('.answer[data-done]').length === 1")
+    until(lambda: page.locator(".answer[data-done]").count() == 1)
     assert [one["content"] for one in sent[-1][1]["messages"]] == ["changed"]
     assert page.locator(".said").all_text_contents() == ["changed"]
 
@@ -155,7 +156,8 @@ def test_chats_outlive_a_reload_until_they_are_cleared(open_page: OpenPage, serv
     answer = say(page, "what was said first")
 
     def shown() -> Any:
-        return page.locator(".answer .tok").evaluate_all("nodes => nodes.map(one => [one.textContent, one.dataset.origin])")
+        return page.locator(".answer .tok").evaluate_all(
+            "nodes => nodes.map(one => [one.textContent, one.dataset.origin])")
 
     before, text = shown(), answer.locator(".tokens").text_content()
     revisit(page)
