@@ -55,7 +55,8 @@ def take(page: Any, url: str, file: Any) -> None:
     page.goto(f"{url}/#/live")
     page.wait_for_selector("canvas[data-map]")
     page.evaluate("""prompts => { for (const prompt of prompts) fetch('v1/completions', { method: 'POST',
-        headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt, max_tokens: 120 }) }); }""", CROWD)
+        headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt, max_tokens: 120 }) }); }""",
+                  CROWD)
     page.wait_for_selector(".queue tbody tr")
     page.wait_for_timeout(1500)
     page.screenshot(path=file("live"))

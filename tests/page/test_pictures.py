@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import page_pictures
 import pytest
 from serving import ServerThread
+
+import page_pictures
 
 
 @pytest.mark.full
@@ -18,7 +19,8 @@ def test_pictures_of_all_views_are_taken(server: ServerThread, tmp_path: Path) -
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not any(map(shutil.which, page_pictures.BROWSERS)):
         pytest.skip("there is no Chromium here")
-    command = f"import page_pictures, pathlib; page_pictures.pictures({server.url!r}, pathlib.Path({str(tmp_path)!r}), [''])"
+    command = ("import page_pictures, pathlib\n"
+               f"page_pictures.pictures({server.url!r}, pathlib.Path({str(tmp_path)!r}), [''])")
     subprocess.run([sys.executable, "-c", command], check=True, timeout=240, cwd=Path(page_pictures.__file__).parent)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "page-chat.png", "page-live.png", "page-race.png", "page-request.png"]

@@ -29,7 +29,7 @@ def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerThread) -> N
 def test_lanes_run_one_after_the_other_and_find_nothing_of_each_other(open_page: OpenPage,
                                                                       server: ServerThread) -> None:
     page = open_page(server.url)
-    settle(page, method="lookahead")
+    settle(page, method="lookahead", max_tokens="12")
     sent = posts(page)
     start_race(page)
     start_race(page)
