@@ -23,7 +23,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.trace import Trace
 from paceline.serve import live, snapshot, stories
 from paceline.serve.snapshot import CACHED, FREE, SHARED, USED, block_states, engine_state, packed, percentiles, runs
-from paceline.serve.stories import story
+from paceline.serve.stories import piece, story
 
 WAIT = 90.0
 IDS = [5, 9, 5, 9, 5, 9, 11, 5, 9, 5, 9, 5]
@@ -191,9 +191,21 @@ def test_text_is_whole_where_characters_are_split_between_tokens() -> None:
     tokenizer = Tokenizer(byte_level("smollm"))
     ids = tokenizer.encode("🚴 rides", add_special=False)
     told = story({}, [Event(DECODE, 0, 1.0, 2.0, 0, 1, 1, (token,)) for token in ids], 1.0, 0, tokenizer)
-    pieces = [piece for event in told["events"] for piece in event["pieces"]]
+    pieces = [one for event in told["events"] for one in event["pieces"]]
     assert "".join(pieces) == "🚴 rides"
     assert pieces[0] == "", "the first token has only some of the bytes"
+
+
+def test_a_prompt_is_known_by_its_last_message() -> None:
+    tokenizer = Tokenizer(byte_level("smollm"))
+
+    def known_by(message: str) -> str | None:
+        chat = f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+        return piece(tokenizer.encode(chat, add_special=False, parse_special=True), tokenizer)
+
+    assert known_by("why is  the\nsky blue?") == "user why is the sky blue?"
+    assert known_by("why " * 100) == f"user {'why ' * 100}"[:160] + "…"
+    assert piece([1, 2, 3], None) is None and piece([], tokenizer) == ""
 
 
 def test_the_live_stream_ends_when_the_server_is_told_to_leave(model_folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""The playground in a real browser: tokens stream in, coloured by origin, and a race proves that texts are equal."""
+"""The playground in a real browser: tokens stream in, coloured by origin."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,9 @@ import pytest
 from serving import ServerThread, served
 
 from paceline.llm import LLM
+from page.asking import PROMPT, say, settle
 
 OpenPage = Callable[..., Any]
-PROMPT = "the quick brown fox jumps over the lazy dog"
-SETTINGS = {"method": "ngram", "temperature": 0, "top_p": 1, "max_tokens": "56", "seed": "7"}
-
-
-def settle(page: Any, **changes: Any) -> None:
-    """Set the controls as if somebody had done so on an earlier visit."""
-    page.evaluate("values => localStorage.setItem('paceline-controls', JSON.stringify(values))", SETTINGS | changes)
-    page.reload()
-    page.wait_for_selector("html[data-ready]")
-
-
-def say(page: Any, text: str = PROMPT) -> Any:
-    """Ask and wait for the end of the answer, which is returned."""
-    before = page.locator(".answer[data-done]").count()
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(f".answer[data-done] >> nth={before}")
-    return page.locator(".answer").nth(before)
-
 
 @pytest.mark.usefixtures("slow")
 def test_an_answer_streams_in(open_page: OpenPage, server: ServerThread) -> None:
@@ -131,52 +112,6 @@ def test_a_conversation_goes_on_and_can_be_cleared(open_page: OpenPage, server: 
     assert [message["role"] for message in asked[0]["messages"]] == ["user", "assistant", "user"]
     page.click("text=Clear")
     assert page.locator(".welcome").is_visible()
-
-
-def test_a_race_ends_in_equality(open_page: OpenPage, server: ServerThread) -> None:
-    page = open_page(server.url)
-    settle(page, temperature=0.8, method="suffix", seed="")
-    page.click("[data-mode=race]")
-    page.fill("#prompt", PROMPT)
-    page.press("#prompt", "Enter")
-    verdict = page.locator(".verdict[data-verdict]")
-    verdict.wait_for()
-    assert verdict.get_attribute("data-verdict") == "equal", verdict.text_content()
-    off, on = (page.locator(f"[data-lane={lane}]") for lane in ("off", "on"))
-    assert off.locator(".tokens").text_content() == on.locator(".tokens").text_content() != ""
-    assert set(off.locator(".tok").evaluate_all("nodes => nodes.map(node => node.dataset.origin)")) == {"plain"}
-    assert float(on.locator(".speed").text_content().replace(",", "")) > 0
-
-
-def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: ServerThread) -> None:
-    page = open_page(server.url)
-    settle(page)
-
-    def bend(route: Any) -> None:
-        if route.request.post_data_json.get("speculation") is not None:
-            route.continue_()
-            return
-        answer, count = route.fetch(timeout=90_000), 0
-        lines = []
-        for line in answer.text().split("\n\n"):
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                for token in (token for choice in chunk["choices"] for token in choice.get("tokens", ())):
-                    count += 1
-                    token["id"] += count == 6
-                line = f"data: {json.dumps(chunk)}"
-            lines.append(line)
-        route.fulfill(response=answer, body="\n\n".join(lines))
-
-    page.route("**/v1/chat/completions", bend)
-    page.click("[data-mode=race]")
-    page.fill("#prompt", PROMPT)
-    page.press("#prompt", "Enter")
-    verdict = page.locator(".verdict[data-verdict]")
-    verdict.wait_for()
-    assert verdict.get_attribute("data-verdict") == "differs"
-    assert "Different from token 6 on" in verdict.text_content()
-    assert page.locator(".tok.differs").count() == 2
 
 
 def test_a_refused_request_says_why(open_page: OpenPage, server: ServerThread) -> None:

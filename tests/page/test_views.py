@@ -90,6 +90,39 @@ def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: Open
     assert page.locator(".spark-line").first.get_attribute("d").count("L") > 50
 
 
+def test_the_block_map_shows_what_is_in_use(open_page: OpenPage, server: ServerThread) -> None:
+    page = open_page(f"{server.url}/#/live")
+    page.wait_for_selector("canvas[data-shown='40']")
+    assert page.locator(".rest").is_hidden(), "all of a small cache is shown"
+    drawn = page.evaluate("""async () => {
+        const { extent, BlockMap } = await import(new URL('page/blockmap.js', document.baseURI));
+        const upTo = last => extent(new Uint8Array(1000).fill(3, Math.max(0, last - 1), last));
+        const picture = new BlockMap('x');
+        document.querySelector('.maps').append(picture.element);
+        const map = btoa('\\x55'.repeat(10) + '\\0'.repeat(240));
+        picture.show({ blocks: 1000, map, free: 960, used: 40, shared: 0, cached: 0 }, 16);
+        picture.paint();
+        const shown = [picture.canvas.dataset.shown];
+        picture.whole.click();
+        picture.paint();
+        return [...[0, 1, 64, 65, 600].map(upTo), ...shown, picture.canvas.dataset.shown];
+    }""")
+    assert drawn == [64, 64, 64, 128, 1000, "64", "1000"]
+
+
+def test_requests_are_known_by_their_prompts_and_can_be_filtered(open_page: OpenPage, server: ServerThread) -> None:
+    first, second = (ask(server.url, name, length=2, prompt=f"about {name} and more") for name in ("zebras", "llamas"))
+    page = open_page(f"{server.url}/#/requests")
+    page.wait_for_selector(f"tr:has(a[data-id='{first}']) .piece:text-is('about zebras and more')")
+    page.fill(".filter", "ZEBRAS more")
+    until(lambda: page.locator("tbody tr").count() == 1)
+    assert page.locator("tbody a").get_attribute("data-id") == first
+    page.fill(".filter", "no such words")
+    page.wait_for_selector("text=No request has that.")
+    page.fill(".filter", "")
+    page.wait_for_selector(f"a[data-id='{second}']")
+
+
 def test_a_request_shows_its_life_and_its_drafts(open_page: OpenPage, server: ServerThread) -> None:
     name = ask(server.url, "opened", length=64, cache_salt="opened",
                speculation={"method": "suffix", "adaptive": False, "k": 4})
@@ -194,6 +227,8 @@ def test_the_views_are_reached_by_keyboard_with_visible_focus(open_page: OpenPag
     page.wait_for_selector("tbody a")
     assert page.evaluate("document.activeElement.id") == "main"
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "filter"
+    page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_selector(".timeline")
 
@@ -237,9 +272,11 @@ def test_colours_follow_the_system_until_somebody_chooses(open_page: OpenPage, s
 def test_text_can_be_read_on_every_ground(open_page: OpenPage, server: ServerThread, scheme: str) -> None:
     """WCAG's contrast of 4.5 for text."""
     page = open_page(server.url, color_scheme=scheme)
-    pairs = [("ink", ground) for ground in ("paper", "card", "sunk", "accepted-tint", "corrected-tint", "bonus-tint")]
+    pairs = [("ink", ground) for ground in ("paper", "card", "sunk", "accepted-tint", "corrected-tint", "bonus-tint",
+                                           "mark-tint")]
     pairs += [("soft", "paper"), ("soft", "card"), ("soft", "sunk"), ("accent", "paper"), ("on-accent", "accent"),
-              ("warn", "card"), ("accepted", "card"), ("corrected", "card"), ("bonus", "card")]
+              ("warn", "card"), ("accepted", "card"), ("corrected", "card"), ("bonus", "card"),
+              ("mark", "card"), ("mark", "mark-tint")]
     for text, ground in pairs:
         found = page.evaluate("""async ([text, ground]) => {
             const { colour } = await import(new URL('page/dom.js', document.baseURI));

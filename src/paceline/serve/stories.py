@@ -18,6 +18,8 @@ from paceline.speculation.options import without_files
 from paceline.speculation.stats import SpeculationStats
 
 FINISHED = "finished"
+LONGEST_PIECE = 160
+"""Characters of a prompt in a line."""
 
 
 class Glimpse(NamedTuple):
@@ -62,16 +64,32 @@ def told_trace(trace: Trace) -> dict[str, Any]:
     return trace.as_dict() | {"speculation": without_files(trace.speculation)}
 
 
-def lines(seen: list[Glimpse]) -> list[dict[str, Any]]:
+def piece(tokens: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
+    """Of the end of a prompt what people know it by: the longest text between two special tokens, where a chat has its
+    last message."""
+    if tokenizer is None:
+        return None
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token in tokenizer.special_ids:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    text = " ".join(tokenizer.decode(max(parts, key=len)).split())
+    return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"
+
+
+def lines(seen: list[Glimpse], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
     """One line each, in JSON's types."""
-    return [line(one) for one in seen]
+    return [line(one, tokenizer) for one in seen]
 
 
-def line(seen: Glimpse) -> dict[str, Any]:
+def line(seen: Glimpse, tokenizer: Tokenizer | None) -> dict[str, Any]:
     timeline, ended = seen.timeline, seen.state == FINISHED
     finished = timeline.finished if ended and timeline.finished is not None else seen.now
     return {
-        "id": timeline.id, "state": seen.state, "age_s": seen.now - timeline.arrival, "method": timeline.method,
+        "id": timeline.id, "prompt": piece(timeline.prompt_end, tokenizer), "state": seen.state,
+        "age_s": seen.now - timeline.arrival, "method": timeline.method,
         "seed": str(timeline.seed), "samples": timeline.samples, "duration_s": finished - timeline.arrival,
         "reason": timeline.reason if ended else None, "reasons": list(timeline.reasons) if ended else [],
         "error": timeline.error if ended else None, "traced": ended and timeline.trace is not None,

@@ -76,15 +76,16 @@ class EngineViews:
 
     async def requests(self, viewer: Caller) -> list[dict[str, Any]]:
         seen: list[Glimpse] = await self.llm.ask(lambda engine: glimpses(self.timelines, engine, viewer))
-        return await asyncio.to_thread(lambda: lines(seen))
+        return await asyncio.to_thread(lambda: lines(seen, self.llm.engine.tokenizer))
 
     async def story(self, request_id: str, viewer: Caller) -> dict[str, Any] | None:
         found = await self.llm.ask(lambda engine: copied(self.timelines, request_id, engine, viewer))
         if found is None:
             return None
         seen, events, dropped = found
-        return await asyncio.to_thread(lambda: story(line(seen), events, seen.timeline.arrival, dropped,
-                                                     self.llm.engine.tokenizer, seen.timeline.prompt_end))
+        tokenizer = self.llm.engine.tokenizer
+        return await asyncio.to_thread(lambda: story(line(seen, tokenizer), events, seen.timeline.arrival, dropped,
+                                                     tokenizer, seen.timeline.prompt_end))
 
     async def trace(self, request_id: str, viewer: Caller) -> TraceFound | None:
         found = await self.llm.ask(lambda _: self.timelines.seen_by(viewer.sees, request_id))

@@ -19,8 +19,8 @@ PREFILL, DECODE, PREEMPTED = "prefill", "decode", "preempted"
 
 SECONDS_KEPT = 180
 LATENCIES_KEPT = 512
-PROMPT_END = 16
-"""Tokens of a prompt that are kept: enough to know how the text after them begins."""
+PROMPT_END = 64
+"""Tokens of a prompt that are kept: enough to know how the text after them begins, and to know the request again."""
 
 
 class Draft(NamedTuple):

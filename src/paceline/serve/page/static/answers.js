@@ -4,21 +4,22 @@ import { stream } from "./api.js";
 import { TokenText } from "./tokens.js";
 
 export class Answer {
-  constructor(about, label) {
+  constructor(about, label, formatted = false) {
     this.about = about;
-    this.text = new TokenText(label);
+    this.text = new TokenText(label, formatted);
     this.content = "";
     this.summary = null;
     this.finish = null;
     this.error = null;
     this.abort = new AbortController();
     this.begun = this.first = this.last = null;
+    this.arrivals = [];
     this.onprogress = () => {};
   }
 
-  // `messages` as chat has them; a model without a chat template continues the last one's text.
-  async run(messages, fields) {
-    const chat = this.about.chat;
+  // `messages` as chat has them; a model without a chat template continues the last one's text, and so does any if asked to.
+  async run(messages, fields, complete = false) {
+    const chat = this.about.chat && !complete;
     const body = {
       ...fields, stream: true, provenance: true,
       ...(chat ? { messages, logprobs: true, top_logprobs: 5 } : { prompt: messages.at(-1).content, logprobs: 5 }),
@@ -31,6 +32,7 @@ export class Answer {
           this.last = performance.now();
           this.first ??= this.last;
           this.text.push(choice.tokens);
+          for (const _ of choice.tokens) this.arrivals.push(this.last);
         }
         this.content += choice?.delta?.content ?? choice?.text ?? "";
         if (choice?.finish_reason) this.finish = choice.finish_reason;
@@ -54,5 +56,20 @@ export class Answer {
   }
 
   get firstToken() { return this.first === null ? null : (this.first - this.begun) / 1000; }
-  get seconds() { return this.begun === null ? 0 : ((this.last ?? performance.now()) - this.begun) / 1000; }
+
+  // Seconds from its first step to its last token, on the engine's clock; without that (it was stopped), on this page's.
+  get alone() {
+    const metrics = this.summary?.metrics;
+    if (typeof metrics?.ttft_s !== "number") return this.last === null ? 0 : (this.last - this.begun) / 1000;
+    return metrics.ttft_s - (metrics.queue_time_s ?? 0) + (metrics.tpot_s ?? 0) * (this.text.length - 1);
+  }
+
+  // Tokens a second over that time, the prompt included.
+  get speed() { return this.alone > 0 ? this.text.length / this.alone : null; }
+
+  // When each token came, in seconds since the first step: as they reached the page, the last one as the engine has it.
+  get offsets() {
+    const { alone } = this;
+    return this.arrivals.map((time) => Math.max(0, alone - (this.last - time) / 1000));
+  }
 }

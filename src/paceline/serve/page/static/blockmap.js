@@ -13,6 +13,18 @@ export function unpack(map, blocks) {
   return states;
 }
 
+const FEWEST = 64;
+
+// How many blocks are worth drawing: up to the last one that is not free, in powers of two, so that the picture does not
+// jump with each of them.
+export function extent(states) {
+  let last = states.length;
+  while (last > 0 && states[last - 1] === 0) last--;
+  let shown = FEWEST;
+  while (shown < last) shown *= 2;
+  return Math.min(shown, states.length);
+}
+
 export class BlockMap {
   constructor(name) {
     this.name = name;
@@ -22,7 +34,9 @@ export class BlockMap {
     this.marked = [];
     this.canvas = h("canvas", { role: "img", class: "blocks" });
     this.counts = h("ul", { class: "legend num" });
-    this.element = h("div", { class: "blockmap" }, this.counts, this.canvas);
+    this.whole = h("input", { type: "checkbox", onchange: () => this.draw() });
+    this.rest = h("p", { class: "soft small num rest", hidden: true }, h("span"), h("label", { class: "switch" }, this.whole, "All blocks"));
+    this.element = h("div", { class: "blockmap" }, this.counts, this.canvas, this.rest);
     this.draw = everyFrame(() => this.paint());
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.element);
@@ -52,8 +66,12 @@ export class BlockMap {
   }
 
   paint() {
-    const width = this.element.clientWidth, blocks = this.states.length;
-    if (!width || !blocks) return;
+    const width = this.element.clientWidth, all = this.states.length, used = extent(this.states);
+    if (!width || !all) return;
+    const blocks = this.whole.checked ? all : used;
+    this.rest.hidden = used === all;
+    this.rest.firstChild.textContent = blocks < all ? `The first ${count(blocks)} of ${count(all)} blocks; the rest is free.` : `All ${count(all)} blocks.`;
+    this.canvas.dataset.shown = `${blocks}`;
     const cell = Math.max(3, Math.min(16, Math.floor(Math.sqrt(width * 260 / blocks))));
     const columns = Math.floor(width / cell), rows = Math.ceil(blocks / columns), gap = cell > 5 ? 1.5 : cell > 3 ? 1 : 0.5;
     const scale = devicePixelRatio || 1, height = rows * cell;
@@ -92,7 +110,7 @@ export class BlockMap {
       context.fillRect(x, y, size, size);
     }
     context.globalAlpha = 1;
-    context.strokeStyle = colour("--corrected");
+    context.strokeStyle = colour("--mark");
     context.lineWidth = cell > 8 ? 2 : 1;
     for (let at = 0; at < this.marked.length; at += 2) {
       for (let i = this.marked[at]; i < this.marked[at] + this.marked[at + 1]; i++) {

@@ -2,6 +2,9 @@
 
 import { fresh, h } from "./dom.js";
 
+// What a drafter remembers beyond the request it drafts for; said where it is chosen, because it makes a second try faster.
+const SUFFIX = "suffix remembers: prompts and answers of earlier requests with the same key, in memory, the newest 200,000 tokens or so. What was asked before is drafted sooner. A race leaves that out.";
+
 const STORE = "paceline-controls";
 const DEFAULTS = {
   system: "", method: "", depth: "", temperature: 0.3, top_p: 0.95, top_k: 0, min_p: 0, repetition_penalty: 1,
@@ -27,10 +30,12 @@ export class Controls {
 
   build() {
     const fallback = this.about.speculation ?? "off";
+    this.remembers = h("p", { class: "soft small remembers" }, SUFFIX);
     this.element.replaceChildren(
       h("details", { open: true, class: "sheet" },
         h("summary", {}, "Controls"),
         this.choice("method", "Speculation", [["", `Server's choice (${fallback})`], ["off", "Off: plain decoding"], ...Object.keys(this.about.methods).map((name) => [name, name])]),
+        this.remembers,
         this.number("depth", "Draft depth", { min: 1, max: 64, placeholder: "as it pays" }),
         this.slider("temperature", "Temperature", 0, 2, 0.05),
         this.slider("top_p", "Top-p", 0.05, 1, 0.01),
@@ -47,12 +52,15 @@ export class Controls {
           this.area("system", "System prompt"),
           this.check("trace", "Record a trace to replay")),
         h("button", { type: "button", class: "quiet small reset", onclick: () => { this.values = { ...DEFAULTS }; this.keep(); this.build(); } }, "Back to the defaults")));
+    this.mention();
     if (matchMedia("(max-width: 900px)").matches) this.element.firstChild.open = false;
   }
 
   keep() { localStorage.setItem(STORE, JSON.stringify(this.values)); }
 
-  set(name, value) { this.values[name] = value; this.keep(); }
+  set(name, value) { this.values[name] = value; this.keep(); this.mention(); }
+
+  mention() { this.remembers.hidden = !/suffix|auto/.test(this.values.method || this.about.speculation || ""); }
 
   slider(name, label, min, max, step) {
     const id = fresh(name);

@@ -16,6 +16,31 @@ function fill(node, attributes, children) {
 export const h = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
 export const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 
+// Browsers give the clipboard to pages of this machine and to those of https alone; the old way works for all.
+async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.body.appendChild(h("textarea", { class: "visually-hidden" }));
+  area.value = text;
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  if (!copied) throw new Error("the browser refused");
+}
+
+// A button that copies what `text` gives when it is pressed, and says so.
+export function copyButton(text, label = "Copy") {
+  const button = h("button", { type: "button", class: "quiet small", "aria-label": label, onclick: async () => {
+    try {
+      await copyText(text());
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not copied";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  } }, "Copy");
+  return button;
+}
+
 let ids = 0;
 export const fresh = (prefix) => `${prefix}-${++ids}`;
 

@@ -91,7 +91,7 @@ export function live() {
   function methods(frame) {
     const drawn = frame.speculation.filter((one) => one.acceptance_by_position.length);
     depths.replaceChildren(...(drawn.length ? drawn.map((one) => h("figure", { "data-method": one.method },
-      h("figcaption", { class: "row small" }, h("b", { class: "grow" }, one.method), h("span", { class: "soft num" }, `${one.tokens_per_step.toFixed(2)} tokens a step${one.net_speed ? ` · ${times(one.net_speed)} plain` : ""}`)),
+      h("figcaption", { class: "row small" }, h("b", { class: "grow" }, one.method), h("span", { class: "soft num" }, `${one.tokens_per_step.toFixed(2)} tokens a step${one.net_speed ? ` · ${times(one.net_speed)} plain, estimated` : ""}`)),
       acceptance(one.method, one.acceptance_by_position)))
       : [h("p", { class: "soft" }, "Nothing has been drafted yet. Ask something in the playground.")]));
   }

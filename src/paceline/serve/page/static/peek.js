@@ -36,11 +36,18 @@ export function peek(element, token) {
   place(element);
 }
 
-// Above the token where there is room, else below; never outside the window.
+// Beside the text, at the height of the token; without room there, above the token, else below. On a phone the style sheet
+// has it at the bottom. Never outside the window.
 function place(element) {
   const rects = element.getClientRects();
+  const text = element.closest(".tokens, .card")?.getBoundingClientRect();
   const box = rects[0] ?? element.getBoundingClientRect();
   const width = card.offsetWidth, height = card.offsetHeight;
+  if (text && text.right + width + 20 <= innerWidth) {
+    card.style.left = `${text.right + 12}px`;
+    card.style.top = `${Math.max(8, Math.min(box.top - 8, innerHeight - height - 8))}px`;
+    return;
+  }
   const left = Math.min(Math.max(8, box.left + box.width / 2 - width / 2), innerWidth - width - 8);
   const above = box.top - height - 8;
   card.style.left = `${left}px`;

@@ -9,25 +9,30 @@ import { drawTree } from "./tree.js";
 
 export function requests() {
   const body = h("div", { class: "scroll" }, h("p", { class: "soft" }, "loading …"));
-  const element = h("div", { class: "requests" }, h("h1", {}, "Requests"), h("section", { class: "card" }, body));
+  const filter = h("input", { type: "search", class: "filter", placeholder: "Filter: words of the prompt, an id, a state, a drafter", "aria-label": "Filter requests", oninput: () => show(latest) });
+  const element = h("div", { class: "requests" }, h("div", { class: "row" }, h("h1", { class: "grow" }, "Requests"), filter), h("section", { class: "card" }, body));
+  let latest = [];
   const leaving = new AbortController();
   async function refresh() {
     while (!leaving.signal.aborted) {
       try {
-        const { requests } = await getJSON("paceline/requests", leaving.signal);
-        show(requests);
+        latest = (await getJSON("paceline/requests", leaving.signal)).requests;
+        show(latest);
       } catch (problem) {
         if (problem.name !== "AbortError") body.replaceChildren(h("p", { class: "note", role: "alert" }, problem.message));
       }
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
-  function show(list) {
+  function show(all) {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const list = all.filter((one) => { const text = said(one); return words.every((word) => text.includes(word)); });
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.id : null;
     body.replaceChildren(list.length ? h("table", {},
-      h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "First token", "Per token", "Speculation", "Took", "Arrived"].map((title) => h("th", { scope: "col" }, title)))),
+      h("thead", {}, h("tr", {}, ["Request", "Prompt", "State", "Tokens in", "Out", "First token", "Per token", "Speculation", "Took", "Arrived"].map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, list.map((one) => h("tr", {},
         h("td", {}, h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, "data-id": one.id }, short(one.id))),
+        h("td", { class: "piece", title: one.prompt }, one.prompt ?? ""),
         h("td", {}, chip(one)),
         h("td", { class: "num" }, count(one.metrics.prompt_tokens)),
         h("td", { class: "num" }, count(one.metrics.output_tokens)),
@@ -36,6 +41,7 @@ export function requests() {
         h("td", {}, one.method ? `${one.method}${one.speculation ? ` · ${one.speculation.tokens_per_step.toFixed(2)}` : ""}` : "off"),
         h("td", { class: "num" }, seconds(one.duration_s)),
         h("td", { class: "num soft" }, `${seconds(one.age_s)} ago`)))))
+      : all.length ? h("p", { class: "soft" }, "No request has that.")
       : h("p", { class: "soft" }, "No request has come yet. ", h("a", { href: "#/" }, "Ask something."), " The latest few hundred are kept here, in memory only."));
     if (focused) body.querySelector(`a[data-id="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
@@ -44,7 +50,10 @@ export function requests() {
 }
 
 const REASONS = { stop: "ended", length: "max tokens" };
-const chip = (one) => h("span", { class: `chip ${one.error ? "error" : one.state}` }, one.error ? "error" : one.state === "finished" ? REASONS[one.reason] ?? one.reason : one.state);
+const stateOf = (one) => one.error ? "error" : one.state === "finished" ? REASONS[one.reason] ?? one.reason ?? "finished" : one.state;
+const chip = (one) => h("span", { class: `chip ${one.error ? "error" : one.state}` }, stateOf(one));
+// All of a request that the filter looks at.
+const said = (one) => [one.id, one.prompt, stateOf(one), one.method ?? "off"].join(" ").toLowerCase();
 
 export function oneRequest(id) {
   const body = h("div", { class: "story" }, h("p", { class: "soft" }, "loading …"));
@@ -106,10 +115,10 @@ function facts(story) {
     ["Prompt", `${count(metrics.prompt_tokens)} tokens, ${count(metrics.cached_tokens)} cached`], ["Output", `${count(metrics.output_tokens)} tokens in ${count(metrics.steps)} steps`],
     ["Speculation", story.method ?? "off"], speculation && ["Tokens a step", speculation.tokens_per_step.toFixed(2)],
     speculation?.drafted > 0 && ["Accepted", `${percent(speculation.accepted / speculation.drafted)} of ${count(speculation.drafted)} drafted`],
-    speculation?.net_speed && ["Against plain", times(speculation.net_speed)],
+    speculation?.net_speed && ["Against plain, estimated", times(speculation.net_speed)],
     metrics.preemptions > 0 && ["Preempted", `${metrics.preemptions} times`], ["Seed", h("span", { class: "mono" }, `${story.seed}`)],
   ].filter(Boolean);
-  return h("section", { class: "card" }, story.error && h("p", { class: "note" }, story.error),
+  return h("section", { class: "card" }, story.prompt && h("p", { class: "piece-whole" }, h("span", { class: "soft small" }, "Prompt: "), story.prompt), story.error && h("p", { class: "note" }, story.error),
     h("dl", { class: "facts-grid" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", { class: "num" }, value)))),
     metrics.cache_miss && h("p", { class: "soft small" }, `The prefix cache gave no more: ${metrics.cache_miss}`));
 }
