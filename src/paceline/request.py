@@ -82,12 +82,18 @@ class SamplingParams:
     """Of a beam search: when it ends; True, False or "never"."""
     json_schema: Any = None
     """The text is JSON that follows this schema: an object, a boolean or their JSON text."""
+    strict_schema: bool = False
+    """Of json_schema: keywords that cannot be enforced are refused; otherwise uniqueItems and propertyNames are taken
+    for annotations."""
     regex: str | None = None
     """The whole text matches this expression."""
     grammar: str | None = None
     """The text follows this grammar, in Lark's notation or in GBNF."""
     choice: tuple[str, ...] | None = None
     """The text is one of these."""
+    structure_after: str | None = None
+    """What may come before the text that json_schema, regex, grammar or choice describes (a model's thoughts): in
+    Lark's notation, with a rule `start`."""
     on_empty_support: str = "error"
     """What happens where masks leave no token: "error", "stop" or "unmasked"."""
     priority: int = 0
@@ -102,10 +108,14 @@ class SamplingParams:
     engine's target."""
     parse_special: bool = False
     """Special tokens written in the prompt's text (<|im_end|>), or in messages, are special tokens; otherwise text."""
+    skip_special_tokens: bool = True
+    """Special tokens that are written (<|channel|>) are left out of the text."""
     cache_salt: str = ""
     """Requests with different salts share neither cache blocks nor what drafters remember."""
     interrupt: Callable[[str, list[int]], bool] | None = None
     """Called with text and token ids after each step; True ends the text."""
+    stop_when: Callable[[], Callable[[str], bool]] | None = None
+    """Called for each sample; what it returns is told each new piece of the text, and ends it, with "stop", by True."""
     trace: bool = False
     """Record what `paceline replay` needs."""
 
@@ -220,8 +230,9 @@ def _validate(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
         if not _is_number(bias) or math.isnan(bias):
             raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
-    if not isinstance(p.parse_special, bool):
-        raise RequestError(f"parse_special must be True or False, got {p.parse_special!r}.", "parse_special")
+    for name in ("parse_special", "skip_special_tokens", "strict_schema"):
+        if not isinstance(getattr(p, name), bool):
+            raise RequestError(f"{name} must be True or False, got {getattr(p, name)!r}.", name)
     if not isinstance(p.cache_salt, str):
         raise RequestError(f"cache_salt must be a text, got {p.cache_salt!r}.", "cache_salt")
     if p.on_empty_support not in ("error", "stop", "unmasked"):
@@ -229,6 +240,8 @@ def _validate(p: SamplingParams) -> None:
             f"on_empty_support must be 'error', 'stop' or 'unmasked', got {p.on_empty_support!r}.", "on_empty_support")
     if p.interrupt is not None and not callable(p.interrupt):
         raise NotYetError("interrupt must be a callable (text, token_ids) -> bool; named policies come later.")
+    if p.stop_when is not None and not callable(p.stop_when):
+        raise RequestError("stop_when must be a callable that returns one for each sample: text -> bool.", "stop_when")
     _validate_structure(p)
     _validate_best_of(p)
     _validate_beams(p)
@@ -256,6 +269,9 @@ def _validate_structure(p: SamplingParams) -> None:
         value = getattr(p, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise RequestError(f"{name} must be a non-empty text, got {value!r}.", name)
+    if p.structure_after is not None and (not isinstance(p.structure_after, str) or p.structure is None):
+        raise RequestError("structure_after is a grammar's text, and needs a structure: json_schema, regex, grammar or "
+                           "choice.", "structure_after")
     if p.choice is not None:
         if not p.choice:
             raise RequestError("choice is empty: no text could ever be chosen; name some or leave it out.", "choice")
@@ -278,7 +294,8 @@ def _validate_best_of(p: SamplingParams) -> None:
 _NEUTRAL: dict[str, Any] = {
     "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "logit_bias": None, "bad_words": (), "no_repeat_ngram_size": 0,
-    "allowed_token_ids": None, "stop": (), "best_of": None, "interrupt": None, "trace": False,
+    "allowed_token_ids": None, "stop": (), "best_of": None, "interrupt": None, "stop_when": None,
+    "trace": False,
     **dict.fromkeys(STRUCTURES)}
 """What a beam search leaves at its default: it ranks whole texts by the model's own probabilities."""
 

@@ -23,12 +23,12 @@ ANSWER = f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\
 
 
 class CallingModel(ModelTraits):
-    """Says ANSWER after any prompt that ends in "|>", as the template below does."""
+    """Says its script after any prompt that ends in "|>", as the template below does."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: str = ANSWER) -> None:
         inner = tiny_model(vocab_size=256, max_position_embeddings=2048)
         self.config, self.cache_groups = inner.config, inner.cache_groups
-        self.script = TOKENIZER.encode(ANSWER)
+        self.script = TOKENIZER.encode(script)
         self.cue = TOKENIZER.encode("|>")
         self.begin = 0
 
@@ -45,7 +45,8 @@ class CallingModel(ModelTraits):
         return out
 
 
-def calling_engine() -> Engine:
-    engine = tiny_engine(CallingModel(), TOKENIZER, enable_prefix_caching=False)
-    engine.chat = ChatTemplate("{% for m in messages %}{{ m['content'] }}{% endfor %}|>")
+def calling_engine(script: str = ANSWER, mark: str = "") -> Engine:
+    """`mark`: what the template says, by which a model's format is known."""
+    engine = tiny_engine(CallingModel(script), TOKENIZER, enable_prefix_caching=False)
+    engine.chat = ChatTemplate(f"{{# {mark} #}}{{% for m in messages %}}{{{{ m['content'] }}}}{{% endfor %}}|>")
     return engine

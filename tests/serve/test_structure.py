@@ -71,10 +71,31 @@ def test_tool_choices_are_enforced(client: openai.OpenAI, stream: bool) -> None:
         assert json.loads(arguments)["kind"] in ("cat", "dog")
 
 
-def test_a_bad_form_fails_its_request_alone(client: openai.OpenAI) -> None:
-    for body in ({"guided_regex": "("}, {"guided_grammar": "start: nothing"}, {"guided_json": {"type": "nonsense"}},
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_form_fails_its_request_alone(client: openai.OpenAI, stream: bool) -> None:
+    """With a status, also where it would have been streamed."""
+    exploding = {"type": "object", "properties": {f"p{n}": {"type": "boolean"} for n in range(600)}}
+    for body in ({"guided_json": exploding}, {"guided_regex": "("},
+                 {"guided_grammar": "start: nothing"}, {"guided_json": {"type": "nonsense"}},
                  {"guided_choice": []}):
         with pytest.raises(openai.BadRequestError) as problem:
-            ask(client, extra_body=body)
+            ask(client, extra_body=body, stream=stream)
         assert problem.value.param, body
     assert ask(client, max_tokens=2).choices[0].message.content
+
+
+def test_strict_schemas_refuse_what_others_ignore(client: openai.OpenAI) -> None:
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 1, "maxItems": 2}
+    for strict in (None, False):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": unique, "strict": strict}}
+        assert set(json.loads(ask(client, response_format=form).choices[0].message.content)) <= {1, 2}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {"x": unique}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": unique, "strict": True}}
+    for more in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
+        with pytest.raises(openai.BadRequestError, match="uniqueItems cannot be enforced"):
+            ask(client, **more)
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
+    with pytest.raises(openai.BadRequestError, match="these tools") as problem:
+        ask(client, tools=[broken], tool_choice="required")
+    assert problem.value.param == "tools"

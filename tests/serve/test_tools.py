@@ -8,36 +8,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 from calling import ANSWER, ARGUMENTS, CALL, TIME, TOKENIZER, WEATHER, calling_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import NAME, WAIT, served
 
-from paceline.grammar.library import Library
-from paceline.grammar.structure import structure_of
-from paceline.grammar.vocabulary import Vocabulary
 from paceline.models.chat import ChatTemplate
-from paceline.request import SamplingParams
-from paceline.serve.chat import forced_structure
 from paceline.serve.conversation import render_arguments, spell_out
 from paceline.serve.schema import ChatBody
-from paceline.serve.tool_calls import (
-    CallBegun,
-    Content,
-    ForcedParser,
-    HermesParser,
-    LlamaJsonParser,
-    NamedParser,
-    ToolParser,
-    parser_name,
-)
+from paceline.serve.tool_formats.events import AnswerParser, CallBegun, Content
+from paceline.serve.tool_formats.hermes import HermesParser
+from paceline.serve.tool_formats.llama3 import LlamaJsonParser
 
 KNOWN = {"get_weather", "get_time", "f", "g"}
 
 
-def parse(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+def parse(parser: AnswerParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
     """What the pieces add up to: the text for the reader, and the calls with their arguments."""
     content, calls, texts = "", [], []
     for event in [event for piece in pieces for event in parser.push(piece)] + list(parser.end()):
@@ -73,9 +60,6 @@ CASES: list[tuple[Any, str, str, list[tuple[str, Any]]]] = [
      [("f", {}), ("g", {})]),
     (LlamaJsonParser, '{"name": "h", "parameters": {"x": 1}} ; {"name": "g"}', '{"name": "h", "parameters": {"x": 1}}',
      [("g", {})]),
-    (ForcedParser, f'[{CALL}, {{"name": "get_time", "arguments": {{}}}}]', "",
-     [("get_weather", ARGUMENTS), ("get_time", {})]),
-    (lambda names: NamedParser("f"), '{"x": 1}', "", [("f", {"x": 1})]),
 ]
 
 
@@ -137,54 +121,8 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert "".join(event.text for event in begun[1:]).endswith("once upon")
 
 
-def test_the_format_follows_the_template() -> None:
-    assert parser_name("{% if tools %}<|python_tag|>{% endif %}") == "llama3-json"
-    assert parser_name("{% if tools %}<tool_call>{% endif %}") == "hermes"
-    assert parser_name(None) == "hermes"
-
-
 def body(**more: Any) -> ChatBody:
     return ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, TIME]} | more)
-
-
-def test_required_and_named_tools_become_a_schema() -> None:
-    assert forced_structure(body()) == forced_structure(body(tool_choice="none")) == {}
-    named = forced_structure(body(tool_choice={"type": "function", "function": {"name": "get_weather"}}))
-    assert named == {"json_schema": WEATHER["function"]["parameters"]}
-    schema = forced_structure(body(tool_choice="required", parallel_tool_calls=False))["json_schema"]
-    assert schema["type"] == "array" and (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [
-        {"const": "get_weather"}, {"const": "get_time"}]
-
-
-class Part(pydantic.BaseModel):
-    label: str
-    parts: list[Part]
-
-
-class Build(pydantic.BaseModel):
-    first: Part
-    second: Part | None
-
-
-def test_required_tools_may_refer_to_their_own_definitions() -> None:
-    other = {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/Part", "definitions": {
-        "Part": {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/definitions/Part"}},
-                 "required": ["n"], "additionalProperties": False}}}
-    tools = [openai.pydantic_function_tool(Build), {"type": "function", "function": {
-        "name": "Count", "parameters": other}}]
-    schema = forced_structure(body(tools=tools, tool_choice="required"))["json_schema"]
-    library = Library(Vocabulary([bytes([n]) for n in range(256)], lambda text: list(text.encode())))
-    structure = structure_of(SamplingParams(json_schema=schema))
-    assert structure is not None
-
-    def allowed(name: str, arguments: Any) -> bool:
-        tokens = list(json.dumps([{"name": name, "arguments": arguments}]).encode())
-        return bool(library.compile(structure).try_consume_tokens(tokens) == len(tokens))
-
-    part = {"label": "a", "parts": [{"label": "b", "parts": []}]}
-    assert allowed("Build", {"first": part, "second": None}) and allowed("Count", {"n": 1, "next": {"n": 2}})
-    assert not allowed("Build", {"first": {"n": 1}, "second": None}) and not allowed("Count", {"n": 1, "next": part})
 
 
 def test_a_template_without_a_place_for_tools_is_helped_out() -> None:

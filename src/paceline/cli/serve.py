@@ -138,7 +138,8 @@ def serve(
     stored_mb: Annotated[float, _server("Megabytes of them for each key.")] = 16.0,
     chat_template: Annotated[Path | None, _server("File with the chat template to use instead of the model's own "
                                                   "(Jinja).")] = None,
-    tool_parser: Annotated[str, _server("auto (by the chat template), hermes or llama3-json.")] = "auto",
+    tool_parser: Annotated[str, _server("auto (by the chat template), hermes, llama3-json, mistral, "
+                                             "mistral-args, qwen-coder or harmony.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
     otel: Annotated[bool, _server("Send a span of every finished request to an OpenTelemetry collector; OTEL_* "
                                   "variables say where and how.", "--otel")] = False,

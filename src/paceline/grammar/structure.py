@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import GrammarError
+from paceline.grammar.schemas import prepared
 from paceline.request import SamplingParams
 
 LONGEST = 512 * 1024
@@ -20,6 +21,8 @@ class Structure:
     """The parameter it was given in (request.STRUCTURES); errors name it."""
     text: str
     """A JSON schema as JSON, a regular expression, a grammar, or the choices as a JSON list."""
+    after: str = ""
+    """What may come before it, in Lark's notation."""
 
 
 def structure_of(params: SamplingParams) -> Structure | None:
@@ -27,23 +30,22 @@ def structure_of(params: SamplingParams) -> Structure | None:
     field = params.structure
     if field is None:
         return None
-    text = _text(field, getattr(params, field))
+    text = _schema(params.json_schema, params.strict_schema) if field == "json_schema" else _text(
+        field, getattr(params, field))
     try:
         text.encode()
     except UnicodeEncodeError:
         raise GrammarError(f"{field} holds half a character (a lone surrogate); repair it.", field) from None
     if len(text) > LONGEST:
         raise GrammarError(f"{field} has {len(text)} characters and {LONGEST} are the limit: make it smaller.", field)
-    return Structure(field, text)
+    return Structure(field, text, params.structure_after or "")
 
 
 def _text(field: str, value: Any) -> str:
-    if field == "json_schema":
-        return _schema(value)
     return json.dumps(value, ensure_ascii=False) if field == "choice" else str(value)
 
 
-def _schema(value: Any) -> str:
+def _schema(value: Any, strict: bool) -> str:
     """The order of an object's properties is the order in which they are generated, so it is kept."""
     try:
         if isinstance(value, str):
@@ -56,7 +58,8 @@ def _schema(value: Any) -> str:
         if not isinstance(value, Mapping):
             raise GrammarError(f"json_schema must hold an object or a boolean, got {type(value).__name__}.",
                                "json_schema")
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_mapping)
+        return json.dumps(prepared(value, strict), ensure_ascii=False, allow_nan=False, separators=(",", ":"),
+                          default=_mapping)
     except (ValueError, TypeError, RecursionError) as problem:
         if isinstance(problem, GrammarError):
             raise

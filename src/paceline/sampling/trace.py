@@ -15,6 +15,7 @@ from paceline.sampling.setup import Setup
 SCHEMA = 2
 OUTCOMES = ("plain", "accepted", "corrected", "bonus")
 
+_CALLABLES = frozenset(("interrupt", "stop_when"))
 _LISTS = ("bad_words", "allowed_token_ids", "stop", "stop_token_ids", "choice")
 
 
@@ -134,11 +135,11 @@ class Trace:
 
 
 def params_to_dict(params: SamplingParams) -> dict[str, Any]:
-    """Every parameter that is not at its default, in plain JSON types. A callable interrupt cannot be recorded."""
+    """Every parameter that is not at its default, in plain JSON types. Callables cannot be recorded."""
     plain: dict[str, Any] = {}
     for spec in fields(params):
         value = getattr(params, spec.name)
-        if spec.name == "interrupt" or value == spec.default:
+        if spec.name in _CALLABLES or value == spec.default:
             continue
         if isinstance(value, tuple):
             value = list(value)
@@ -152,7 +153,7 @@ def params_from_dict(plain: Any) -> SamplingParams:
     """SamplingParams from JSON types; unknown names and impossible values are a RequestError."""
     if not isinstance(plain, dict):
         raise _bad("params must be an object")
-    known = {spec.name for spec in fields(SamplingParams)} - {"interrupt"}
+    known = {spec.name for spec in fields(SamplingParams)} - _CALLABLES
     unknown = sorted(set(plain) - known)
     if unknown:
         raise RequestError(f"There is no sampling parameter {unknown[0]!r}; remove it.", unknown[0])

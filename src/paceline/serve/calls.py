@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from paceline.engine.admission import Prepared
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, GrammarError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
+from paceline.serve.answers import Answers
 from paceline.serve.errors import RETRY_S, ApiError, api_error
 from paceline.serve.llm import ServedLLM, Stream
 from paceline.serve.metrics import ServerMetrics
@@ -24,6 +25,7 @@ from paceline.serve.spans import Origin
 from paceline.serve.stories import told_trace
 from paceline.serve.telemetry import Telemetry, trace_context
 from paceline.serve.tokens import TokenNames
+from paceline.serve.tool_formats.events import AnswerParser, Event, PlainText
 from paceline.serve.views import Views
 
 log = logging.getLogger("paceline.serve")
@@ -96,6 +98,8 @@ class Call:
     """None: the model as it is."""
     include_usage: bool = False
     provenance: bool = False
+    answers: Answers | None = None
+    """How its texts are read; None: as they are."""
     request_id: str = ""
     """What the client knows it by; `id` is made of it and is nobody else's."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +118,15 @@ class Call:
         """Whether its requests speculate."""
         wish = self.service.llm.engine.speculation if self.speculation is ... else self.speculation
         return wish is not None
+
+    def new_parser(self) -> AnswerParser:
+        """For one answer."""
+        return PlainText() if self.answers is None else self.answers.parser()
+
+    def parts(self, text: str) -> list[Event]:
+        """What a whole answer consists of, in its order."""
+        parser = self.new_parser()
+        return [*parser.push(text), *parser.end()]
 
     def envelope(self) -> dict[str, Any]:
         model = self.adapter or self.service.options.model_name
@@ -147,9 +160,11 @@ class Call:
     def fault(self, output: RequestOutput) -> ApiError | None:
         """A request has ended: what went wrong with it, if anything did. The log hears of it too."""
         reasons = {completion.finish_reason for completion in output.outputs}
-        if output.error is not None:
-            self.note("a request failed: %s", output.error)
-            return api_error(output.error)
+        if (error := output.error) is not None:
+            self.note("a request failed: %s", error)
+            if isinstance(error, GrammarError) and self.answers is not None and self.answers.forced:
+                error = GrammarError(f"No grammar can be made of these tools: {error}", "tools")
+            return api_error(error)
         if "cancelled" in reasons:
             self.note("a request was ended because the server leaves")
             return ApiError(503, "The server is shutting down and ended this request early.", code="draining")
@@ -180,8 +195,16 @@ class Call:
             "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
             "completion_tokens_details": {
+                "reasoning_tokens": self._thought(outputs),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(one.drafted for one in stats) - accepted}}
+
+    def _thought(self, outputs: Sequence[RequestOutput]) -> int:
+        """How many tokens are thoughts."""
+        answers, tokenizer = self.answers, self.service.llm.engine.tokenizer
+        return 0 if answers is None else sum(
+            answers.thought_tokens(sample.token_ids, output.prompt_token_ids, tokenizer)
+            for output in outputs for sample in output.outputs)
 
     def explanation(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Where the seed, the draft's luck and the times are; of further prompts under "others"."""

@@ -11,26 +11,16 @@ from starlette.responses import Response
 
 from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
-from paceline.serve.calls import Call, Service, unless_gone
-from paceline.serve.conversation import render_arguments, used_tools
+from paceline.serve.answers import Answers
+from paceline.serve.calls import Call, unless_gone
+from paceline.serve.conversation import render_arguments
 from paceline.serve.keys import caller_of
 from paceline.serve.params import chat_params, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
-from paceline.serve.schema import ChatBody, NamedTool
+from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import ChunkWriter, EventStream
 from paceline.serve.tokens import Provenances, chat_logprobs
-from paceline.serve.tool_calls import (
-    PARSERS,
-    CallArguments,
-    CallBegun,
-    Content,
-    Event,
-    ForcedParser,
-    NamedParser,
-    PlainText,
-    ToolParser,
-    parser_name,
-)
+from paceline.serve.tool_formats.events import AnswerParser, CallArguments, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -41,10 +31,10 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     call = await begin(request, body, f"chatcmpl-{request.state.name}")
     if body.stream:
         call.kind = "chat.completion.chunk"
-        return EventStream(call, await call.open(), ChunkWriter(call, _ChatStream(call, body)))
+        return EventStream(call, await call.open(), ChunkWriter(call, _ChatStream(call)))
     output = (await unless_gone(request, call))[0]
     return await answer(request, [output], lambda: call.envelope() | {
-        "choices": [_choice(call, body, output, completion) for completion in output.outputs],
+        "choices": [_choice(call, output, completion) for completion in output.outputs],
         "usage": call.usage([output]), "paceline": call.explanation([output])})
 
 
@@ -56,68 +46,32 @@ async def begin(request: Request, body: ChatBody, name: str) -> Call:
     engine = service.llm.engine
 
     def ask() -> Call:
-        params = chat_params(body, service.options, forced_structure(body))
+        answers = Answers.of(body, engine.chat, engine.tokenizer, service.options.tool_parser)
+        params = chat_params(body, service.options, answers.structure)
         wish = speculation(body, service.options, engine.speculation)
         service.options.check(params, 1)
         prompt = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(body, engine.chat))
+        answers = answers.behind(prompt, engine.tokenizer)
+        params = answers.params(params)
         return Call(service, name, "chat.completion", [engine.prepare(prompt, params)],
                     params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                    provenance=bool(body.provenance), request_id=request.state.request_id, headers=request.headers)
+                    provenance=bool(body.provenance), answers=answers,
+                    request_id=request.state.request_id, headers=request.headers)
 
     return await beside(request, ask)
-
-
-def forced_structure(body: ChatBody) -> dict[str, Any]:
-    """The form that tool_choice demands of the text: a named function's arguments, or a list of calls."""
-    tools = used_tools(body)
-    if isinstance(body.tool_choice, NamedTool):
-        return {"json_schema": tools[0].function.parameters or {"type": "object"}}
-    if body.tool_choice != "required":
-        return {}
-    calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-              "properties": {"name": {"const": tool.function.name},
-                             "arguments": _embedded(tool.function.parameters or {"type": "object"}, place)}}
-             for place, tool in enumerate(tools)]
-    most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-    return {"json_schema": {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}}
-
-
-def _embedded(schema: dict[str, Any], place: int) -> dict[str, Any]:
-    """`schema` as a part of another one: with an id of its own, "#/$defs/..." in it goes on meaning its own root.
-
-    A draft named inside could make the id count for nothing (draft 7 beside "$ref", draft 4 always); grammars read all
-    drafts alike.
-    """
-    return {"$id": f"urn:paceline:tool:{place}"} | {key: value for key, value in schema.items() if key != "$schema"}
-
-
-def new_parser(service: Service, body: ChatBody) -> ToolParser:
-    """For one answer."""
-    if not used_tools(body):
-        return PlainText()
-    if isinstance(body.tool_choice, NamedTool):
-        return NamedParser(body.tool_choice.function.name)
-    names = {tool.function.name for tool in used_tools(body)}
-    most = 1 if body.parallel_tool_calls is False else None
-    if body.tool_choice == "required":
-        return ForcedParser(names, most)
-    chosen = service.options.tool_parser
-    if chosen == "auto":
-        template = service.llm.engine.chat
-        chosen = parser_name(template.tool_source or template.source if template else None)
-    return PARSERS[chosen](names, most)
 
 
 def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
-    parser = new_parser(call.service, body)
-    content, calls = gather([*parser.push(completion.text), *parser.end()])
+def _choice(call: Call, output: RequestOutput, completion: Completion) -> dict[str, Any]:
+    content, thoughts, calls = gather(call.parts(completion.text))
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
                                "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
     if calls:
         message["tool_calls"] = calls
     choice: dict[str, Any] = {
@@ -133,18 +87,21 @@ def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Compl
     return choice
 
 
-def gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
-    """The text for the reader, and the calls."""
+def gather(events: Iterable[Event]) -> tuple[str, str, list[dict[str, Any]]]:
+    """The text for the reader, the thoughts before it, and the calls."""
     content: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for event in events:
         if isinstance(event, Content):
             content.append(event.text)
+        elif isinstance(event, Reasoning):
+            thoughts.append(event.text)
         elif isinstance(event, CallBegun):
             calls.append({"id": call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
         else:
             calls[event.index]["function"]["arguments"] += event.text
-    return "".join(content), calls
+    return "".join(content), "".join(thoughts), calls
 
 
 def _reason(reason: str | None, called: bool) -> str | None:
@@ -154,10 +111,9 @@ def _reason(reason: str | None, called: bool) -> str | None:
 class _ChatStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
-    def __init__(self, call: Call, body: ChatBody) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._body = body
-        self._parsers: dict[int, ToolParser] = {}
+        self._parsers: dict[int, AnswerParser] = {}
         self._tellers: dict[int, Provenances] = {}
         self._called: set[int] = set()
 
@@ -166,7 +122,7 @@ class _ChatStream:
         deltas: list[dict[str, Any]] = []
         parser = self._parsers.get(index)
         if parser is None:
-            parser = self._parsers[index] = new_parser(call.service, self._body)
+            parser = self._parsers[index] = call.new_parser()
             deltas.append({"role": "assistant", "content": "", "refusal": None})
         events = list(parser.push(delta.text))
         if delta.finish_reason is not None:
@@ -195,6 +151,8 @@ class _ChatStream:
     def _delta(self, index: int, event: Event) -> dict[str, Any]:
         if isinstance(event, Content):
             return {"content": event.text}
+        if isinstance(event, Reasoning):
+            return {"reasoning_content": event.text}
         if isinstance(event, CallArguments):
             return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
         self._called.add(index)

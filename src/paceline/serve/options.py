@@ -9,8 +9,9 @@ from paceline.errors import ConfigError
 from paceline.request import POOLINGS
 from paceline.serve.limits import PRIORITIES, ClientLimits
 from paceline.serve.quotas import UNLIMITED, Quota
+from paceline.serve.tool_formats import FORMATS
 
-TOOL_PARSERS = ("auto", "hermes", "llama3-json")
+TOOL_PARSERS = ("auto", *FORMATS)
 LOG_FORMATS = ("text", "json")
 
 

@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from paceline.errors import RequestError
-from paceline.request import SamplingParams
+from paceline.request import STRUCTURES, SamplingParams
 from paceline.serve.containers import read_json
 from paceline.serve.limits import ClientLimits
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
@@ -41,7 +41,9 @@ def completion_params(body: CompletionBody, limits: ClientLimits) -> SamplingPar
 
 def chat_params(body: ChatBody, limits: ClientLimits, structure: dict[str, Any]) -> SamplingParams:
     """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
-    asked = _common(body, limits) | structure
+    asked = _common(body, limits)
+    if structure:
+        asked = {name: value for name, value in asked.items() if name not in (*STRUCTURES, "strict_schema")} | structure
     if body.use_beam_search:
         asked |= _beams(body.n)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -94,7 +96,7 @@ def _structure(body: Sampling) -> dict[str, Any]:
     elif wanted is not None and wanted.type == "json_schema":
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise RequestError("response_format.json_schema.schema is missing: give the schema.", "response_format")
-        asked.append({"json_schema": wanted.json_schema.schema_})
+        asked.append({"json_schema": wanted.json_schema.schema_, "strict_schema": bool(wanted.json_schema.strict)})
     ways = [("guided_json", "json_schema", body.guided_json), ("guided_regex", "regex", body.guided_regex),
             ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar)]
     if (outer := body.structured_outputs) is not None:

@@ -74,22 +74,32 @@ class EventStream(Response):
                 await stream
 
     async def _stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        begun = self._call.params.structure is None  # else not before it is compiled: a fault in it has a status
+        if begun:
+            await send(start)
         try:
             async for block in self._blocks():
+                if not begun:
+                    begun = True
+                    await send(start)
                 await send({"type": "http.response.body", "body": block.encode(), "more_body": True})
             end = self._writer.end()
         except OSError:  # the client hung up while it was written to
             self._call.note(CLIENT_GONE)
             return
         except Exception as problem:
+            if not begun:
+                raise
             end = self._writer.fail(api_error(problem, self._call.request_id))
         with suppress(OSError):
             await send({"type": "http.response.body", "body": end.encode(), "more_body": False})
 
     async def _blocks(self) -> AsyncIterator[str]:
         writer = self._writer
-        if beginning := writer.begin():
+        beginning = writer.begin()
+        structured = self._call.params.structure is not None
+        if beginning and not structured:
             yield beginning
         outputs: list[RequestOutput | None] = [None] * len(self._listeners)
         fault: ApiError | None = None
@@ -99,6 +109,12 @@ class EventStream(Response):
                 fault = fault or self._call.fault(delta.output)
             whole = [output for output in outputs if output is not None]
             ended = delta.output is not None and len(whole) == len(outputs) and fault is None
+            if structured:
+                if fault is not None:
+                    break
+                structured = False
+                if beginning:
+                    yield beginning
             if block := await writer.write(place, delta.samples, whole if ended else None):
                 yield block
         if fault is not None:  # sent last: what all of them said until then is the client's

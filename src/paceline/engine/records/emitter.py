@@ -46,6 +46,7 @@ class Emitter:
         "_min_tokens",
         "_pieces",
         "_stop_ids",
+        "_stop_when",
         "_stream",
         "_unread",
         "broken",
@@ -88,6 +89,7 @@ class Emitter:
         self._stop_ids = stops.token_ids
         self._min_tokens = params.min_tokens
         self._interrupt = params.interrupt
+        self._stop_when = None if params.stop_when is None else params.stop_when()
         self.closes: Callable[[Tokens[int]], bool] | None = None
         """Says whether nothing but the end can follow the tokens so far; set where the request asks for a structure."""
 
@@ -95,7 +97,8 @@ class Emitter:
         """Take tokens until one ends the text: how many that were, and the reason. Where nothing depends on the text
         it is made when somebody asks for it: many sequences' tokens come at once, and the device waits meanwhile."""
         ids = self.token_ids
-        if (self._matcher is None and self._interrupt is None and self.closes is None and self.broken is None
+        if (self._matcher is None and self._interrupt is None and self._stop_when is None and self.closes is None
+                and self.broken is None
                 and len(ids) + len(tokens) < self.max_tokens and self._stop_ids.isdisjoint(tokens)):
             ids += tokens
             if self._stream is not None:
@@ -166,6 +169,8 @@ class Emitter:
                 self._pieces.append(piece)
             if self.finish_reason is not None:
                 return self.finish_reason
+            if piece and self._stop_when is not None and self._enough(piece) and count >= self._min_tokens:
+                return self.finish("stop")
         if self.broken is not None:
             raise self.broken
         if self.closes is not None and count >= self._min_tokens and self._closed():
@@ -215,6 +220,13 @@ class Emitter:
         except Exception as problem:
             raise RequestError(f"The grammar failed after {len(self.token_ids)} tokens ({type(problem).__name__}: "
                                f"{problem}); simplify it.") from problem
+
+    def _enough(self, piece: str) -> bool:
+        try:
+            return bool(self._stop_when(piece))  # type: ignore[misc]
+        except Exception as problem:
+            raise RequestError(f"The stop_when callable raised {type(problem).__name__}: {problem}",
+                               "stop_when") from problem
 
     def _interrupted(self) -> bool:
         try:

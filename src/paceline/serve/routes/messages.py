@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, unless_gone
-from paceline.serve.chat import begin, new_parser
+from paceline.serve.chat import begin
 from paceline.serve.conversation import render_arguments
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.messages_input import CountBody, MessagesBody, translated
-from paceline.serve.routes.translate import PartsWriter, parts, sse
+from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
-from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event
+from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -35,7 +35,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     output = (await unless_gone(request, call))[0]
 
     def make() -> dict[str, Any]:
-        blocks = _blocks(parts(call, chat, output.outputs[0].text))
+        blocks = _blocks(call.parts(output.outputs[0].text))
         called = any(block["type"] == "tool_use" for block in blocks)
         return _envelope(call) | {"content": blocks} | _stop(chat, output.outputs[0], called) | {
             "usage": _usage(call, output), "paceline": call.explanation([output])}
@@ -67,17 +67,23 @@ def _blocks(events: Iterable[Event]) -> list[dict[str, Any]]:
     for event in events:
         if isinstance(event, CallArguments):
             blocks[-1]["input"] += event.text
-        elif isinstance(event, Content) and blocks and blocks[-1]["type"] == "text":
-            blocks[-1]["text"] += event.text
+        elif not isinstance(event, CallBegun) and blocks and blocks[-1]["type"] == _kind(event):
+            blocks[-1][_kind(event)] += event.text
         else:
             blocks.append(_block(event))
     return [block | {"input": _object(block["input"])} if block["type"] == "tool_use" else block for block in blocks]
 
 
-def _block(event: Content | CallBegun) -> dict[str, Any]:
+def _kind(event: Content | Reasoning) -> str:
+    return "text" if isinstance(event, Content) else "thinking"
+
+
+def _block(event: Content | Reasoning | CallBegun) -> dict[str, Any]:
     """As it begins."""
     if isinstance(event, Content):
         return {"type": "text", "text": event.text}
+    if isinstance(event, Reasoning):
+        return {"type": "thinking", "thinking": event.text, "signature": ""}
     return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": event.name, "input": ""}
 
 
@@ -115,7 +121,7 @@ class _MessageWriter(PartsWriter):
     """Blocks one after another, each begun, told and stopped."""
 
     def __init__(self, call: Call, body: ChatBody) -> None:
-        super().__init__(call, new_parser(call.service, body))
+        super().__init__(call)
         self._chat = body
         self._index = -1
         self._called = False
@@ -128,9 +134,10 @@ class _MessageWriter(PartsWriter):
         return _event("message_start", message=_envelope(self.call) | {"usage": usage})
 
     def part(self, event: Event) -> str:
-        if isinstance(event, Content):
-            told = "" if self._kind == "text" else self._open({"type": "text", "text": ""})
-            return told + self._delta({"type": "text_delta", "text": event.text})
+        if isinstance(event, Content | Reasoning):
+            kind = _kind(event)
+            told = "" if self._kind == kind else self._open(_block(type(event)("")))
+            return told + self._delta({"type": f"{kind}_delta", kind: event.text})
         if isinstance(event, CallBegun):
             self._called = True
             return self._open(_block(event) | {"input": {}})

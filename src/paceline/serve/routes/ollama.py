@@ -25,7 +25,7 @@ from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import PartsWriter, chat_body, completion_body
 from paceline.serve.schema import Body, ListOf, Text
 from paceline.serve.streaming import EventStream, encode
-from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event, PlainText, ToolParser
+from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -79,7 +79,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
     asked = await beside(request, lambda: chat_body(_fields(service, body) | {
         "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools}))
     call = await chats.begin(request, asked, f"ollama-{request.state.name}")
-    return await _told(request, body, _ChatLines(call, body.model, chats.new_parser(service, asked)))
+    return await _told(request, body, _ChatLines(call, body.model))
 
 
 @router.post("/api/generate")
@@ -100,7 +100,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
         first = [{"role": "system", "content": body.system}] if body.system else []
         call = await chats.begin(request, chat_body(_fields(service, body) | {
             "messages": [*first, {"role": "user", "content": body.prompt}]}), name)
-    return await _told(request, body, _TextLines(call, body.model, PlainText()))
+    return await _told(request, body, _TextLines(call, body.model))
 
 
 @router.post("/api/embed")
@@ -180,8 +180,8 @@ def _line(model: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {"model": model, "created_at": now, "done": False, **fields}
 
 
-def _message(content: str, calls: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": content}
+def _message(content: str, calls: Iterable[dict[str, Any]] = (), thoughts: str = "") -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": content} | ({"thinking": thoughts} if thoughts else {})
     return made | {"tool_calls": list(calls)} if calls else made
 
 
@@ -212,25 +212,27 @@ class _TextLines(PartsWriter):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, call: Call, model: str, parser: ToolParser) -> None:
-        super().__init__(call, parser)
+    def __init__(self, call: Call, model: str) -> None:
+        super().__init__(call)
         self._model = model
 
     def part(self, event: Event) -> str:
+        if isinstance(event, Reasoning):
+            return self._write(self.text("", event.text))
         return self._write(self.text(event.text)) if isinstance(event, Content) else ""
 
     def ended(self, output: RequestOutput) -> str:
         return self._write(self.text("") | _figures(output))
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
-        events = [*self._parser.push(output.outputs[0].text), *self._parser.end()]
-        return _line(self._model, self.gathered(events) | _figures(output))
+        return _line(self._model, self.gathered(self.call.parts(output.outputs[0].text)) | _figures(output))
 
     def gathered(self, events: list[Event]) -> dict[str, Any]:
-        return self.text("".join(event.text for event in events if isinstance(event, Content)))
+        content, thoughts, _ = chats.gather(events)
+        return self.text(content, thoughts)
 
-    def text(self, text: str) -> dict[str, Any]:
-        return {"response": text}
+    def text(self, text: str, thoughts: str = "") -> dict[str, Any]:
+        return {"response": text} | ({"thinking": thoughts} if thoughts else {})
 
     def fail(self, problem: ApiError) -> str:
         return f"{encode(ollama_body(problem))}\n"
@@ -242,8 +244,8 @@ class _TextLines(PartsWriter):
 class _ChatLines(_TextLines):
     """A call of a tool is told when it is whole."""
 
-    def __init__(self, call: Call, model: str, parser: ToolParser) -> None:
-        super().__init__(call, model, parser)
+    def __init__(self, call: Call, model: str) -> None:
+        super().__init__(call, model)
         self._name: str | None = None
         self._arguments = ""
 
@@ -261,12 +263,12 @@ class _ChatLines(_TextLines):
         return self._close() + super().ended(output)
 
     def gathered(self, events: list[Event]) -> dict[str, Any]:
-        content, calls = chats.gather(events)
+        content, thoughts, calls = chats.gather(events)
         return {"message": _message(content, [_call(call["function"]["name"], call["function"]["arguments"])
-                                              for call in calls])}
+                                              for call in calls], thoughts)}
 
-    def text(self, text: str) -> dict[str, Any]:
-        return {"message": _message(text)}
+    def text(self, text: str, thoughts: str = "") -> dict[str, Any]:
+        return {"message": _message(text, thoughts=thoughts)}
 
     def _close(self) -> str:
         if self._name is None:

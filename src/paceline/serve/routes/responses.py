@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
-from paceline.serve.chat import begin, call_id, new_parser
+from paceline.serve.chat import begin, call_id
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.responses_input import ResponsesBody, add_call, check, messages_of, translated
 from paceline.serve.routes.stored import Stored
-from paceline.serve.routes.translate import PartsWriter, parts, sse
+from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
-from paceline.serve.tool_calls import CallArguments, CallBegun, Content, Event, ToolParser
+from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
 Message = dict[str, Any]
@@ -45,11 +45,11 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
     call = await begin(request, chat, f"resp_{secrets.token_hex(24)}")
     told = _Telling(call, body, asked, before_size + len(await request.body()))
     if body.stream:
-        return EventStream(call, await call.open(), _ResponseWriter(call, new_parser(service, chat), told))
+        return EventStream(call, await call.open(), _ResponseWriter(call, told))
     output = (await unless_gone(request, call))[0]
 
     def make() -> dict[str, Any]:
-        told.hear(parts(call, chat, output.outputs[0].text))
+        told.hear(call.parts(output.outputs[0].text))
         told.end(output)
         return told.response | {"paceline": call.explanation([output])}
 
@@ -127,7 +127,8 @@ class _Telling:
         usage = self._call.usage([output])
         self.response |= {"status": status, "usage": {
             "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens": usage["completion_tokens"], "output_tokens_details": {
+                "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
             "total_tokens": usage["total_tokens"]}}
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
@@ -146,6 +147,13 @@ class _Telling:
             assert self._open is not None
             self._open["content"][0]["text"] += event.text
             return told + self._of_text("response.output_text.delta", delta=event.text, logprobs=[])
+        if isinstance(event, Reasoning):
+            told = "" if self._open is not None and self._open["type"] == "reasoning" else self._begin_item({
+                "id": f"rs_{secrets.token_hex(24)}", "type": "reasoning", "status": "in_progress", "summary": [],
+                "content": [{"type": "reasoning_text", "text": ""}]})
+            assert self._open is not None
+            self._open["content"][0]["text"] += event.text
+            return told + self._of_text("response.reasoning_text.delta", delta=event.text)
         if isinstance(event, CallBegun):
             return self._begin_item({"id": f"fc_{secrets.token_hex(24)}", "type": "function_call",
                                      "status": "in_progress", "call_id": call_id(), "name": event.name,
@@ -176,6 +184,8 @@ class _Telling:
             part = item["content"][0]
             told = self._of_text("response.output_text.done", text=part["text"], logprobs=[])
             told += self._of_text("response.content_part.done", part=part)
+        elif item["type"] == "reasoning":
+            told = self._of_text("response.reasoning_text.done", text=item["content"][0]["text"])
         else:
             told = self._of_item("response.function_call_arguments.done", name=item["name"],
                                  arguments=item["arguments"])
@@ -206,7 +216,7 @@ class _Telling:
         for item in self.response["output"]:
             if item["type"] == "message":
                 messages.append({"role": "assistant", "content": item["content"][0]["text"]})
-            else:
+            elif item["type"] == "function_call":
                 add_call(messages, {"id": item["call_id"], "type": "function", "function": {
                     "name": item["name"], "arguments": item["arguments"]}})
         self._call.service.responses.put(self._call.tenant.name, self._call.id,
@@ -214,8 +224,8 @@ class _Telling:
 
 
 class _ResponseWriter(PartsWriter):
-    def __init__(self, call: Call, parser: ToolParser, told: _Telling) -> None:
-        super().__init__(call, parser)
+    def __init__(self, call: Call, told: _Telling) -> None:
+        super().__init__(call)
         self._told = told
 
     def begin(self) -> str:

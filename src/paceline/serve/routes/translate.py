@@ -12,11 +12,10 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call
-from paceline.serve.chat import new_parser
 from paceline.serve.errors import ApiError, validation_error
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
 from paceline.serve.streaming import EVENTS, encode
-from paceline.serve.tool_calls import Event, ToolParser
+from paceline.serve.tool_formats.events import AnswerParser, Event
 
 Made = TypeVar("Made", bound=Sampling)
 
@@ -52,12 +51,6 @@ def _body(kind: type[Made], fields: Mapping[str, Any]) -> Made:
         raise validation_error(problem.errors()) from None
 
 
-def parts(call: Call, body: ChatBody, text: str) -> list[Event]:
-    """What a whole answer consists of, in its order."""
-    parser = new_parser(call.service, body)
-    return [*parser.push(text), *parser.end()]
-
-
 def joined_text(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """A text, or a list of parts that are texts, as one."""
     if isinstance(content, str):
@@ -81,9 +74,9 @@ class PartsWriter:
 
     media_type = EVENTS
 
-    def __init__(self, call: Call, parser: ToolParser) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
-        self._parser = parser
+        self._parser: AnswerParser = call.new_parser()
 
     def begin(self) -> str:
         return ""

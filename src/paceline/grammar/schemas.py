@@ -1,0 +1,181 @@
+"""JSON schemas as grammars can keep them: what is enforced, what is an annotation, what is refused.
+
+Keywords that say nothing a mask could keep are left out (lenient) or refused (strict); some that the library does not
+know are written in others that it does. What is left, and not known, the library refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.errors import GrammarError
+
+KNOWN_FORMATS = frozenset((
+    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+"""Others say what a text is for, and are annotations."""
+SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
+ANNOTATIONS = ("uniqueItems", "propertyNames")
+"""What a grammar cannot keep, and texts mostly keep by themselves: ignored, or refused where a schema is strict."""
+KEYWORDS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties",
+                     "items", "prefixItems", "additionalItems", "minItems", "maxItems", "minLength", "maxLength",
+                     "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf",
+                     "allOf", "$ref", "$defs", "definitions", "minProperties", "maxProperties"), ("enforced", "")),
+    "format": ("enforced", "those below; any other is an annotation"),
+    "oneOf": ("enforced", "where its branches are provably apart, else refused"),
+    "not": ("enforced", "of a type, of values beside `enum`, of required properties; else refused"),
+    "dependencies": ("enforced", "written as `anyOf`"),
+    "dependentRequired": ("enforced", "written as `anyOf`"),
+    "dependentSchemas": ("enforced", "written as `anyOf`"),
+    **dict.fromkeys(ANNOTATIONS, ("annotation", "refused where the schema is strict")),
+    **dict.fromkeys(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
+                     "$id", "$schema", "$anchor", "contentEncoding", "contentMediaType", "contentSchema",
+                     "discriminator"), ("annotation", "")),
+    **dict.fromkeys(("if", "then", "else", "contains", "minContains", "maxContains", "unevaluatedProperties",
+                     "unevaluatedItems", "$dynamicRef"), ("refused", "")),
+}
+"""(what becomes of it, when); docs/structured-output.md has them as a table. Keywords that nobody knows are ignored."""
+
+_ONE = ("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_TYPES = ("null", "boolean", "object", "array", "number", "string")
+DEEPEST = 64
+"""Levels of indentation that are allowed for where a schema has no end of its own."""
+INDENT = 16
+"""Blanks at the beginning of a line that are always allowed."""
+
+
+def prepared(schema: Any, strict: bool = False) -> Any:
+    """`schema` in the words that grammars are made of. Raises a GrammarError for what is none."""
+    try:
+        return _prepared(schema, strict)
+    except (TypeError, AttributeError, RecursionError) as problem:
+        raise GrammarError(f"json_schema cannot be read ({problem}); correct it.", "json_schema") from None
+
+
+def _prepared(schema: Any, strict: bool) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for name in ANNOTATIONS:
+        if name in found and (not strict or found[name] is False or found[name] == {}):
+            del found[name]
+        elif name in found:
+            raise GrammarError(f"json_schema cannot be used: {name} cannot be enforced, and it is strict. Leave {name} "
+                               "out, or strict.", "json_schema")
+    if isinstance(kind := found.get("format"), str):
+        found["format"] = SAME_FORMATS.get(kind, kind)
+        if found["format"] not in KNOWN_FORMATS:
+            del found["format"]
+    found = _each(found, lambda inner: _prepared(inner, strict))
+    return _without_not(_without_dependencies(found))
+
+
+def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """`change` for every schema directly inside."""
+    for name in _ONE:
+        if isinstance(schema.get(name), Mapping):
+            schema[name] = change(schema[name])
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            schema[name] = [change(inner) for inner in schema[name]]
+    for name in _MAPS:
+        if isinstance(schema.get(name), Mapping):
+            schema[name] = {key: change(inner) for key, inner in schema[name].items()}
+    return schema
+
+
+def _without_dependencies(schema: dict[str, Any]) -> dict[str, Any]:
+    """A property is not there, or what depends on it holds."""
+    depends: list[tuple[str, Any]] = []
+    for name in ("dependencies", "dependentRequired", "dependentSchemas"):
+        if isinstance(schema.get(name), Mapping):
+            depends += schema.pop(name).items()
+    if not depends:
+        return schema
+    either = [{"anyOf": [{"properties": {key: False}}, {"required": list(needs)} if isinstance(needs, list) else needs]}
+              for key, needs in depends]
+    schema["allOf"] = [*schema.get("allOf", ()), *either]
+    return schema
+
+
+def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
+    """What is excluded, as what is left; where that cannot be said, `not` stays and is refused."""
+    excluded = schema.get("not")
+    if not isinstance(excluded, Mapping) or len(excluded) != 1:
+        return schema
+    [(name, value)] = excluded.items()
+    left = {key: inner for key, inner in schema.items() if key != "not"}
+    if name == "type" and "integer" not in (gone := [value] if isinstance(value, str) else list(value)):
+        own = schema.get("type", list(_TYPES))
+        own = [own] if isinstance(own, str) else own
+        return left | {"type": [one for one in own if one not in gone and not (one == "integer" and "number" in gone)]}
+    if name in ("const", "enum") and isinstance(schema.get("enum"), list):
+        unwanted = [value] if name == "const" else value
+        return left | {"enum": [one for one in schema["enum"] if not any(_same(one, other) for other in unwanted)]}
+    if name == "required" and isinstance(value, list) and value:
+        without = {"type": "object", "anyOf": [{"properties": {key: False}} for key in value]}
+        return left | {"allOf": [*schema.get("allOf", ()), without]}
+    return schema
+
+
+def _same(one: Any, other: Any) -> bool:
+    """JSON's own sense: 1 is 1.0, and true is not 1."""
+    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+
+
+def whitespace(schema: Any) -> str:
+    """What may come between the parts of a JSON text: nothing, a space, or a new line with an indent, of four blanks
+    for each level that texts of this schema have. Bounded: a model that may write blanks for ever sometimes does."""
+    try:
+        deepest = _Levels(schema).of(schema, DEEPEST)
+    except (AttributeError, TypeError):  # it is no schema, and will be refused
+        deepest = DEEPEST
+    return rf"\x20?|\x0A\x20{{0,{max(INDENT, 4 * deepest)}}}"
+
+
+class _Levels:
+    """How deep texts can be nested."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, schema: Any, most: int) -> int:
+        """Of a schema within the root, up to `most`."""
+        if schema is False or most <= 0:
+            return 0
+        if not isinstance(schema, Mapping):
+            return most
+        known = self._known.get((id(schema), most))
+        if known is None:
+            known = self._known[id(schema), most] = min(most, self._found(schema, most))
+        return known
+
+    def _found(self, schema: Mapping[str, Any], most: int) -> int:
+        if "enum" in schema or "const" in schema:
+            return max((_nested(one) for one in schema.get("enum", [schema.get("const")])), default=0)
+        if "$ref" in schema:
+            target: Any = self._root
+            for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
+                target = target.get(part) if isinstance(target, Mapping) else None
+            return most if target is None else self.of(target, most - 1) + 1
+        if "type" not in schema:
+            branches = [inner for name in ("anyOf", "oneOf", "allOf") for inner in schema.get(name, ())]
+            return max((self.of(inner, most) for inner in branches), default=most)
+        kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        inside: list[Any] = [] if "object" not in kinds else [
+            *schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values(),
+            schema.get("additionalProperties", True)]
+        if "array" in kinds:
+            items = schema.get("items", True)
+            inside += [*(items if isinstance(items, list) else [items]), *schema.get("prefixItems", ())]
+        return 1 + max(self.of(inner, most - 1) for inner in inside) if inside else 0
+
+
+def _nested(value: Any) -> int:
+    if not isinstance(value, Mapping | list):
+        return 0
+    return 1 + max((_nested(inner) for inner in (value.values() if isinstance(value, Mapping) else value)), default=0)

@@ -1,0 +1,151 @@
+"""Every keyword of JSON Schema: what the page says becomes of it is what becomes of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from paceline.errors import GrammarError
+from paceline.grammar.library import Library
+from paceline.grammar.schemas import KEYWORDS, KNOWN_FORMATS
+from paceline.grammar.structure import structure_of
+from paceline.grammar.vocabulary import Vocabulary
+from paceline.request import SamplingParams
+
+PAGE = Path(__file__).parents[2] / "docs" / "structured-output.md"
+TWO = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+       "additionalProperties": False}
+WHOLE = {"type": "integer"}
+OBJECT = {"type": "object"}
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "type": ({"type": "string"}, "a", 1), "enum": ({"enum": [1, 2]}, 1, 3), "const": ({"const": 1}, 1, 2),
+    "properties": (TWO, {"a": 1}, {"a": "x"}), "required": (TWO | {"required": ["a"]}, {"a": 1}, {"b": 1}),
+    "additionalProperties": (TWO, {}, {"c": 1}),
+    "patternProperties": (OBJECT | {"patternProperties": {"^x": WHOLE}}, {"x": 1}, {"x": ""}),
+    "items": ({"type": "array", "items": WHOLE}, [1], ["a"]),
+    "prefixItems": ({"type": "array", "prefixItems": [WHOLE]}, [1], ["a"]),
+    "additionalItems": ({"type": "array", "items": [WHOLE], "additionalItems": False}, [1], [1, 2]),
+    "minItems": ({"type": "array", "minItems": 1}, [1], []),
+    "maxItems": ({"type": "array", "maxItems": 1}, [1], [1, 2]),
+    "minLength": ({"type": "string", "minLength": 2}, "ab", "a"),
+    "maxLength": ({"type": "string", "maxLength": 2}, "ab", "abc"),
+    "pattern": ({"type": "string", "pattern": "^a+$"}, "aa", "ab"),
+    "minimum": (WHOLE | {"minimum": 3}, 3, 2), "maximum": (WHOLE | {"maximum": 3}, 3, 4),
+    "exclusiveMinimum": (WHOLE | {"exclusiveMinimum": 3}, 4, 3),
+    "exclusiveMaximum": (WHOLE | {"exclusiveMaximum": 3}, 2, 3), "multipleOf": (WHOLE | {"multipleOf": 3}, 6, 7),
+    "anyOf": ({"anyOf": [WHOLE, {"type": "null"}]}, None, "a"),
+    "allOf": ({"allOf": [WHOLE, {"minimum": 3}]}, 3, 2), "$ref": ({"$ref": "#/$defs/x", "$defs": {"x": WHOLE}}, 1, "a"),
+    "$defs": ({"$ref": "#/$defs/x", "$defs": {"x": WHOLE}}, 1, "a"),
+    "definitions": ({"$ref": "#/definitions/x", "definitions": {"x": WHOLE}}, 1, "a"),
+    "minProperties": (OBJECT | {"minProperties": 1}, {"x": 1}, {}),
+    "maxProperties": (OBJECT | {"maxProperties": 1}, {"x": 1}, {"x": 1, "y": 1}),
+    "format": ({"type": "string", "format": "date"}, "2026-01-01", "today"),
+    "oneOf": ({"oneOf": [WHOLE, {"type": "string"}]}, 1, None),
+    "not": ({"not": {"type": "string"}}, 1, "a"),
+    "dependencies": (TWO | {"dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+    "dependentRequired": (TWO | {"dependentRequired": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+    "dependentSchemas": (TWO | {"dependentSchemas": {"a": {"properties": {"b": {"minimum": 5}}, "required": ["b"]}}},
+                         {"a": 1, "b": 5}, {"a": 1, "b": 4}),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, [1], [1, 1]),
+    "propertyNames": (OBJECT | {"propertyNames": {"pattern": "^a"}}, {"a": 1}, {"b": 1}),
+    "$schema": ({"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "string"}, "a", None),
+    "if": ({"if": WHOLE, "then": {"minimum": 3}}, 3, 2), "then": ({"if": WHOLE, "then": {"minimum": 3}}, 3, 2),
+    "else": ({"if": WHOLE, "else": {"minLength": 3}}, 3, "a"),
+    "contains": ({"type": "array", "contains": WHOLE}, [1], []),
+    "minContains": ({"type": "array", "contains": WHOLE, "minContains": 2}, [1, 1], [1]),
+    "maxContains": ({"type": "array", "contains": WHOLE, "maxContains": 1}, [1], [1, 1]),
+    "unevaluatedProperties": (OBJECT | {"unevaluatedProperties": False}, {}, {"a": 1}),
+    "unevaluatedItems": ({"type": "array", "unevaluatedItems": False}, [], [1]),
+    "$dynamicRef": ({"$dynamicRef": "#a"}, 1, 2),
+}
+"""A schema, a value that fits it and one that does not."""
+
+
+@functools.cache
+def library() -> Library:
+    return Library(Vocabulary([bytes([n]) for n in range(256)], lambda text: list(text.encode())))
+
+
+def allows(schema: Any, value: Any, strict: bool = False, **written: Any) -> bool:
+    structure = structure_of(SamplingParams(json_schema=schema, strict_schema=strict))
+    assert structure is not None
+    matcher = library().compile(structure)
+    tokens = list(json.dumps(value, **written).encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_what_is_said_of_a_keyword_is_so(keyword: str) -> None:
+    becomes, when = KEYWORDS[keyword]
+    schema, fits, breaks = CASES.get(keyword) or ({keyword: "a", "type": "string"}, "a", None)
+    if becomes == "refused":
+        with pytest.raises(GrammarError, match="cannot be used"):
+            allows(schema, fits)
+        return
+    assert allows(schema, fits)
+    if breaks is not None:
+        assert allows(schema, breaks) is (becomes == "annotation")
+    if "strict" in when:
+        with pytest.raises(GrammarError, match=f"{keyword} cannot be enforced"):
+            allows({"type": "array", "items": schema}, [fits], strict=True)
+
+
+def test_the_page_has_every_keyword() -> None:
+    rows = re.findall(r"^\| (`.*`) \| (enforced|annotation|refused) \|(.*)\|$", PAGE.read_text(), re.M)
+    told = {name: (becomes, when.strip()) for names, becomes, when in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert told == KEYWORDS
+    assert all(f"`{name}`" in PAGE.read_text() for name in KNOWN_FORMATS)
+
+
+@pytest.mark.parametrize(("schema", "fits", "breaks"), [
+    ({"enum": [1, 2, True], "not": {"const": 1}}, True, 1), ({"enum": [1, 2], "not": {"enum": [1]}}, 2, 1),
+    (TWO | {"not": {"required": ["a"]}}, {"b": 1}, {"a": 1}),
+    (TWO | {"not": {"required": ["a", "b"]}}, {"b": 1}, {"a": 1, "b": 1}),
+    ({"type": ["integer", "null"], "not": {"type": "null"}}, 1, None),
+    (TWO | {"dependencies": {"a": {"required": ["b"]}}, "dependentRequired": {"b": ["a"]}}, {"a": 1, "b": 2}, {"b": 1}),
+    ({"type": "array", "items": {"not": {"type": ["string", "null"]}}}, [1, {}], ["a"]),
+])
+def test_what_is_written_in_other_keywords_is_kept(schema: Any, fits: Any, breaks: Any) -> None:
+    assert allows(schema, fits) and not allows(schema, breaks)
+
+
+def test_a_keywords_name_may_be_a_propertys() -> None:
+    schema = {"type": "object", "properties": {"not": {"type": "string"}, "uniqueItems": WHOLE, "format": WHOLE},
+              "required": ["not", "uniqueItems", "format"], "additionalProperties": False}
+    assert allows(schema, {"not": "a", "uniqueItems": 1, "format": 2})
+    assert allows({"const": {"format": "x", "uniqueItems": True}}, {"format": "x", "uniqueItems": True})
+
+
+class Person(pydantic.BaseModel):
+    tags: set[str]
+    home: Path
+    secret: pydantic.SecretStr
+    id: pydantic.UUID4
+
+
+def test_what_pydantic_writes_can_be_used() -> None:
+    value = {"tags": ["a"], "home": "/home/ada", "secret": "x", "id": str(uuid.UUID(int=5, version=4))}
+    assert allows(Person.model_json_schema(), value)
+    assert not allows(Person.model_json_schema(), value | {"id": "5"})
+    Person.model_validate(value)
+
+
+def test_indents_of_four_are_allowed_to_any_depth() -> None:
+    value: Any = 1
+    for _ in range(30):
+        value = {"a": [value]}
+    nested = {"type": "array", "items": {"anyOf": [{"$ref": "#"}, WHOLE]}}
+    deep: Any = WHOLE
+    lists: Any = 1
+    for _ in range(12):
+        deep, lists = {"type": "array", "items": deep}, [lists]
+    for schema, wanted in ((OBJECT, value), (nested, lists), (deep, lists)):
+        assert allows(schema, wanted, indent=4) and allows(schema, wanted, indent=2)
+    assert not allows(deep, lists, indent=40), "blanks are bounded"
