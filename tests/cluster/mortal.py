@@ -21,6 +21,8 @@ from paceline.request import RequestOutput, TokenLogprob
 NEVER = 1 << 30
 UNBORN = -1
 """Dies before it has admitted the order."""
+SILENT = -2
+"""Admits the order and dies before it says anything."""
 
 
 class Mortal:

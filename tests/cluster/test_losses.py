@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.mortal import UNBORN, Crew, Doomed, Heard, Mortal, check_nothing_runs, follow, hear, mortal
+from cluster.mortal import SILENT, UNBORN, Crew, Doomed, Heard, Mortal, check_nothing_runs, follow, hear, mortal
 from cluster.test_moving import GREEDY, SAMPLED, order_of
 from grammar.structured import token
 from paceline.cluster import moving
@@ -83,7 +83,7 @@ def test_workers_that_all_die(workers: list[Mortal], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(moving, "PAUSE_S", 0.001)
     monkeypatch.setattr(moving, "LONGEST_PAUSE_S", 0.001)
     with pytest.raises(NoWorkerError, match="24 workers were lost one after the other"):
-        follow(order_of(GREEDY), workers, [3, *[UNBORN, 0] * 14])
+        follow(order_of(GREEDY), workers, [3, *[UNBORN, SILENT] * 14])
     monkeypatch.setattr(moving, "PATIENCE_S", 0.05)
     with pytest.raises(NoWorkerError, match="workers were lost one after the other"):
         follow(order_of(GREEDY), workers, [UNBORN] * 500)

@@ -104,7 +104,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, hub: StandIn) -> Any:
                                                               highlight=False, width=200))
         monkeypatch.setattr(chat, "load_llm", lambda *given, **more: [
             thread.join() for thread in threading.enumerate() if thread.name == "paceline-suggestion"])
-        monkeypatch.setattr(chat, "interact", lambda conversation: None)
+        monkeypatch.setattr(chat, "interact", lambda *given: None)
         stdin = io.StringIO("hello\n")
         stdin.isatty = lambda: terminal  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdin", stdin)
