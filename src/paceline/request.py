@@ -63,6 +63,10 @@ class SamplingParams:
     """The text ends before the first of these texts."""
     stop_token_ids: tuple[int, ...] = ()
     """The text ends at the first of these tokens."""
+    include_stop_str_in_output: bool = False
+    """The stop string, or the text of the stop token, that ended a text is part of it."""
+    skip_special_tokens: bool = True
+    """Special tokens that the model writes are left out of the text."""
     ignore_eos: bool = False
     """Go on past the model's own end."""
     seed: int | None = None
@@ -220,8 +224,9 @@ def _validate(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
         if not _is_number(bias) or math.isnan(bias):
             raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
-    if not isinstance(p.parse_special, bool):
-        raise RequestError(f"parse_special must be True or False, got {p.parse_special!r}.", "parse_special")
+    for name in ("parse_special", "include_stop_str_in_output", "skip_special_tokens"):
+        if not isinstance(getattr(p, name), bool):
+            raise RequestError(f"{name} must be True or False, got {getattr(p, name)!r}.", name)
     if not isinstance(p.cache_salt, str):
         raise RequestError(f"cache_salt must be a text, got {p.cache_salt!r}.", "cache_salt")
     if p.on_empty_support not in ("error", "stop", "unmasked"):
@@ -386,7 +391,7 @@ class Completion:
     index: int
     """Which of the n."""
     text: str = ""
-    """What was written, without the stop string that ended it."""
+    """What was written, without the stop string that ended it unless that was asked for."""
     token_ids: list[int] = field(default_factory=list)
     """Of the output alone."""
     finish_reason: str | None = None

@@ -224,7 +224,7 @@ class Engine:
             bad_words = tokenise_bad_words(params.bad_words, self._spell) if params.bad_words else []
         state = SampleState(params, ids, 0, self._vocab, self.eos_ids, bad_words)
         stops = StopCriteria.of(params, self.eos_ids) if like is None else like.stops
-        begun = begun_samples(params, state, stops, past, lambda: self._text_stream(ids))
+        begun = begun_samples(params, state, stops, past, lambda: self._text_stream(ids, params))
         return Prepared(prompt if isinstance(prompt, str) else None, ids, params, state, stops, structure, bad_words,
                         past, begun)
 
@@ -310,7 +310,7 @@ class Engine:
         params = request.params
         for seq in sequences:
             seq.wait_for_commit = params.searches
-            start(seq, prepared, lambda: self._text_stream(request.prompt))
+            start(seq, prepared, lambda: self._text_stream(request.prompt, params))
             if seq.status is not Status.FINISHED:
                 place(seq, self.executor.make_room, drafts, lookup)
         record = Record(request, [seq.emitter for seq in sequences],
@@ -428,7 +428,8 @@ class Engine:
                max_prompt_len: int | None = None, **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to continue. Special tokens written in messages are
         text; with `parse_special` they are special tokens. One that cannot have as few as `max_prompt_len` tokens is
-        refused before it is tokenised. In any thread."""
+        refused before it is tokenised. `continue_final_message=True`: the prompt ends with the last message, which the
+        model goes on with. In any thread."""
         if self.chat is None or self.tokenizer is None:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")
@@ -445,8 +446,8 @@ class Engine:
                                "speculation")
         return speculations.build(parsed, self._draft_context)
 
-    def _text_stream(self, prompt: list[int]) -> Any:
-        return None if self.tokenizer is None else self.tokenizer.detokenizer(after=prompt)
+    def _text_stream(self, prompt: list[int], params: SamplingParams) -> Any:
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(params.skip_special_tokens, prompt)
 
     def _new_trace(self, request: Request) -> Trace | None:
         if not request.params.trace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,16 +11,18 @@ from starlette.responses import Response
 from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
-from paceline.serve.conversation import render_arguments, used_tools
+from paceline.serve.conversation import must_call, named_tool, rendered, used_tools
+from paceline.serve.endings import ended
+from paceline.serve.errors import asked_in
 from paceline.serve.keys import caller_of
-from paceline.serve.params import chat_params, speculation
+from paceline.serve.params import chat_names, chat_params, check_streamed, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
-from paceline.serve.schema import ChatBody, NamedTool
+from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import ChunkWriter, EventStream
-from paceline.serve.tokens import Provenances, chat_logprobs
+from paceline.serve.tokens import Provenances, chat_logprobs, prompt_logprobs
+from paceline.serve.told_calls import ToldCalls, call_id
 from paceline.serve.tool_calls import (
     PARSERS,
-    CallArguments,
     CallBegun,
     Content,
     Event,
@@ -45,7 +46,8 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     output = (await unless_gone(request, call))[0]
     return await answer(request, [output], lambda: call.envelope() | {
         "choices": [_choice(call, body, output, completion) for completion in output.outputs],
-        "usage": call.usage([output]), "paceline": call.explanation([output])})
+        "usage": call.usage([output]), "paceline": call.explanation([output])}
+        | prompt_logprobs(output, body.prompt_logprobs, call.service.names))
 
 
 async def begin(request: Request, body: ChatBody, name: str) -> Call:
@@ -56,14 +58,17 @@ async def begin(request: Request, body: ChatBody, name: str) -> Call:
     engine = service.llm.engine
 
     def ask() -> Call:
-        params = chat_params(body, service.options, forced_structure(body))
-        wish = speculation(body, service.options, engine.speculation)
-        service.options.check(params, 1)
-        prompt = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(body, engine.chat))
-        return Call(service, name, "chat.completion", [engine.prepare(prompt, params)],
-                    params, wish, caller_of(request).tenant, adapter,
+        check_streamed(body)
+        names = chat_names(body)
+        with asked_in(names):
+            params = chat_params(body, service.options, forced_structure(body))
+            wish = speculation(body, service.options, engine)
+            service.options.check(params, 1)
+            prompt = engine.prepare(rendered(engine, body, service.options.trust_request_chat_template), params)
+        return Call(service, name, "chat.completion", [prompt], params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                    provenance=bool(body.provenance), request_id=request.state.request_id, headers=request.headers)
+                    provenance=bool(body.provenance), request_id=request.state.request_id, headers=request.headers,
+                    names=names)
 
     return await beside(request, ask)
 
@@ -71,9 +76,9 @@ async def begin(request: Request, body: ChatBody, name: str) -> Call:
 def forced_structure(body: ChatBody) -> dict[str, Any]:
     """The form that tool_choice demands of the text: a named function's arguments, or a list of calls."""
     tools = used_tools(body)
-    if isinstance(body.tool_choice, NamedTool):
+    if named_tool(body) is not None:
         return {"json_schema": tools[0].function.parameters or {"type": "object"}}
-    if body.tool_choice != "required":
+    if not must_call(body):
         return {}
     calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
               "properties": {"name": {"const": tool.function.name},
@@ -96,11 +101,11 @@ def new_parser(service: Service, body: ChatBody) -> ToolParser:
     """For one answer."""
     if not used_tools(body):
         return PlainText()
-    if isinstance(body.tool_choice, NamedTool):
-        return NamedParser(body.tool_choice.function.name)
+    if (named := named_tool(body)) is not None:
+        return NamedParser(named)
     names = {tool.function.name for tool in used_tools(body)}
     most = 1 if body.parallel_tool_calls is False else None
-    if body.tool_choice == "required":
+    if must_call(body):
         return ForcedParser(names, most)
     chosen = service.options.tool_parser
     if chosen == "auto":
@@ -109,21 +114,16 @@ def new_parser(service: Service, body: ChatBody) -> ToolParser:
     return PARSERS[chosen](names, most)
 
 
-def call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
 def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
     parser = new_parser(call.service, body)
     content, calls = gather([*parser.push(completion.text), *parser.end()])
+    told = ToldCalls(body)
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
-                               "refusal": None}
-    if calls:
-        message["tool_calls"] = calls
+                               "refusal": None} | told.message(calls)
     choice: dict[str, Any] = {
         "index": completion.index, "message": message,
-        "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
-        "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
+        "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names)}
+    choice |= ended(completion.finish_reason, completion.stop_reason, told.ending)
     if completion.score is not None:
         choice["score"] = completion.score
     if call.provenance:
@@ -147,10 +147,6 @@ def gather(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
     return "".join(content), calls
 
 
-def _reason(reason: str | None, called: bool) -> str | None:
-    return "tool_calls" if called and reason == "stop" else reason
-
-
 class _ChatStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
@@ -159,7 +155,7 @@ class _ChatStream:
         self._body = body
         self._parsers: dict[int, ToolParser] = {}
         self._tellers: dict[int, Provenances] = {}
-        self._called: set[int] = set()
+        self._told: dict[int, ToldCalls] = {}
 
     def __call__(self, place: int, delta: SampleDelta) -> list[dict[str, Any]]:
         index, call = delta.index, self._call
@@ -167,11 +163,15 @@ class _ChatStream:
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = new_parser(call.service, self._body)
+            self._told[index] = ToldCalls(self._body)
             deltas.append({"role": "assistant", "content": "", "refusal": None})
-        events = list(parser.push(delta.text))
+        events, told = list(parser.push(delta.text)), self._told[index]
         if delta.finish_reason is not None:
             events += parser.end()
-        deltas += [self._delta(index, event) for event in events]
+        said = [one for event in events for one in told.deltas(event)]
+        if delta.finish_reason is not None:
+            said += told.end()
+        deltas += said
         extra: dict[str, Any] = {}
         if delta.logprobs:
             extra["logprobs"] = chat_logprobs(delta.logprobs, call.service.names)
@@ -181,22 +181,13 @@ class _ChatStream:
                 teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names,
                                                              call.prompts[place].ids)
             extra["tokens"] = teller.of_delta(delta, call.drafted)
-        if extra and not events:
+        if extra and not said:
             deltas.append({})
         choices: list[dict[str, Any]] = [
             {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
         if choices:
             choices[-1] |= extra
         if delta.finish_reason is not None:
-            choices.append({"index": index, "delta": {}, "logprobs": None, "stop_reason": delta.stop_reason,
-                            "finish_reason": _reason(delta.finish_reason, index in self._called)})
+            choices.append({"index": index, "delta": {}, "logprobs": None,
+                            **ended(delta.finish_reason, delta.stop_reason, told.ending)})
         return choices
-
-    def _delta(self, index: int, event: Event) -> dict[str, Any]:
-        if isinstance(event, Content):
-            return {"content": event.text}
-        if isinstance(event, CallArguments):
-            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-        self._called.add(index)
-        return {"tool_calls": [{"index": event.index, "id": call_id(), "type": "function",
-                                "function": {"name": event.name, "arguments": ""}}]}

@@ -19,6 +19,7 @@ from paceline.speculation.drafters import (
     merge,
     ngram,
     precision,
+    prediction,
     rest,
     scripted,
     skip,
@@ -46,6 +47,7 @@ BUILDERS: Mapping[str, Callable[[str, Options, DraftContext], Drafter]] = {
     "exit": exit.build,
     "precision": precision.build,
     "cascade": cascade.build,
+    "prediction": prediction.build,
     **dict.fromkeys(HEADS, head.build),
     "oracle": scripted.build,
     "wrong": scripted.build,
@@ -55,6 +57,8 @@ that requests share (kept in context.shared), so that they are drafted together.
 
 SCRIPTED = ("oracle", "wrong")
 """Methods that prove something and therefore do what they are told unless asked to adapt."""
+TOLD = (*SCRIPTED, "prediction")
+"""Methods that draft what the caller gives them: without that there is nothing to try."""
 
 
 @dataclass(frozen=True, slots=True)

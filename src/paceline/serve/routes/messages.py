@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, unless_gone
 from paceline.serve.chat import begin, new_parser
-from paceline.serve.conversation import render_arguments
+from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.messages_input import CountBody, MessagesBody, translated
@@ -48,13 +48,8 @@ async def count_tokens(request: Request, body: CountBody) -> Response:
     """How many tokens a conversation is, as the model would see it."""
     service = service_of(request)
     service.adapter(body.model)
-    engine = service.llm.engine
-
-    def count() -> int:
-        arguments = render_arguments(translated(body), engine.chat)
-        return len(engine.render(max_prompt_len=engine.config.max_model_len, **arguments))
-
-    return JSONResponse({"input_tokens": await beside(request, count)})
+    counted = await beside(request, lambda: len(rendered(service.llm.engine, translated(body))))
+    return JSONResponse({"input_tokens": counted})
 
 
 def _envelope(call: Call) -> dict[str, Any]:

@@ -11,7 +11,7 @@ export class Race {
     const wish = controls.speculation();
     this.wish = wish === null || wish === undefined ? about.speculation ?? "auto" : wish;
     this.method = controls.values.method && controls.values.method !== "off" ? controls.values.method : typeof this.wish === "string" ? this.wish : this.wish.method;
-    this.lanes = [this.lane("off", "Speculation off", null), this.lane("on", `Speculation on: ${this.method}`, this.wish)];
+    this.lanes = [this.lane("off", "Speculation off", "none"), this.lane("on", `Speculation on: ${this.method}`, this.wish)];
     this.verdict = h("p", { class: "verdict", role: "status", "aria-live": "polite" });
     this.stopped = false;
     this.element = h("div", { class: "race" },
