@@ -28,11 +28,13 @@ class RequestError(PacelineError, ValueError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt does not fit the context. `length`: how long it is, in words."""
+    """The prompt does not fit the context."""
 
-    def __init__(self, context: int, length: str, param: str = "prompt") -> None:
-        super().__init__(f"This model's maximum context length is {context} tokens. However, your {param} resulted in "
-                         f"{length}: please reduce the length of the {param}, or raise max_model_len.", param)
+    @classmethod
+    def of(cls, context: int, length: str, param: str = "prompt") -> ContextLengthError:
+        """In the words that clients know. `length`: how long it is."""
+        return cls(f"This model's maximum context length is {context} tokens. However, your {param} resulted in "
+                   f"{length}: please reduce the length of the {param}, or raise max_model_len.", param)
 
 
 class QueueFullError(RequestError):

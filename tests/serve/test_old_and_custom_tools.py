@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from calling import ANSWER, ARGUMENTS, TIME, TOKENIZER, WEATHER, calling_engine
@@ -117,7 +116,7 @@ def test_a_custom_tool_can_be_demanded_and_its_grammar_is_refused() -> None:
     text = {"type": "custom", "custom": {"name": "shell", "format": {"type": "text"}}}
     assert used_tools(asking(tools=[text]))[0].function.name == "shell"
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}
-    with pytest.raises(RequestError, match=r"tools\[1\].custom.format asks for a grammar, which is not supported") as no:
+    with pytest.raises(RequestError, match=r"tools\[1\].custom.format asks for a grammar, which is not") as no:
         used_tools(asking(tools=[TIME, {"type": "custom", "custom": {"name": "shell", "format": grammar}}]))
     assert no.value.param == "tools"
 

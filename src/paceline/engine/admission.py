@@ -141,6 +141,6 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
                                    f"{vocab_size - 1}.", "prompt")
     longest = max_model_len if params.max_tokens == 0 else max_model_len - 1
     if len(ids) > longest:
-        raise ContextLengthError(max_model_len, f"{len(ids)} tokens, {len(ids) - longest} too many" + (
+        raise ContextLengthError.of(max_model_len, f"{len(ids)} tokens, {len(ids) - longest} too many" + (
             "" if longest == max_model_len else " beside one for the answer"))
     return ids

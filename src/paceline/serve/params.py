@@ -8,6 +8,7 @@ from typing import Any
 from paceline.errors import RequestError
 from paceline.request import SamplingParams
 from paceline.serve.containers import read_json
+from paceline.serve.conversation import must_call, named_tool
 from paceline.serve.limits import ClientLimits
 from paceline.serve.llm import ServedModel
 from paceline.serve.schema import ChatBody, CompletionBody, Prediction, Sampling
@@ -37,7 +38,8 @@ def chat_names(body: ChatBody) -> Names:
     names = {"beam_width": "use_beam_search", "prompt": "messages", "logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    return names | (_structure_names(body) or {"json_schema": "tools"})
+    called = named_tool(body) is not None or must_call(body)
+    return names | _structure_names(body) | ({"json_schema": "tools"} if called else {})
 
 
 def check_streamed(body: Sampling) -> None:
