@@ -17,7 +17,7 @@ from paceline.serve.answers import Answers
 from paceline.serve.conversation import prepare, used_tools
 from paceline.serve.schema import ChatBody, Message
 from paceline.serve.told_calls import ToldCalls
-from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content
+from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Reasoning
 
 MESSAGES: Any = [{"role": "user", "content": "Well?"}]
 SHELL: Any = {"type": "custom", "custom": {"name": "shell", "description": "Runs a line."}}
@@ -128,6 +128,7 @@ def test_a_custom_tool_can_be_demanded_and_its_grammar_is_refused() -> None:
 
 def test_calls_of_both_kinds_are_told_in_one_answer() -> None:
     told = ToldCalls(asking(tools=[SHELL, TIME]))
+    assert told.deltas(Reasoning("Hm.")) == [{"reasoning_content": "Hm."}] and told.ending is None
     spoken = [CallBegun(0, "shell"), CallArguments(0, '{"input": "l'), CallArguments(0, 's"}'), Content("And"),
               CallBegun(1, "get_time"), CallArguments(1, "{}")]
     deltas = [delta for event in spoken for delta in told.deltas(event)] + told.end()
