@@ -393,7 +393,7 @@ def http() -> str:
     parts = ["## HTTP", table(["endpoint", "methods", "what it answers"],
                               [[code(path), " ".join(methods), words] for path, (methods, words) in routes.items()]),
              "Fields of bodies. They mean what the [sampling parameter](#sampling-parameters) of that name means, or "
-             "what [serving](serving.md) says. Unknown fields are refused."]
+             "what [serving](serving.md#fields) says. A null is the default; unknown fields are refused."]
     for title, body in bodies.items():
         common = schema.Sampling.model_fields if schema.Sampling in body.__mro__[1:] else {}
         names = [field.alias or name for name, field in body.model_fields.items() if name not in common]

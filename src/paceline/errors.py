@@ -27,6 +27,16 @@ class RequestError(PacelineError, ValueError):
         self.param = param
 
 
+class ContextLengthError(RequestError):
+    """The prompt does not fit the context."""
+
+    @classmethod
+    def of(cls, context: int, length: str, param: str = "prompt") -> ContextLengthError:
+        """In the words that clients know. `length`: how long it is."""
+        return cls(f"This model's maximum context length is {context} tokens. However, your {param} resulted in "
+                   f"{length}: please reduce the length of the {param}, or raise max_model_len.", param)
+
+
 class QueueFullError(RequestError):
     """The waiting queue is at its limit; try again later. `retry_after_s`: when there may be room, by the rate at which
     places became free of late; None: nothing is known of it."""

@@ -63,6 +63,8 @@ class SamplingParams:
     """The text ends before the first of these texts."""
     stop_token_ids: tuple[int, ...] = ()
     """The text ends at the first of these tokens."""
+    include_stop_str_in_output: bool = False
+    """The stop string, or the text of the stop token, that ended a text is part of it."""
     ignore_eos: bool = False
     """Go on past the model's own end."""
     seed: int | None = None
@@ -230,7 +232,7 @@ def _validate(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias keys are token ids (whole numbers from 0), got {token!r}.", "logit_bias")
         if not _is_number(bias) or math.isnan(bias):
             raise RequestError(f"logit_bias for token {token} must be a number, got {bias!r}.", "logit_bias")
-    for name in ("parse_special", "skip_special_tokens", "strict_schema"):
+    for name in ("parse_special", "include_stop_str_in_output", "skip_special_tokens", "strict_schema"):
         if not isinstance(getattr(p, name), bool):
             raise RequestError(f"{name} must be True or False, got {getattr(p, name)!r}.", name)
     if not isinstance(p.cache_salt, str):
@@ -403,7 +405,7 @@ class Completion:
     index: int
     """Which of the n."""
     text: str = ""
-    """What was written, without the stop string that ended it."""
+    """What was written, without the stop string that ended it unless that was asked for."""
     token_ids: list[int] = field(default_factory=list)
     """Of the output alone."""
     finish_reason: str | None = None

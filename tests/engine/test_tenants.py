@@ -28,7 +28,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "specinfer": {"drafters": ["suffix", "ngram"]}, "merge": {"drafters": ["suffix", "lookahead"]},
     "draft": {"model": "own"}, "skip": {"skip": [1]}, "exit": {"layers": 2}, "precision": {},
     "cascade": {"drafter": "suffix", "by": "skip"}, **{kind: {} for kind in HEADS},
-    "oracle": {"tokens": [1, 2, 3]}, "wrong": {"tokens": [1, 2, 3]},
+    "prediction": {"tokens": [1, 2, 3]}, "oracle": {"tokens": [1, 2, 3]}, "wrong": {"tokens": [1, 2, 3]},
 }
 REMEMBERING = {"auto", "suffix", "specinfer", "merge"}
 """Those whose drafts show what was said before to the same tenant."""

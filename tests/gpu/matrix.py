@@ -24,7 +24,7 @@ from paceline.bench.report import Row, document, json_argument, say
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
-from paceline.speculation.spec import HEADS
+from paceline.speculation.spec import HEADS, TOLD
 from subjects import LOADED, SMALL, FamilySubject, RandomSubject, RealSubject, Subject, random_adapter
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -51,6 +51,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "medusa tree": {"method": "medusa", "branches": [3, 2, 2]},
     "merge of heads": {"method": "merge", "drafters": ["eagle3", {"method": "dspark", "branches": 2}, "ngram"]},
     "cascade of a head": {"method": "cascade", "drafter": "dspark", "by": {"method": "draft", "model": LOADED}},
+    "prediction": {"method": "prediction"},
     "right chain": {"method": "oracle", "k": 7},
     "right tree": {"method": "oracle", "branches": 3},
     "wrong tree": {"method": "wrong", "branches": 2},
@@ -152,7 +153,7 @@ def wish_of(case: Case, expected: Text) -> dict[str, Any] | None:
     if not WISHES[case.wish]:
         return None
     wish = {"k": 4, "nodes": 24, "adaptive": False} | WISHES[case.wish]
-    return wish | {"tokens": expected[0]} if wish["method"] in ("oracle", "wrong") else wish
+    return wish | {"tokens": expected[0]} if wish["method"] in TOLD else wish
 
 
 def plain_texts(subject: Subject, cases: Sequence[Case]) -> list[Text]:

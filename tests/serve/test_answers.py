@@ -278,3 +278,10 @@ def test_answers_travel_with_their_request() -> None:
     params = Answers.of(body, None, None, "hermes").params(SamplingParams())
     watch = pickle.loads(pickle.dumps(params)).stop_when()
     assert not watch(written("hermes", [("feed", {"animal": "x"})])) and not watch("\n") and watch("Well")
+
+
+def test_special_tokens_are_shown_to_those_who_ask_for_them() -> None:
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
+    answers = Answers.of(body, None, None, "hermes")
+    assert answers.params(SamplingParams()).skip_special_tokens
+    assert not answers.params(SamplingParams(skip_special_tokens=False)).skip_special_tokens

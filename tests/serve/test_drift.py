@@ -56,7 +56,7 @@ def test_an_alarm_is_shown_and_the_server_goes_on_plainly(monkeypatch: pytest.Mo
         return sound(parents, tokens, [tokens[1] ^ 1, *chosen[1:]])
 
     with served(watched_engine()) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
-        plain = http.post("/v1/completions", json=BODY | {"speculation": None}).json()["choices"]
+        plain = http.post("/v1/completions", json=BODY | {"speculation": "none"}).json()["choices"]
         monkeypatch.setattr(decider, "coupled", credulous)
         assert http.post("/v1/completions", json=BODY).json()["choices"] != plain
         until(lambda: bool(shadows(http)))

@@ -32,7 +32,7 @@ def test_ends_are_logged_under_their_ids(caplog: pytest.LogCaptureFixture) -> No
         def ask(name: str, **more: Any) -> httpx.Response:
             return http.post("/v1/completions", json=LONG | more, headers={"x-request-id": name})
 
-        assert ask("late", timeout_s=0.05).json()["choices"][0]["finish_reason"] == "timeout"
+        assert ask("late", timeout_s=0.05).json()["choices"][0]["paceline"]["finish_reason"] == "timeout"
         broken_once(engine)
         assert ask("broken").status_code == 500
         slowed(engine)

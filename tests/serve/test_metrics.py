@@ -37,7 +37,7 @@ VLLM = [
 def test_the_numbers_add_up() -> None:
     prompt = [5, 6, 7, 8] * 8
     with served(tiny_engine()) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
-        for body in ({"speculation": None}, {"speculation": {"method": "ngram", "k": 3, "adaptive": False}, "n": 2},
+        for body in ({"speculation": "none"}, {"speculation": {"method": "ngram", "k": 3, "adaptive": False}, "n": 2},
                      {"max_tokens": 3, "stream": True}):
             answer = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 24, "temperature": 0} | body)
             assert answer.status_code == 200

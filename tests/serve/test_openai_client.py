@@ -205,7 +205,7 @@ def test_speculation_changes_nothing_but_the_provenance(client: openai.OpenAI) -
         return client.completions.create(model=NAME, prompt=prompt, max_tokens=48, temperature=0, logprobs=1,
                                          extra_body={"provenance": True, "ignore_eos": True, **extra})
 
-    plain = run(speculation=None)
+    plain = run(speculation="none")
     drafted = run(speculation={"method": "ngram", "k": 4, "adaptive": False})
     assert drafted.choices[0].text == plain.choices[0].text
     assert {token["origin"] for token in plain.choices[0].tokens} == {"plain"}
@@ -284,7 +284,7 @@ def test_the_clients_errors(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"), ({"n": 0}, "n"), ({"n": 1000}, "n"),
         ({"max_tokens": -1}, "max_tokens"), ({"messages": []}, "messages"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"extra_body": {"temprature": 1}}, "temprature"), ({"extra_body": {"speculation": "nonsense"}}, "speculation"),
         ({"extra_body": {"speculation": {"method": "draft", "model": "/etc/passwd"}}}, "speculation"),

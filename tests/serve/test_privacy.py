@@ -27,7 +27,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def ask(url: str, key: str, prompt: list[int], name: str = "", **more: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "speculation": None} | more
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "speculation": "none"} | more
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT,
                         headers=bearer(key) | ({"x-request-id": name} if name else {}))
     assert answer.status_code == 200, answer.text

@@ -64,7 +64,7 @@ def test_a_chat_is_searched_with_n_beams(http: httpx.Client, offline: LLM) -> No
     ({"use_beam_search": True, "n": 4, "temperature": 0.5}, "temperature"),
     ({"use_beam_search": True, "n": 4, "stop": ["."]}, "stop"),
     ({"use_beam_search": True, "n": 4, "frequency_penalty": 1}, "frequency_penalty"),
-    ({"use_beam_search": True, "n": 4, "guided_regex": "a+"}, "regex"),
+    ({"use_beam_search": True, "n": 4, "guided_regex": "a+"}, "guided_regex"),
     ({"use_beam_search": True, "n": 4, "speculation": "ngram"}, "speculation"),
     ({"use_beam_search": True, "n": 4, "early_stopping": "sometimes"}, "early_stopping"),
     ({"use_beam_search": True, "n": 4, "length_penalty": 11}, "length_penalty"),

@@ -49,6 +49,7 @@ WISHES: dict[str, dict[str, Any]] = MODEL_METHODS | {
     "eagle1, sparse tree": {"method": "eagle1", "choices": [[0], [2], [0, 0], [2, 1], [0, 0, 1]]},
     "merge of heads": {"method": "merge", "drafters": ["eagle3", {"method": "dspark", "branches": 2}, "ngram"]},
     "cascade of a head": {"method": "cascade", "drafter": "dspark", "by": {"method": "draft", "model": "same"}},
+    "prediction": {"method": "prediction"},
     "oracle": {"method": "oracle", "branches": 2},
     "wrong": {"method": "wrong", "branches": 2},
 }
@@ -173,7 +174,7 @@ def completed(request: dict[str, Any], expected: Said, store: str) -> Any:
                                       "adaptive": request["adaptive"]}
     if wish["method"] == "rest":
         wish["datastore"] = store
-    if wish["method"] in ("oracle", "wrong"):
+    if wish["method"] in ("prediction", "oracle", "wrong"):
         wish["tokens"] = expected.samples[0][0]
     return wish
 

@@ -20,7 +20,7 @@ from paceline.bench.spec_table import show
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM, Prompt
 from paceline.request import RequestOutput, SamplingParams
-from paceline.speculation.spec import BUILDERS, SCRIPTED, heads_named, parse
+from paceline.speculation.spec import BUILDERS, TOLD, heads_named, parse
 from paceline.speculation.stats import SpeculationStats
 
 PLAIN = "plain"
@@ -82,7 +82,7 @@ def contenders(methods: str, options: Sequence[str] = ()) -> list[Contender]:
     "method.key=value", the value read as JSON where it is JSON.
     """
     given = _options(options)
-    wishes = [{"method": name} | MADE_OF.get(name, {}) for name in BUILDERS if name not in SCRIPTED] \
+    wishes = [{"method": name} | MADE_OF.get(name, {}) for name in BUILDERS if name not in TOLD] \
         if methods == "all" else _listed(methods)
     named = {wish["method"] for wish in wishes}
     for method in given:

@@ -138,6 +138,11 @@ def serve(
     stored_mb: Annotated[float, _server("Megabytes of them for each key.")] = 16.0,
     chat_template: Annotated[Path | None, _server("File with the chat template to use instead of the model's own "
                                                   "(Jinja).")] = None,
+    trust_request_chat_template: Annotated[bool, _client(
+        "Requests may bring chat templates of their own, which run in a sandbox.",
+        "--trust-request-chat-template")] = False,
+    lenient: Annotated[bool, _client("Drop fields of requests that are unknown here, and say so in the log and in the "
+                                     "answer, instead of refusing them.", "--lenient")] = False,
     tool_parser: Annotated[str, _server("auto (by the chat template), hermes, llama3-json, mistral, "
                                              "mistral-args, qwen-coder or harmony.")] = "auto",
     log_format: Annotated[str, _server("text or json.")] = "text",
@@ -233,7 +238,8 @@ def serve(
         allow_speculation=tuple(allow_speculation or ("default",)),
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
         pooling=pooling, stored_responses=stored_responses, stored_bytes=int(stored_mb * 1e6),
-        tool_parser=tool_parser, log_format=log_format)
+        tool_parser=tool_parser, log_format=log_format, lenient=lenient,
+        trust_request_chat_template=trust_request_chat_template)
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
     wish = _wish(speculation, draft)
     adapters = options.adapters(lora)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.engine.records.emitter import Emitter, StopCriteria, TextStream
 from paceline.engine.schedule.sequence import Sequence, Status
-from paceline.errors import RequestError
+from paceline.errors import ContextLengthError, RequestError
 from paceline.grammar.structure import Structure
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
@@ -141,6 +141,6 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
                                    f"{vocab_size - 1}.", "prompt")
     longest = max_model_len if params.max_tokens == 0 else max_model_len - 1
     if len(ids) > longest:
-        raise RequestError(f"The prompt has {len(ids)} tokens but the context holds {max_model_len} (one of them for "
-                           f"the answer): shorten it by {len(ids) - longest} or raise max_model_len.", "prompt")
+        raise ContextLengthError.of(max_model_len, f"{len(ids)} tokens, {len(ids) - longest} too many" + (
+            "" if longest == max_model_len else " beside one for the answer"))
     return ids

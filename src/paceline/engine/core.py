@@ -435,7 +435,8 @@ class Engine:
                max_prompt_len: int | None = None, **template: Any) -> list[int]:
         """A conversation as the token ids the model was trained to continue. Special tokens written in messages are
         text; with `parse_special` they are special tokens. One that cannot have as few as `max_prompt_len` tokens is
-        refused before it is tokenised. In any thread."""
+        refused before it is tokenised. `continue_final_message=True`: the prompt ends with the last message, which the
+        model goes on with. In any thread."""
         if self.chat is None or self.tokenizer is None:
             raise RequestError("This model came without a chat template or tokenizer: give a prompt to generate() "
                                "instead.", "messages")

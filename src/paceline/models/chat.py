@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -87,12 +88,14 @@ class ChatEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False,
-               max_prompt_len: int | None = None, **variables: Any) -> list[int]:
+               max_prompt_len: int | None = None, continue_final_message: bool = False, **variables: Any) -> list[int]:
         """As ChatTemplate.render takes them. `parse_special`: control tokens written in messages are control tokens.
-        `max_prompt_len`: a conversation that cannot have as few tokens is refused before it is tokenised."""
-        given = {"messages": messages, **variables}
+        `max_prompt_len`: a conversation that cannot have as few tokens is refused before it is tokenised.
+        `continue_final_message`: the prompt ends where the last message does."""
+        end = _some_mark() if continue_final_message else None
+        given = {"messages": messages if end is None else _marked(messages, end), **variables}
         if parse_special:
-            whole = self._rendered_within(max_prompt_len, given)
+            whole = self._rendered_within(max_prompt_len, given, end)
             return self._tokenizer.encode(whole, add_special=False, parse_special=True)
         control = self._control  # the same one to the end: threads that are the first to ask may each make one
         try:
@@ -100,12 +103,17 @@ class ChatEncoder:
         except RecursionError:
             raise RequestError("The messages or tools are nested too deep for a chat template: simplify them.",
                                "messages") from None
-        text = self._rendered_within(max_prompt_len, guarded)
+        text = self._rendered_within(max_prompt_len, guarded, end)
         with encoding():
             return control.encode_guarded(text)
 
-    def _rendered_within(self, most: int | None, given: dict[str, Any]) -> str:
+    def _rendered_within(self, most: int | None, given: dict[str, Any], end: str | None) -> str:
         text = self._template.render(**given)
+        if end is not None:
+            text, found, _ = text.rpartition(end)
+            if not found:
+                raise RequestError("The chat template does not write the last message as it is, so nobody can go on "
+                                   "with it: leave continue_final_message out.", "continue_final_message")
         if most is not None:  # what counts is what the template made of it: it may have left old messages out
             self._tokenizer.check_length(text, most, "messages")
         return text
@@ -138,6 +146,21 @@ class ChatEncoder:
         with suppress(RequestError):  # some refuse system messages
             return self._template.render(messages, add_generation_prompt=False)
         return None
+
+
+def _some_mark() -> str:
+    """Characters for private use that nobody can guess: no template strips them or has another case for them."""
+    return "".join(chr(0xF0000 + secrets.randbelow(0xFFF0)) for _ in range(8))
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """`mark` at the end of the last message."""
+    _check(messages)
+    last = messages[-1]
+    if not isinstance(last.get("content"), str):
+        raise RequestError("The last message has no text to go on with: leave continue_final_message out.",
+                           "continue_final_message")
+    return [*messages[:-1], {**last, "content": f"{last['content']}{mark}"}]
 
 
 def _turns(**contents: str) -> list[dict[str, str]]:

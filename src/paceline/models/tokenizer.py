@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import RequestError
+from paceline.errors import ContextLengthError, RequestError
 from paceline.models.control_tokens import ControlTokens, encoded
 from paceline.models.detokenizer import Detokenizer, TokenTable
 from paceline.models.load.checkpoint import Checkpoint
@@ -104,8 +104,7 @@ class Tokenizer:
         seconds. What would fit always passes (see text_bounds.py)."""
         bound = self._text_bound
         if bound is not None and not bound.holds(text, most):
-            raise RequestError(f"The prompt has {len(text)} characters, and the context holds {most} tokens of at most "
-                               f"{bound.each} characters: shorten it or raise max_model_len.", param)
+            raise ContextLengthError.of(most, f"{len(text)} characters, and a token has at most {bound.each}", param)
 
     @cached_property
     def _text_bound(self) -> TextBound | None:

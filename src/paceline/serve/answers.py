@@ -12,8 +12,8 @@ from paceline.models.chat import ChatTemplate
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import SamplingParams
 from paceline.serve import reasoning
-from paceline.serve.conversation import used_tools
-from paceline.serve.schema import ChatBody, NamedTool
+from paceline.serve.conversation import must_call, named_tool, used_tools
+from paceline.serve.schema import ChatBody
 from paceline.serve.tool_formats import FORMATS, format_of
 from paceline.serve.tool_formats.events import AnswerParser, CallsOnly, PlainText, UntilCallsEnd
 from paceline.serve.tool_formats.format import ToolFormat
@@ -43,8 +43,8 @@ class Answers:
         with_tools = source if template is None else template.tool_source or source
         chosen = format_of(with_tools) if named == "auto" else FORMATS[named]
         tags = (*chosen.tags, reasoning.OPEN, reasoning.CLOSE)
-        forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
-        one = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        forced = must_call(body)
+        one = body.parallel_tool_calls is False or named_tool(body) is not None
         for tool in used_tools(body) if forced else ():
             if tool.function.strict:
                 prepared(tool.function.parameters, strict=True)
@@ -80,7 +80,7 @@ class Answers:
         shown = any(tag in self.special for tag in self.format.tags) if reads else False
         shown = shown or (self.thoughts != reasoning.NEVER and reasoning.CLOSE in self.special)
         ends = self.tools and not (self.forced or asked.searches or asked.trace)
-        return replace(asked, structure_after=before, skip_special_tokens=not shown,
+        return replace(asked, structure_after=before, skip_special_tokens=asked.skip_special_tokens and not shown,
                        stop_when=self.watcher if ends else None)
 
     def parser(self) -> AnswerParser:

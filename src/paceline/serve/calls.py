@@ -16,7 +16,7 @@ from paceline.engine.admission import Prepared
 from paceline.errors import ConfigError, GrammarError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
 from paceline.serve.answers import Answers
-from paceline.serve.errors import RETRY_S, ApiError, api_error
+from paceline.serve.errors import RETRY_S, ApiError, api_error, asked_in
 from paceline.serve.llm import ServedLLM, Stream
 from paceline.serve.metrics import ServerMetrics
 from paceline.serve.options import ServeOptions
@@ -39,6 +39,22 @@ OPERATIONS = {"chat.completion": "chat", "chat.completion.chunk": "chat", "embed
 """What spans call the kinds of calls."""
 
 
+class UnknownFields:
+    """Those that clients of a lenient server have sent: the log hears of each once."""
+
+    MOST = 256
+    """Clients choose the names: beyond so many nobody is told."""
+
+    def __init__(self) -> None:
+        self._noted: set[str] = set()
+
+    def note(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._noted and len(self._noted) < self.MOST:
+                self._noted.add(name)
+                log.warning("requests have a field %r, which is unknown here and is dropped (--lenient)", name)
+
+
 @dataclass
 class Service:
     """What every endpoint needs; one an app."""
@@ -53,6 +69,7 @@ class Service:
     """No new requests: the server is about to leave."""
 
     def __post_init__(self) -> None:
+        self.unknown_fields = UnknownFields()
         self.names = TokenNames(self.llm.engine.tokenizer)
         self.responses = ResponseStore(self.options.stored_responses, self.options.stored_bytes)
         if self.options.model_name in self.llm.engine.adapters.names:
@@ -106,6 +123,8 @@ class Call:
     """Those of the HTTP call."""
     at_once: int | None = None
     """Prompts that are in the engine side by side; None: all of them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the client calls parameters that the engine has another name for."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -139,10 +158,11 @@ class Call:
         llm = self.service.llm
         work = enumerate(self.prompts)
         outputs: list[RequestOutput] = []
-        while some := list(itertools.islice(work, self.at_once)):
-            outputs += await _all([
-                llm.complete(prompt, speculation=self.speculation, request_id=self._name(place),
-                             adapter=self.adapter, tenant=self.tenant) for place, prompt in some])
+        with asked_in(self.names):
+            while some := list(itertools.islice(work, self.at_once)):
+                outputs += await _all([
+                    llm.complete(prompt, speculation=self.speculation, request_id=self._name(place),
+                                 adapter=self.adapter, tenant=self.tenant) for place, prompt in some])
         for output in outputs:
             if (fault := self.fault(output)) is not None:
                 raise fault
@@ -152,10 +172,11 @@ class Call:
         """Admitted, all of them; the caller closes them."""
         self.service.check_open()
         llm = self.service.llm
-        return await _all([
-            llm.stream(prompt, speculation=self.speculation, request_id=self._name(place),
-                       adapter=self.adapter, tenant=self.tenant)
-            for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
+        with asked_in(self.names):
+            return await _all([
+                llm.stream(prompt, speculation=self.speculation, request_id=self._name(place),
+                           adapter=self.adapter, tenant=self.tenant)
+                for place, prompt in enumerate(self.prompts)], lambda listener: listener.close())
 
     def fault(self, output: RequestOutput) -> ApiError | None:
         """A request has ended: what went wrong with it, if anything did. The log hears of it too."""
@@ -164,7 +185,7 @@ class Call:
             self.note("a request failed: %s", error)
             if isinstance(error, GrammarError) and self.answers is not None and self.answers.forced:
                 error = GrammarError(f"No grammar can be made of these tools: {error}", "tools")
-            return api_error(error)
+            return api_error(error).told_in(self.names)
         if "cancelled" in reasons:
             self.note("a request was ended because the server leaves")
             return ApiError(503, "The server is shutting down and ended this request early.", code="draining")

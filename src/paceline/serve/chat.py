@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,14 +12,17 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
 from paceline.serve.answers import Answers
 from paceline.serve.calls import Call, unless_gone
-from paceline.serve.conversation import render_arguments
+from paceline.serve.conversation import rendered, template_of
+from paceline.serve.endings import ended
+from paceline.serve.errors import asked_in
 from paceline.serve.keys import caller_of
-from paceline.serve.params import chat_params, speculation
+from paceline.serve.params import chat_names, chat_params, check_streamed, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import ChunkWriter, EventStream
-from paceline.serve.tokens import Provenances, chat_logprobs
-from paceline.serve.tool_formats.events import AnswerParser, CallArguments, CallBegun, Content, Event, Reasoning
+from paceline.serve.tokens import Provenances, chat_logprobs, prompt_logprobs
+from paceline.serve.told_calls import ToldCalls, call_id
+from paceline.serve.tool_formats.events import AnswerParser, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -31,11 +33,12 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     call = await begin(request, body, f"chatcmpl-{request.state.name}")
     if body.stream:
         call.kind = "chat.completion.chunk"
-        return EventStream(call, await call.open(), ChunkWriter(call, _ChatStream(call)))
+        return EventStream(call, await call.open(), ChunkWriter(call, _ChatStream(call, body)))
     output = (await unless_gone(request, call))[0]
     return await answer(request, [output], lambda: call.envelope() | {
-        "choices": [_choice(call, output, completion) for completion in output.outputs],
-        "usage": call.usage([output]), "paceline": call.explanation([output])})
+        "choices": [_choice(call, body, output, completion) for completion in output.outputs],
+        "usage": call.usage([output]), "paceline": call.explanation([output])}
+        | prompt_logprobs(output, body.prompt_logprobs, call.service.names))
 
 
 async def begin(request: Request, body: ChatBody, name: str) -> Call:
@@ -46,38 +49,38 @@ async def begin(request: Request, body: ChatBody, name: str) -> Call:
     engine = service.llm.engine
 
     def ask() -> Call:
-        answers = Answers.of(body, engine.chat, engine.tokenizer, service.options.tool_parser)
-        params = chat_params(body, service.options, answers.structure)
-        wish = speculation(body, service.options, engine.speculation)
-        service.options.check(params, 1)
-        prompt = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(body, engine.chat))
-        answers = answers.behind(prompt, engine.tokenizer)
-        params = answers.params(params)
-        return Call(service, name, "chat.completion", [engine.prepare(prompt, params)],
-                    params, wish, caller_of(request).tenant, adapter,
+        check_streamed(body)
+        names = chat_names(body)
+        template = template_of(engine, body, service.options.trust_request_chat_template)
+        with asked_in(names):
+            answers = Answers.of(body, template, engine.tokenizer, service.options.tool_parser)
+            params = chat_params(body, service.options, answers.structure)
+            wish = speculation(body, service.options, engine)
+            service.options.check(params, 1)
+            ids = rendered(engine, body, template)
+            answers = answers.behind(ids, engine.tokenizer)
+            params = answers.params(params)
+            prompt = engine.prepare(ids, params)
+        return Call(service, name, "chat.completion", [prompt], params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
-                    provenance=bool(body.provenance), answers=answers,
-                    request_id=request.state.request_id, headers=request.headers)
+                    provenance=bool(body.provenance), answers=answers, request_id=request.state.request_id,
+                    headers=request.headers, names=names)
 
     return await beside(request, ask)
 
 
-def call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _choice(call: Call, output: RequestOutput, completion: Completion) -> dict[str, Any]:
+def _choice(call: Call, body: ChatBody, output: RequestOutput, completion: Completion) -> dict[str, Any]:
     content, thoughts, calls = gather(call.parts(completion.text))
+    told = ToldCalls(body)
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None,
                                "refusal": None}
     if thoughts:
         message["reasoning_content"] = thoughts
-    if calls:
-        message["tool_calls"] = calls
+    message |= told.message(calls)
     choice: dict[str, Any] = {
         "index": completion.index, "message": message,
-        "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names),
-        "finish_reason": _reason(completion.finish_reason, bool(calls)), "stop_reason": completion.stop_reason}
+        "logprobs": None if completion.logprobs is None else chat_logprobs(completion.logprobs, call.service.names)}
+    choice |= ended(completion.finish_reason, completion.stop_reason, told.ending)
     if completion.score is not None:
         choice["score"] = completion.score
     if call.provenance:
@@ -104,18 +107,15 @@ def gather(events: Iterable[Event]) -> tuple[str, str, list[dict[str, Any]]]:
     return "".join(content), "".join(thoughts), calls
 
 
-def _reason(reason: str | None, called: bool) -> str | None:
-    return "tool_calls" if called and reason == "stop" else reason
-
-
 class _ChatStream:
     """Chunks of one call: remembers, of each sample, what goes on from chunk to chunk."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, body: ChatBody) -> None:
         self._call = call
+        self._body = body
         self._parsers: dict[int, AnswerParser] = {}
         self._tellers: dict[int, Provenances] = {}
-        self._called: set[int] = set()
+        self._told: dict[int, ToldCalls] = {}
 
     def __call__(self, place: int, delta: SampleDelta) -> list[dict[str, Any]]:
         index, call = delta.index, self._call
@@ -123,11 +123,15 @@ class _ChatStream:
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = call.new_parser()
+            self._told[index] = ToldCalls(self._body)
             deltas.append({"role": "assistant", "content": "", "refusal": None})
-        events = list(parser.push(delta.text))
+        events, told = list(parser.push(delta.text)), self._told[index]
         if delta.finish_reason is not None:
             events += parser.end()
-        deltas += [self._delta(index, event) for event in events]
+        said = [one for event in events for one in told.deltas(event)]
+        if delta.finish_reason is not None:
+            said += told.end()
+        deltas += said
         extra: dict[str, Any] = {}
         if delta.logprobs:
             extra["logprobs"] = chat_logprobs(delta.logprobs, call.service.names)
@@ -137,24 +141,13 @@ class _ChatStream:
                 teller = self._tellers[index] = Provenances(call.service.llm.engine.tokenizer, call.service.names,
                                                              call.prompts[place].ids)
             extra["tokens"] = teller.of_delta(delta, call.drafted)
-        if extra and not events:
+        if extra and not said:
             deltas.append({})
         choices: list[dict[str, Any]] = [
             {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
         if choices:
             choices[-1] |= extra
         if delta.finish_reason is not None:
-            choices.append({"index": index, "delta": {}, "logprobs": None, "stop_reason": delta.stop_reason,
-                            "finish_reason": _reason(delta.finish_reason, index in self._called)})
+            choices.append({"index": index, "delta": {}, "logprobs": None,
+                            **ended(delta.finish_reason, delta.stop_reason, told.ending)})
         return choices
-
-    def _delta(self, index: int, event: Event) -> dict[str, Any]:
-        if isinstance(event, Content):
-            return {"content": event.text}
-        if isinstance(event, Reasoning):
-            return {"reasoning_content": event.text}
-        if isinstance(event, CallArguments):
-            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-        self._called.add(index)
-        return {"tool_calls": [{"index": event.index, "id": call_id(), "type": "function",
-                                "function": {"name": event.name, "arguments": ""}}]}

@@ -12,12 +12,14 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.endings import ended
+from paceline.serve.errors import asked_in
 from paceline.serve.keys import caller_of
-from paceline.serve.params import completion_params, speculation
+from paceline.serve.params import check_streamed, completion_names, completion_params, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
 from paceline.serve.schema import CompletionBody
 from paceline.serve.streaming import ChunkWriter, EventStream
-from paceline.serve.tokens import CompletionLogprobs, Provenances
+from paceline.serve.tokens import CompletionLogprobs, Provenances, prompt_logprobs
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -42,13 +44,16 @@ async def begin(request: Request, body: CompletionBody, name: str) -> tuple[Call
     adapter = service.adapter(body.model)
 
     def ask() -> tuple[Call, list[str]]:
-        params = completion_params(body, service.options)
-        wish = speculation(body, service.options, service.llm.engine.speculation)
-        prompts, texts = _encode(service, body, params)
+        check_streamed(body)
+        names = completion_names(body)
+        with asked_in(names):
+            params = completion_params(body, service.options)
+            wish = speculation(body, service.options, service.llm.engine)
+            prompts, texts = _encode(service, body, params)
         return Call(service, name, "text_completion", prompts, params, wish, caller_of(request).tenant, adapter,
                     include_usage=body.stream_options is not None and body.stream_options.include_usage,
                     provenance=bool(body.provenance), request_id=request.state.request_id,
-                    headers=request.headers), texts
+                    headers=request.headers, names=names), texts
 
     return await beside(request, ask)
 
@@ -90,8 +95,8 @@ def _whole(call: Call, body: CompletionBody, texts: list[str], outputs: list[Req
             choice = _choice(call, place, completion.index)
             choice["text"] = (texts[place] if body.echo else "") + completion.text
             choice["logprobs"] = _logprobs(call, body, output, completion)
-            choice["finish_reason"] = completion.finish_reason
-            choice["stop_reason"] = completion.stop_reason
+            choice |= ended(completion.finish_reason, completion.stop_reason)
+            choice |= prompt_logprobs(output, body.prompt_logprobs, call.service.names)
             if completion.score is not None:
                 choice["score"] = completion.score
             if call.provenance:
@@ -138,7 +143,6 @@ class _CompletionStream:
             scores = self._scores[index] = CompletionLogprobs(names)
             choice["text"] = self._texts[place] if self._body.echo else ""
         choice["text"] += delta.text
-        choice["finish_reason"] = delta.finish_reason
         if delta.logprobs:
             choice["logprobs"] = scores.format(delta.logprobs, delta.token_ids)
         if call.provenance:
@@ -148,7 +152,7 @@ class _CompletionStream:
                                                              call.prompts[place].ids)
             choice["tokens"] = teller.of_delta(delta, call.drafted)
         if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
+            choice |= ended(delta.finish_reason, delta.stop_reason)
         elif not choice["text"] and not delta.logprobs and not call.provenance:
             return []  # half a character, or what may become a stop string
         return [choice]

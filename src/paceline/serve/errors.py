@@ -7,7 +7,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import (
+    ContextLengthError,
     EngineError,
     NotYetError,
     NoWorkerError,
@@ -38,10 +40,6 @@ LONGEST_WAIT_S = 300
 RETRY_S = "5"
 """When to try again where nobody knows better."""
 
-_UNION = re.compile(r"(str|int|float|bool|(list|dict|literal|function-\w+)\[.*|[A-Z]\w*)")
-"""How pydantic names the member of a union in a path."""
-
-
 class ApiError(HTTPException):
     """A refusal with its HTTP status. (A plain exception that comes out of reading a body, FastAPI would replace.)"""
 
@@ -57,6 +55,14 @@ class ApiError(HTTPException):
 
     def response(self) -> Response:
         return _Refusal(self)
+
+    def told_in(self, names: Mapping[str, str]) -> ApiError:
+        """In a client's words: `names` says what it calls parameters that the engine has another name for."""
+        own = self.param
+        if own is None or own not in names:
+            return self
+        message = re.sub(rf"\b{own}\b", names[own], str(self.detail))
+        return ApiError(self.status_code, message, param=names[own], code=self.code, headers=self.headers)
 
 
 class _Refusal(Response):
@@ -97,6 +103,8 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
         return ApiError(429, str(problem), code="queue_full", headers={"retry-after": retry_after(problem)})
     if isinstance(problem, StepError):
         return ApiError(500, problem.told, code="engine_error")
+    if isinstance(problem, ContextLengthError):
+        return ApiError(400, str(problem), param=problem.param, code="context_length_exceeded")
     if isinstance(problem, RequestError):
         return ApiError(400, str(problem), param=problem.param)
     if isinstance(problem, NotYetError):
@@ -112,20 +120,51 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
     return ApiError(500, "The server failed on this request; its log says why.", code="internal_error")
 
 
+@contextmanager
+def asked_in(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused inside is told in the client's words (ApiError.told_in)."""
+    try:
+        yield
+    except RequestError as problem:
+        if problem.param not in names:
+            raise
+        told = api_error(problem).told_in(names)
+    else:
+        return
+    raise told
+
+
 def retry_after(problem: QueueFullError) -> str:
     """Whole seconds, as the header has them."""
     return str(min(max(math.ceil(problem.retry_after_s or 0.0), 1), LONGEST_WAIT_S))
 
 
-def validation_error(errors: Sequence[Any]) -> ApiError:
-    """The first of a body's faults, with the path of the field."""
+def path_in(body: Any, fault: Mapping[str, Any]) -> list[Any]:
+    """Where in a body a fault lies: pydantic's paths also name the members of unions that were tried."""
+    loc = [*fault["loc"]]
+    parts = loc[1:] if loc[:1] == ["body"] else loc
+    path, inner = [], body
+    for place, part in enumerate(parts):
+        if part in inner if isinstance(inner, dict) else isinstance(inner, list) and part in range(len(inner)):
+            inner = inner[part]
+        elif fault["type"] != "missing" or place < len(parts) - 1:
+            continue
+        path.append(part)
+    return path
+
+
+def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
+    """The first of a body's faults, with the path of the field; of a field that may be of several kinds, all that it
+    is not."""
     first: Any = errors[0] if errors else {"loc": (), "msg": "invalid", "type": ""}
-    path = ".".join(str(part) for part in first["loc"] if part != "body" and not _UNION.fullmatch(str(part)))
+    place = path_in(body, first)
+    path = ".".join(map(str, place))
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument: {path}.", param=path, code="unknown_argument")
-    return ApiError(400, f"{path or 'body'}: {first['msg']}.", param=path or None)
+    told = dict.fromkeys(one["msg"] for one in errors if path_in(body, one) == place) or {first["msg"]: None}
+    return ApiError(400, f"{path or 'body'}: {', or: '.join(told)}.", param=path or None)
 
 
 def _sentence(problem: HTTPException) -> str:
@@ -140,8 +179,9 @@ def install(app: FastAPI) -> None:
         return api_error(problem, getattr(request.state, "request_id", None)).response()
 
     async def on_validation(request: Request, problem: Exception) -> Response:
-        errors = problem.errors() if isinstance(problem, RequestValidationError) else ()
-        return validation_error(errors).response()
+        if not isinstance(problem, RequestValidationError):
+            return api_error(problem).response()
+        return validation_error(problem.errors(), problem.body).response()
 
     for kind in (PacelineError, HTTPException, Exception):
         app.add_exception_handler(kind, on_problem)

@@ -12,7 +12,7 @@ from paceline.speculation.options import files_named, shared_sizes
 from paceline.speculation.plugins import places_named, registered
 from paceline.speculation.spec import BUILDERS, HEADS, Speculation, is_method, parse
 
-FREE_METHODS = ("auto", "ngram", "suffix", "lookahead", "merge", "specinfer", "cascade", *HEADS)
+FREE_METHODS = ("auto", "ngram", "suffix", "lookahead", "merge", "specinfer", "cascade", "prediction", *HEADS)
 """Methods that any client may name: they look texts up, run what the operator has loaded, or are made of others. The
 rest load weights and keep them, run most of the model for every drafted token, or are instruments."""
 FILES = "files"

@@ -52,6 +52,10 @@ class ServeOptions(ClientLimits):
     """Of /v1/responses, for who comes back to them: so many of each key; 0: none."""
     stored_bytes: int = 16_000_000
     """And so many bytes of them."""
+    lenient: bool = False
+    """Fields of requests that are unknown here are dropped, and the answer says so; else they are refused."""
+    trust_request_chat_template: bool = False
+    """Requests may bring chat templates of their own, which are programs: they run in a sandbox, within limits."""
     tool_parser: str = "auto"
     log_format: str = "text"
 

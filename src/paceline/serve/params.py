@@ -8,20 +8,42 @@ from typing import Any
 from paceline.errors import RequestError
 from paceline.request import STRUCTURES, SamplingParams
 from paceline.serve.containers import read_json
+from paceline.serve.conversation import must_call
 from paceline.serve.limits import ClientLimits
-from paceline.serve.schema import ChatBody, CompletionBody, Sampling
-from paceline.speculation.spec import Speculation
+from paceline.serve.llm import ServedModel
+from paceline.serve.schema import ChatBody, CompletionBody, Prediction, Sampling
 
 OPENAI_LENGTH = 16
 """What a text completion gets that does not say."""
+PREDICTED = 32
+"""How deep a draft of a predicted text may be: it is right for longer than others."""
 SEED_BITS = 53
 """Seeds chosen here are whole in every client's numbers: many read JSON's as doubles."""
 
 _SAME = ("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty",
          "min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "bad_words", "no_repeat_ngram_size",
          "priority", "timeout_s", "cache_salt", "on_empty_support", "trace", "stop", "top_k", "length_penalty",
-         "early_stopping", "parse_special", "target_ttft_ms", "target_tpot_ms")
+         "early_stopping", "parse_special", "target_ttft_ms", "target_tpot_ms", "skip_special_tokens",
+         "include_stop_str_in_output")
 """Fields that are called alike and mean the same."""
+Names = dict[str, str]
+"""SamplingParams' name -> the client's, where they differ."""
+
+
+def completion_names(body: CompletionBody) -> Names:
+    return {"beam_width": "use_beam_search"} | _structure_names(body)
+
+
+def chat_names(body: ChatBody) -> Names:
+    names = {"beam_width": "use_beam_search", "prompt": "messages", "logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names | ({"json_schema": "tools", "grammar": "tools"} if must_call(body) else _structure_names(body))
+
+
+def check_streamed(body: Sampling) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed: they come with the end; leave stream out.", "stream")
 
 
 def completion_params(body: CompletionBody, limits: ClientLimits) -> SamplingParams:
@@ -35,7 +57,7 @@ def completion_params(body: CompletionBody, limits: ClientLimits) -> SamplingPar
     asked["max_tokens"] = _length(body.max_tokens, "max_tokens", limits, OPENAI_LENGTH)
     asked["logprobs"] = limits.check_logprobs(body.logprobs, "logprobs")
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
-        asked["prompt_logprobs"] = body.logprobs or 0
+        asked["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
     return SamplingParams(**asked)
 
 
@@ -54,14 +76,33 @@ def chat_params(body: ChatBody, limits: ClientLimits, structure: dict[str, Any])
     return SamplingParams(**asked)
 
 
-def speculation(body: Sampling, limits: ClientLimits, own: Speculation | None) -> Any:
-    """What the engine's add() takes: `...` stands for the server's default, which is `own`."""
-    if "speculation" not in body.model_fields_set:
-        return ...
+def speculation(body: Sampling, limits: ClientLimits, model: ServedModel) -> Any:
+    """What the engine's add() takes: `...` stands for the server's default."""
     wish = body.speculation
-    if wish is None or wish in ("none", "off"):
+    if wish is None:
+        return ... if body.prediction is None else _predicted(body, body.prediction, limits, model)
+    if wish in ("none", "off"):
         return None
-    return limits.speculation(wish, own)
+    if body.prediction is not None:
+        raise RequestError("prediction and speculation both say what to draft: keep one of them.", "prediction")
+    return limits.speculation(wish, model.speculation)
+
+
+def _predicted(body: Sampling, prediction: Prediction, limits: ClientLimits, model: ServedModel) -> Any:
+    """Drafts of what the client expects. Where they may not be, nothing is lost but time."""
+    text = prediction.content if isinstance(prediction.content, str) else "".join(map(_part, prediction.content))
+    if not text or body.use_beam_search or model.tokenizer is None:
+        return ...
+    model.tokenizer.check_length(text, model.config.max_model_len, "prediction")
+    wish = {"method": "prediction", "tokens": model.tokenizer.encode_inside(text)[:model.config.max_model_len],
+            "k": min(PREDICTED, limits.max_draft_tokens)}
+    return limits.speculation(wish, model.speculation) if limits.allows(wish, model.speculation) else ...
+
+
+def _part(part: dict[str, Any]) -> str:
+    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise RequestError("prediction.content must be a text or a list of parts that are texts.", "prediction")
+    return str(part["text"])
 
 
 def _common(body: Sampling, limits: ClientLimits) -> dict[str, Any]:
@@ -76,6 +117,8 @@ def _common(body: Sampling, limits: ClientLimits) -> dict[str, Any]:
         asked["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     if limits.timeout_s is not None:
         asked["timeout_s"] = min(asked.get("timeout_s", limits.timeout_s), limits.timeout_s)
+    if body.prompt_logprobs is not None:
+        asked["prompt_logprobs"] = limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
     return asked | _structure(body)
 
 
@@ -89,27 +132,35 @@ def _beams(width: int | None) -> dict[str, Any]:
 
 def _structure(body: Sampling) -> dict[str, Any]:
     """What the text must look like. Asking twice is a mistake: only one can be meant."""
-    asked: list[dict[str, Any]] = []
-    wanted = body.response_format
-    if wanted is not None and wanted.type == "json_object":
-        asked.append({"json_schema": {"type": "object"}})
-    elif wanted is not None and wanted.type == "json_schema":
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise RequestError("response_format.json_schema.schema is missing: give the schema.", "response_format")
-        asked.append({"json_schema": wanted.json_schema.schema_, "strict_schema": bool(wanted.json_schema.strict)})
-    ways = [("guided_json", "json_schema", body.guided_json), ("guided_regex", "regex", body.guided_regex),
-            ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar)]
+    asked = _ways(body)
+    if len(asked) > 1:
+        raise RequestError("The form of the text is asked for more than once: keep one of response_format, "
+                           "structured_outputs and guided_*.", "response_format")
+    structure = {name: _schema(value, field) if name == "json_schema" else value for field, name, value in asked}
+    if (wanted := body.response_format) is not None and wanted.json_schema is not None and wanted.json_schema.strict:
+        structure["strict_schema"] = True
+    return structure
+
+
+def _structure_names(body: Sampling) -> Names:
+    return {name: field for field, name, _ in _ways(body)}
+
+
+def _ways(body: Sampling) -> list[tuple[str, str, Any]]:
+    """(the client's field, SamplingParams' name, what it asks for) of all that say what the text must look like."""
+    ways: list[tuple[str, str, Any]] = [
+        ("guided_json", "json_schema", body.guided_json), ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice), ("guided_grammar", "grammar", body.guided_grammar)]
     if (outer := body.structured_outputs) is not None:
         ways += [("structured_outputs.json", "json_schema", outer.json_), ("structured_outputs.regex", "regex",
                  outer.regex), ("structured_outputs.choice", "choice", outer.choice),
                  ("structured_outputs.grammar", "grammar", outer.grammar)]
-    for field, name, value in ways:
-        if value is not None:
-            asked.append({name: _schema(value, field) if name == "json_schema" else value})
-    if len(asked) > 1:
-        raise RequestError("The form of the text is asked for more than once: keep one of response_format, "
-                           "structured_outputs and guided_*.", "response_format")
-    return asked[0] if asked else {}
+    if (wanted := body.response_format) is not None and wanted.type != "text":
+        schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema and wanted.json_schema.schema_
+        if schema is None and wanted.type == "json_schema":
+            raise RequestError("response_format.json_schema.schema is missing: give the schema.", "response_format")
+        ways.append(("response_format", "json_schema", {"type": "object"} if schema is None else schema))
+    return [way for way in ways if way[2] is not None]
 
 
 def _schema(value: Any, field: str) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,10 +17,17 @@ from starlette.responses import Response
 from paceline.request import RequestOutput
 from paceline.serve.calls import Service
 from paceline.serve.containers import check_containers
+from paceline.serve.errors import path_in
 from paceline.serve.keys import caller_of
 
 Done = TypeVar("Done")
 
+IGNORED = "x-paceline-ignored"
+"""The header that names what a lenient server has dropped."""
+MOST_DROPPED = 16
+"""Unknown fields of a body beyond which it is refused all the same."""
+_NAME = 64
+"""Characters of a field's name that are told."""
 _LEVELS = 5
 """As deep as the tokens of a choice's log-probabilities lie in an answer."""
 _A_TOKEN = 64
@@ -40,9 +51,33 @@ class BoundedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            return await handle(BoundedRequest(request.scope, request.receive))
+            asked = BoundedRequest(request.scope, request.receive)
+            if not service_of(request).options.lenient:
+                return await handle(asked)
+            return await _leniently(asked, handle)
 
         return bounded
+
+
+async def _leniently(request: Request, handle: Callable[[Request], Any]) -> Response:
+    """Without the fields that nobody knows here. They are read again for each of them, so there may not be many."""
+    dropped: list[str] = []
+    while True:
+        try:
+            response: Response = await handle(request)
+        except RequestValidationError as problem:
+            unknown = next((fault for fault in problem.errors() if fault["type"] == "extra_forbidden"), None)
+            if unknown is None or len(dropped) == MOST_DROPPED:
+                raise
+            *path, name = path_in(problem.body, unknown)
+            # The body that was parsed is kept by the request, and read again from there.
+            del reduce(operator.getitem, path, await request.json())[name]
+            dropped.append(quote(str(name)[:_NAME]))
+        else:
+            if dropped:
+                service_of(request).unknown_fields.note(dropped)
+                response.headers[IGNORED] = ", ".join(dropped)
+            return response
 
 
 class JSONResponse(Response):

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-
-def number(**bounds: float) -> Any:
-    """An optional number whose bounds are documented here; SamplingParams enforces them and says what to change."""
-    return Field(default=None, json_schema_extra=dict(bounds))
-
-
-Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1})]
-TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
-Item = TypeVar("Item")
-ListOf = Annotated[list[Item], Field(fail_fast=True)]
-"""A client hears of its first mistake only: nobody needs the list of a million others."""
+from paceline.serve.body import Body, ListOf, Text, TokenId, number
+from paceline.serve.tool_schema import AnyTool, Function, NamedFunction, NamedTool, Tool, ToolChoice
 
 
 def _first_fault(biases: Any) -> Any:
@@ -28,26 +19,9 @@ def _first_fault(biases: Any) -> Any:
     return biases
 
 
-class Body(BaseModel):
-    """Unknown fields are refused: a control that is spelled wrongly must not be dropped in silence."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_unknown(cls, given: Any) -> Any:
-        """All that is known and the first field that is not: one is enough to be refused for."""
-        if not isinstance(given, dict):
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in given if name not in known), None)
-        if unknown is None:
-            return given
-        return {name: given[name] for name in given.keys() & known} | {unknown: given[unknown]}
-
-
 class StreamOptions(Body):
     include_usage: bool = False
+    # Says nothing about the text.
     include_obfuscation: bool | None = None
 
 
@@ -62,6 +36,14 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema", description="Of a json_object.")
+
+
+class Prediction(Body):
+    """What the client expects the answer to be, or most of it."""
+
+    type: Literal["content"]
+    content: str | ListOf[dict[str, Any]]
 
 
 class StructuredOutputs(Body):
@@ -108,10 +90,16 @@ class Sampling(Body):
     parse_special: bool | None = Field(
         default=None, description="Special tokens written in the prompt or in messages are special tokens, not text.")
     cache_salt: str | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = number(minimum=0, maximum=20)
     on_empty_support: Literal["error", "stop", "unmasked"] | None = None
     speculation: str | dict[str, Any] | None = Field(
-        default=None, description='A method\'s name, an object with a "method", or null to decode plainly. Left out: '
+        default=None, description='A method\'s name, an object with a "method", or "none" to decode plainly. Left out: '
                                   "the server's default.")
+    prediction: Prediction | None = Field(
+        default=None, description="A text that the answer is expected to be like: it is drafted, and never changes the "
+                                  "answer.")
     trace: bool | None = Field(default=None, description="Return what `paceline replay` needs.")
     provenance: bool | None = Field(default=None, description="Say of each token where it came from.")
 
@@ -157,42 +145,37 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
-class Function(Body):
-    name: str = Field(min_length=1, max_length=128)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Body):
-    name: str
-
-
-class NamedTool(Body):
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class ChatBody(Sampling):
     messages: ListOf[Message] = Field(min_length=1)
     max_tokens: int | None = number(minimum=1)
     max_completion_tokens: int | None = number(minimum=1)
     logprobs: bool | None = None
     top_logprobs: int | None = number(minimum=0, maximum=20)
-    tools: ListOf[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: ListOf[AnyTool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: ListOf[Function] | None = Field(default=None, description="What tools were called before.")
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        default=None, description="What tool_choice was called before.")
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        default=None, description="Go on with the last message instead of answering it.")
+    chat_template: str | None = Field(default=None, description="Only where the server trusts its clients with it.")
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: ListOf[Literal["text"]] | None = None
     # Accepted because clients send them; models here have no such settings.
     reasoning_effort: str | None = None
     verbosity: str | None = None
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> Self:
+        """The names of old, said anew; that the answer is to be told by them, `functions` says."""
+        if self.functions is not None and self.tools is None:
+            self.tools = [Tool(type="function", function=one) for one in self.functions]
+            self.tool_choice = (NamedTool(type="function", function=self.function_call)
+                                if isinstance(self.function_call, NamedFunction) else self.function_call)
+            self.parallel_tool_calls = False
+        return self
 
 
 class TokenizeBody(Body):

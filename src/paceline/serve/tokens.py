@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.engine.records.deltas import SampleDelta
 from paceline.models.tokenizer import Tokenizer
-from paceline.request import Completion, TokenLogprob
+from paceline.request import Completion, RequestOutput, TokenLogprob
 from paceline.speculation.stats import Provenance
 
 LEAST = -9999.0
@@ -45,6 +45,19 @@ def chat_logprobs(scores: Sequence[TokenLogprob], names: TokenNames) -> dict[str
     return {"content": [entry(score.token, score.raw) | {
         "top_logprobs": [entry(token, value) for token, value in score.top.items()]} for score in scores],
         "refusal": None}
+
+
+def prompt_logprobs(output: RequestOutput, asked: int | None, names: TokenNames) -> dict[str, Any]:
+    """As vLLM tells them: of each token of the prompt, the token itself and the likeliest, by their ids."""
+    if asked is None:
+        return {}
+
+    def entries(score: TokenLogprob) -> dict[str, Any]:
+        ranked = {token: (rank, value) for rank, (token, value) in enumerate(score.top.items(), 1) if rank <= asked}
+        return {str(token): {"logprob": bounded(value), "rank": rank, "decoded_token": names.text(token)}
+                for token, (rank, value) in ({score.token: (score.rank, score.raw)} | ranked).items()}
+
+    return {"prompt_logprobs": [None if score is None else entries(score) for score in output.prompt_logprobs or ()]}
 
 
 class CompletionLogprobs:

@@ -19,6 +19,7 @@ from paceline.speculation.drafters import (
     merge,
     ngram,
     precision,
+    prediction,
     rest,
     scripted,
     skip,
@@ -47,6 +48,7 @@ BUILDERS: Mapping[str, Builder] = {
     "exit": exit.build,
     "precision": precision.build,
     "cascade": cascade.build,
+    "prediction": prediction.build,
     **dict.fromkeys(HEADS, head.build),
     "oracle": scripted.build,
     "wrong": scripted.build,
@@ -57,6 +59,8 @@ together."""
 
 SCRIPTED = ("oracle", "wrong")
 """Methods that prove something and therefore do what they are told unless asked to adapt."""
+TOLD = (*SCRIPTED, "prediction")
+"""Methods that draft what the caller gives them: without that there is nothing to try."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Emitter:
     """What one sequence has produced, and whether it should go on."""
 
     __slots__ = (
+        "_include_stop",
         "_interrupt",
         "_matcher",
         "_min_tokens",
@@ -87,6 +88,7 @@ class Emitter:
         """Tokens whose text nobody has asked for yet."""
         self._matcher = None if stops.strings is None else stops.strings.fork()
         self._stop_ids = stops.token_ids
+        self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._interrupt = params.interrupt
         self._stop_when = None if params.stop_when is None else params.stop_when()
@@ -145,24 +147,33 @@ class Emitter:
         self.broken = StepError("The engine could not make a text of this request's tokens; try it again.", said)
         return ""
 
+    def _shown(self, piece: str) -> tuple[str, str | None]:
+        """What can be shown now that `piece` has come, and the stop string that it completes."""
+        if self._matcher is None:
+            return piece, None
+        shown, stopped = self._matcher.push(piece)
+        return shown + stopped if stopped is not None and self._include_stop else shown, stopped
+
     def push(self, token: int) -> str | None:
         """Take one token; the reason to stop after it, if there is one.
 
         The token that ends a text is part of `token_ids`; of the text only what comes before a stop string or a
-        stop token is kept. Stop strings are looked for in the text from the min_tokens-th token on. Raises a
-        PacelineError where what the request brought along fails on it.
+        stop token is kept, unless the request asked for that too. Stop strings are looked for in the text from the
+        min_tokens-th token on. Raises a PacelineError where what the request brought along fails on it.
         """
         ids = self.token_ids
         ids.append(token)
         count = len(ids)
-        if token in self._stop_ids and count >= self._min_tokens:
-            return self.finish("stop", token)
         if self._unread:
             self._read()
+        if token in self._stop_ids and count >= self._min_tokens:
+            if self._include_stop:
+                self._pieces.append(self._shown(self._decode(token))[0])
+            return self.finish("stop", token)
         if self._stream is not None:
             piece = self._decode(token)
-            if self._matcher is not None and piece and count >= self._min_tokens:
-                piece, stopped = self._matcher.push(piece)
+            if count >= self._min_tokens:
+                piece, stopped = self._shown(piece)
                 if stopped is not None:
                     self.finish_reason, self.stop_reason = "stop", stopped
             if piece:
@@ -189,10 +200,9 @@ class Emitter:
             if self._unread:
                 self._read()
             if self._stream is not None:
-                tail = self._decode(None)
-                if self._matcher is not None:
-                    emitted, stopped = self._matcher.push(tail)
-                    tail = emitted if stopped is not None else emitted + self._matcher.flush()
+                tail, stopped = self._shown(self._decode(None))
+                if self._matcher is not None and stopped is None:
+                    tail += self._matcher.flush()
                 if tail:
                     self._pieces.append(tail)
             if self.broken is not None:

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from paceline.errors import RequestError
 from paceline.request import RequestOutput, SamplingParams
+from paceline.serve.body import Body, ListOf, Text, TokenId, number
 from paceline.serve.calls import Call, unless_gone
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
-from paceline.serve.schema import Body, ListOf, Text, TokenId, number
 
 router = APIRouter(route_class=BoundedRoute)
 

@@ -12,16 +12,18 @@ from paceline import __version__
 from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import RequestOutput
+from paceline.serve.body import Body, ListOf, TokenId
 from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.completions import begin
-from paceline.serve.conversation import render_arguments
+from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import check_operator
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import chat_body, completion_body
-from paceline.serve.schema import Body, CompletionBody, ListOf, Message, TokenId, Tool
+from paceline.serve.schema import CompletionBody, Message
 from paceline.serve.streaming import EVENTS, EventStream, encode
+from paceline.serve.tool_schema import AnyTool
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -45,7 +47,7 @@ class LlamaCompletion(BaseModel):
 
 class ApplyTemplate(Body):
     messages: ListOf[Message] = Field(min_length=1)
-    tools: ListOf[Tool] | None = None
+    tools: ListOf[AnyTool] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -96,7 +98,7 @@ async def apply_template(request: Request, body: ApplyTemplate) -> Response:
 
     def apply() -> str:
         asked = chat_body({name: getattr(body, name) for name in body.model_fields_set})
-        ids = engine.render(max_prompt_len=engine.config.max_model_len, **render_arguments(asked, engine.chat))
+        ids = rendered(engine, asked, engine.chat)
         return "" if engine.tokenizer is None else engine.tokenizer.decode(ids, False)
 
     return JSONResponse({"prompt": await beside(request, apply)})

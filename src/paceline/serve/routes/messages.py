@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, unless_gone
 from paceline.serve.chat import begin
-from paceline.serve.conversation import render_arguments
+from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.messages_input import CountBody, MessagesBody, translated
@@ -49,12 +49,8 @@ async def count_tokens(request: Request, body: CountBody) -> Response:
     service = service_of(request)
     service.adapter(body.model)
     engine = service.llm.engine
-
-    def count() -> int:
-        arguments = render_arguments(translated(body), engine.chat)
-        return len(engine.render(max_prompt_len=engine.config.max_model_len, **arguments))
-
-    return JSONResponse({"input_tokens": await beside(request, count)})
+    counted = await beside(request, lambda: len(rendered(engine, translated(body), engine.chat)))
+    return JSONResponse({"input_tokens": counted})
 
 
 def _envelope(call: Call) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.errors import RequestError
+from paceline.serve.body import Body, ListOf, Text, number
 from paceline.serve.routes.translate import chat_body, check_one_answer, compact, joined_text, passed_on
-from paceline.serve.schema import Body, ChatBody, ListOf, Sampling, Text, number
+from paceline.serve.schema import ChatBody, Sampling
 
 OWN = ("metadata", "stream_options", "response_format", "n", "stop")
 """Fields of a chat's that mean something else here, or nothing."""

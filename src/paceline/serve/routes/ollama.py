@@ -17,13 +17,13 @@ from paceline.errors import RequestError
 from paceline.request import RequestOutput
 from paceline.serve import chat as chats
 from paceline.serve import completions
+from paceline.serve.body import Body, ListOf, Text
 from paceline.serve.calls import Call, Service, fingerprint, unless_gone
 from paceline.serve.errors import ApiError, ollama_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.embeddings import embed, vectors_of, written
 from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import PartsWriter, chat_body, completion_body
-from paceline.serve.schema import Body, ListOf, Text
 from paceline.serve.streaming import EventStream, encode
 from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 

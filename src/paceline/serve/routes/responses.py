@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
-from paceline.serve.chat import begin, call_id
+from paceline.serve.chat import begin
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
@@ -20,6 +20,7 @@ from paceline.serve.routes.stored import Stored
 from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
+from paceline.serve.told_calls import call_id
 from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.errors import RequestError
+from paceline.serve.body import Body, ListOf, number
 from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on
-from paceline.serve.schema import Body, ChatBody, ListOf, Sampling, number
+from paceline.serve.schema import ChatBody, Sampling
 
 TEXTS = ("input_text", "output_text", "text")
 OWN = ("store", "metadata", "stream_options", "response_format", "n")

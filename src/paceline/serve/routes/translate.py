@@ -31,8 +31,8 @@ def check_one_answer(body: Sampling) -> None:
     """Refuse what chats have and an answer of another protocol has no place for."""
     if body.n is not None and body.n != 1:
         raise RequestError("n must be 1: there is one answer here.", "n")
-    for name in ("provenance", "trace"):
-        if getattr(body, name):
+    for name in ("provenance", "trace", "prompt_logprobs"):
+        if getattr(body, name) not in (None, False):
             raise RequestError(f"{name} is not told here: ask /v1/chat/completions.", name)
 
 
@@ -48,7 +48,7 @@ def _body(kind: type[Made], fields: Mapping[str, Any]) -> Made:
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as problem:
-        raise validation_error(problem.errors()) from None
+        raise validation_error(problem.errors(), dict(fields)) from None
 
 
 def joined_text(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) -> str:

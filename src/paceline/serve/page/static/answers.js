@@ -35,7 +35,7 @@ export class Answer {
           for (const _ of choice.tokens) this.arrivals.push(this.last);
         }
         this.content += choice?.delta?.content ?? choice?.text ?? "";
-        if (choice?.finish_reason) this.finish = choice.finish_reason;
+        if (choice?.finish_reason) this.finish = choice.paceline?.finish_reason ?? choice.finish_reason;
         if (chunk.paceline) this.summary = chunk.paceline;
         this.onprogress(this);
       }

@@ -106,7 +106,7 @@ export class Controls {
       seed: /^\d+$/.test(v.seed) ? v.seed : undefined, trace: v.trace,
     };
     const wish = speculation === undefined ? this.speculation() : speculation;
-    if (wish !== undefined) body.speculation = wish;
+    if (wish !== undefined) body.speculation = wish ?? "none";
     return body;
   }
 

@@ -18,7 +18,7 @@ export class Race {
     const wish = controls.speculation();
     this.wish = wish === null || wish === undefined ? about.speculation ?? "auto" : wish;
     this.method = controls.values.method && controls.values.method !== "off" ? controls.values.method : typeof this.wish === "string" ? this.wish : this.wish.method;
-    this.lanes = [new Lane(about, "off", "Speculation off", null), new Lane(about, "on", `Speculation on: ${this.method}`, this.wish)];
+    this.lanes = [new Lane(about, "off", "Speculation off", "none"), new Lane(about, "on", `Speculation on: ${this.method}`, this.wish)];
     this.verdict = h("p", { class: "verdict", role: "status", "aria-live": "polite" });
     this.again = h("button", { type: "button", class: "small", hidden: true, onclick: () => this.replay() }, "Replay");
     this.pace = h("span", { class: "soft small num" });
