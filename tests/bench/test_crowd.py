@@ -88,7 +88,7 @@ def test_prompts_too_few_or_too_long_are_refused(dataset: Path, llm: LLM) -> Non
     with pytest.raises(ConfigError, match="no two prompts of up to 5 characters"):
         crowd.run(dataset, longest=5, llm=llm)
     dataset.write_text("\n".join(json.dumps({"category": "qa", "turns": ["a" * 400]}) for _ in range(4)))
-    with pytest.raises(RequestError, match="The prompt has 400 "):
+    with pytest.raises(RequestError, match="your prompt resulted in 400 "):
         crowd.run(dataset, at_once=(1,), llm=llm)
 
 

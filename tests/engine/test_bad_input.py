@@ -47,7 +47,7 @@ def test_what_comes_later_is_refused_by_name(wish: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("prompt", "words"), [
     ([], "empty"), ([VOCAB], "out of range"), ([-1], "out of range"), ([1.5], "out of range"),
-    (list(range(50)) * 20, "shorten it by"), ("text", "without a tokenizer"), (b"text", "not bytes"),
+    (list(range(50)) * 20, "489 too many"), ("text", "without a tokenizer"), (b"text", "not bytes"),
     (7.5, "a list of"),
 ])
 def test_bad_prompts(prompt: Any, words: str) -> None:

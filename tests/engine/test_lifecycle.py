@@ -124,7 +124,7 @@ def test_a_text_that_cannot_be_made_ends_its_request_alone(where: str, read: boo
     """Also where somebody asks for the text between steps, who has nothing to do with it."""
     engine = tiny_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_text_stream", lambda _: BrokenStream(where))
+        patch.setattr(engine, "_text_stream", lambda *_: BrokenStream(where))
         bad = engine.add(PROMPT, GREEDY)
     good = engine.add(PROMPT, GREEDY)
     while engine.has_work:

@@ -34,7 +34,7 @@ def test_lanes_run_one_after_the_other_and_find_nothing_of_each_other(open_page:
     start_race(page)
     start_race(page)
     assert len({body["cache_salt"] for _, body in sent}) == 4, "each lane has a salt of its own, in every race"
-    assert [body["speculation"] for _, body in sent] == [None, "lookahead"] * 2
+    assert [body["speculation"] for _, body in sent] == ["none", "lookahead"] * 2
     latest = httpx.get(f"{server.url}/paceline/requests", timeout=90).json()["requests"][:4]
     for one in latest:
         told = httpx.get(f"{server.url}/paceline/request", params={"id": one["id"]}, timeout=90).json()
@@ -84,7 +84,7 @@ def test_a_race_whose_texts_differ_says_where(open_page: OpenPage, server: Serve
     settle(page)
 
     def bend(route: Any) -> None:
-        if route.request.post_data_json.get("speculation") is not None:
+        if route.request.post_data_json.get("speculation") != "none":
             route.continue_()
             return
         answer, count = route.fetch(timeout=90_000), 0
