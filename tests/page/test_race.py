@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -36,6 +37,8 @@ def test_lanes_run_one_after_the_other_and_find_nothing_of_each_other(open_page:
     assert len({body["cache_salt"] for _, body in sent}) == 4, "each lane has a salt of its own, in every race"
     assert [body["speculation"] for _, body in sent] == ["none", "lookahead"] * 2
     latest = httpx.get(f"{server.url}/paceline/requests", timeout=90).json()["requests"][:4]
+    for newer, older in pairwise(latest):
+        assert older["age_s"] - older["duration_s"] >= newer["age_s"], "a lane ends before the next begins"
     for one in latest:
         told = httpx.get(f"{server.url}/paceline/request", params={"id": one["id"]}, timeout=90).json()
         assert {event["company"] for event in told["events"]} == {1}
