@@ -59,6 +59,27 @@ class AnswerParser(ABC):
     def end(self) -> Iterator[Event]: ...
 
 
+class StatefulParser(AnswerParser):
+    """Reads as far as it can in one state after the other; what it cannot read yet waits for more text."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._read = self._text
+        """How what comes next is read: it takes from `_unread`, and may set another state."""
+
+    @abstractmethod
+    def _text(self) -> Iterator[Event]:
+        """Outside of calls, where every text begins."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        self._unread += text
+        while self._unread:
+            before = self._read, len(self._unread)
+            yield from self._read()
+            if before == (self._read, len(self._unread)):
+                return
+
+
 class PlainText(AnswerParser):
     """No tools: all of it is for the reader."""
 

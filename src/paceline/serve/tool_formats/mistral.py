@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.serve.tool_formats.events import AnswerParser, CallArguments, CallBegun, Event, content, overlap
+from paceline.serve.tool_formats.events import (
+    AnswerParser,
+    CallArguments,
+    CallBegun,
+    Event,
+    StatefulParser,
+    content,
+    overlap,
+)
 from paceline.serve.tool_formats.format import ToolFormat, Tools
 from paceline.serve.tool_formats.json_calls import SPACE, JsonCalls, ObjectEnd
 from paceline.serve.tool_formats.lark import Lark
@@ -44,27 +52,18 @@ class MistralArgs(Mistral):
         return lark.whole(one if most == 1 else f"{one}+")
 
 
-class MistralParser(AnswerParser):
+class MistralParser(StatefulParser):
     """Both formats: what follows the tag says which."""
 
     def __init__(self, tools: Tools, most: int | None = None) -> None:
+        super().__init__()
         self._tools = tools
         self._calls = JsonCalls(tools, most)
-        self._read = self._text
-        self._unread = ""
         self._object: ObjectEnd | None = None
 
     @property
     def over(self) -> bool:
         return self._calls.full
-
-    def push(self, text: str) -> Iterator[Event]:
-        self._unread += text
-        while self._unread:
-            before = self._read, len(self._unread)
-            yield from self._read()
-            if before == (self._read, len(self._unread)):
-                return
 
     def _text(self) -> Iterator[Event]:
         """Up to a tag. Space before it is the format's."""

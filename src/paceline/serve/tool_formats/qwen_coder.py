@@ -6,7 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.serve.tool_formats.events import AnswerParser, CallArguments, CallBegun, Event, content, overlap
+from paceline.serve.tool_formats.events import (
+    AnswerParser,
+    CallArguments,
+    CallBegun,
+    Event,
+    StatefulParser,
+    content,
+    overlap,
+)
 from paceline.serve.tool_formats.format import ToolFormat, Tools
 from paceline.serve.tool_formats.json_calls import SPACE
 from paceline.serve.tool_formats.lark import Lark
@@ -60,13 +68,12 @@ def _is_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
-class QwenCoderParser(AnswerParser):
+class QwenCoderParser(StatefulParser):
     def __init__(self, tools: Tools, most: int | None = None) -> None:
+        super().__init__()
         self._tools = tools
         self._most = most
         self._count = 0
-        self._unread = ""
-        self._read = self._text
         self._schema: Mapping[str, Any] = {}
         self._separator = "{"
         self._is_text = self._begun = False
@@ -75,14 +82,6 @@ class QwenCoderParser(AnswerParser):
     @property
     def over(self) -> bool:
         return self._most is not None and self._count >= self._most
-
-    def push(self, text: str) -> Iterator[Event]:
-        self._unread += text
-        while self._unread:
-            before = self._read, len(self._unread)
-            yield from self._read()
-            if before == (self._read, len(self._unread)):
-                return
 
     def _text(self) -> Iterator[Event]:
         """Up to a function; the tag before it, and space around that, are the format's."""
