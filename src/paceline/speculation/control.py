@@ -38,6 +38,9 @@ SPAN = 4
 NEGLIGIBLE = 1e-3
 ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
+REST = 8
+"""Steps at most, half as many as there are sequences, for which a company is not weighed again once nobody in it was to
+be drafted for: weighing a crowd takes as long as a drafter would."""
 DEAR_OPENING = 4.0
 """Steps' worth of time that a method without prospects may take for a request's first draft, just to try."""
 
@@ -100,6 +103,8 @@ class AdaptiveController:
         """By drafter, since the last budgets: sequences that were asked about, and seconds."""
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
+        self._rest = (0, 0)
+        """A company, and the steps for which nobody in it is weighed."""
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
               scope: str = "") -> None:
@@ -121,7 +126,7 @@ class AdaptiveController:
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open:
+        if not open or self._rests(ahead.running):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -132,7 +137,14 @@ class AdaptiveController:
         for place, size in zip(sized, self._sizes(sized, states, asks, ahead)):
             if size:
                 found[place] = self._sized(states[place], size, price, pace)
+        if not any(found):
+            self._rest = (ahead.running, min(REST, ahead.running // 2))
         return found
+
+    def _rests(self, running: int) -> bool:
+        company, left = self._rest
+        self._rest = (company, left - 1)
+        return company == running and left > 0
 
     def _measured(self, ahead: Ahead) -> bool:
         return self.cost.knows(ahead.running)

@@ -84,7 +84,8 @@ class Drafter(Protocol):
         sequences that share this drafter object and are to be drafted now."""
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
-        """New tokens of the sequence are final (already in `tokens`)."""
+        """New tokens of the sequence are final (already in `tokens`). Of steps that it was not asked about it may hear
+        together, before it is asked again."""
 
     def release(self, sequence: DraftedSequence) -> None:
         """The sequence is gone; forget it."""

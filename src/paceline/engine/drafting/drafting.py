@@ -35,6 +35,8 @@ log = logging.getLogger("paceline.speculation")
 GRAMMAR = "grammar"
 """The source of drafts that a request's structure leaves no choice about."""
 MOST_FORCED = 32
+MOST_UNTOLD = 64
+"""Tokens of a sequence that its drafter need not have heard of."""
 FAIR_TRIAL = 8
 """Forced tokens after which a sequence that takes less than half of them gets no more: its model cuts texts into other
 tokens than the tokenizer does."""
@@ -69,6 +71,11 @@ class Drafting(Guard[Sequence]):
         """How many forced tokens were drafted and accepted."""
         self._seconds: dict[Sequence, float] = {}
         """What drafting took for each sequence since the last account."""
+        self._asked: set[Sequence] = set()
+        """Whose drafters have proposed something that they have yet to hear the outcome of."""
+        self._untold: dict[Sequence, list[int]] = {}
+        """What came of steps for which nothing was asked. In a crowd that is nearly all, and to hear of a token
+        costs a drafter little less than to hear of many: it is told when somebody is asked again."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         """A sequence starts. One whose drafts a device looks up by itself needs no drafter here."""
@@ -121,12 +128,17 @@ class Drafting(Guard[Sequence]):
 
     def _offers(self, asks: SequenceOf[Ask], budgets: SequenceOf[Budget | None], ahead: Ahead) -> list[Offer]:
         """What drafters have for those who may be drafted for, each asked once for all of its own."""
+        if not any(budgets):
+            return []
+        for seq in list(self._untold):
+            self._tell(seq)
         by_drafter: dict[int, tuple[Drafter, dict[Sequence, Ask], list[Budget]]] = {}
         for ask, budget in zip(asks, budgets):
-            if budget is None:
-                continue
             seq = cast("Sequence", ask.sequence)
+            if budget is None or seq not in self._drafters:
+                continue
             drafter = self._drafters[seq][0]
+            self._asked.add(seq)
             _, own, limits = by_drafter.setdefault(id(drafter), (drafter, {}, []))
             own[seq] = ask
             left = seq.limit - len(seq.tokens) - 1
@@ -185,11 +197,27 @@ class Drafting(Guard[Sequence]):
             tried, accepted = self._forced.get(seq, (0, 0))
             self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
             observation = Observation(observation.tokens, hidden=observation.hidden)
+        if seq not in self._asked and observation.draft is None and not observation.hidden:
+            self.guarded(entry[0], seq, self.controller.learn, seq, observation)
+            if seq in self._drafters:
+                untold = self._untold.setdefault(seq, [])
+                untold += observation.tokens
+                if len(untold) >= MOST_UNTOLD:
+                    self._tell(seq)
+            return
+        self._asked.discard(seq)
+        self._tell(seq)
         self.guarded(entry[0], seq, self._teach, entry[0], seq, observation)
 
     def _teach(self, drafter: Drafter, seq: Sequence, observation: Observation) -> None:
         self.controller.learn(seq, observation)
         drafter.observe(seq, observation)
+
+    def _tell(self, seq: Sequence) -> None:
+        """A drafter hears of what it has not heard of yet."""
+        tokens, entry = self._untold.pop(seq, None), self._drafters.get(seq)
+        if tokens and entry is not None:
+            self.guarded(entry[0], seq, entry[0].observe, seq, Observation(tokens))
 
     def _count(self, seq: Sequence, observation: Observation) -> None:
         stats = seq.record.speculation
@@ -279,6 +307,8 @@ class Drafting(Guard[Sequence]):
         self._forced.pop(seq, None)
         self._by_device.pop(seq, None)
         self._recorded.pop(seq, None)
+        self._tell(seq)  # others may draft from this text
+        self._asked.discard(seq)
         entry = self._drafters.get(seq)
         if entry is not None:
             self.guarded(entry[0], seq, entry[0].release, seq)
@@ -312,6 +342,8 @@ class Drafting(Guard[Sequence]):
         _, stats = self._drafters.pop(seq)
         self.controller.release(seq)
         self._forced.pop(seq, None)
+        self._untold.pop(seq, None)
+        self._asked.discard(seq)
         seq.draft = None
         seq.wait_for_commit = False
         seq.taps = frozenset()

@@ -15,7 +15,7 @@ import torch
 from paceline.kernels.layout import GroupView, Layout
 from paceline.models.heads.interface import StoredRows
 
-MOST = 16
+MOST = 64
 """Rows that may wait; a whole tile of rows or two cost the same."""
 
 
@@ -47,30 +47,36 @@ class WaitingRows:
         steps, self._steps, self._count = self._steps, [], 0
         if len(steps) < 2:
             return steps[0] if steps else None
-        slots = torch.cat([step.rows.view.slots for step in steps])
-        last = _last_writers(slots.numpy())
-        return Taken({tap: _chosen([step.tapped[tap] for step in steps], last) for tap in steps[0].tapped},
-                     _rows(steps, slots[last], last))
+        # In numpy: torch would share so small a copy out to threads of its own, which ours are in the way of.
+        slots = _joined([step.rows.view.slots for step in steps])
+        last = _last_writers(slots)
+        return Taken({tap: torch.from_numpy(_chosen([step.tapped[tap] for step in steps], last))
+                      for tap in steps[0].tapped}, _rows(steps, slots[last], last))
 
 
-def _last_writers(slots: np.ndarray) -> torch.Tensor:
+def _last_writers(slots: np.ndarray) -> np.ndarray | slice:
     """Where several rows have the same slot, a draft that was turned down and the token that came instead, the last of
     them, as if they had been stored in turn."""
-    _, behind = np.unique(slots[::-1], return_index=True)
-    return torch.from_numpy(np.sort(len(slots) - 1 - behind))
+    found, behind = np.unique(slots[::-1], return_index=True)
+    return slice(None) if len(found) == len(slots) else np.sort(len(slots) - 1 - behind)
 
 
-def _chosen(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    return torch.cat(list(parts)).index_select(0, rows)
+def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.concatenate([part.numpy() for part in parts])
 
 
-def _rows(steps: Sequence[Taken], slots: torch.Tensor, chosen: torch.Tensor) -> StoredRows:
+def _chosen(parts: Sequence[torch.Tensor], rows: np.ndarray | slice) -> np.ndarray:
+    chosen: np.ndarray = _joined(parts)[rows]
+    return chosen
+
+
+def _rows(steps: Sequence[Taken], slots: np.ndarray, chosen: np.ndarray | slice) -> StoredRows:
     """Each of them a text of its own of which nothing else is seen."""
     newest = steps[-1].rows
     tokens = _chosen([step.rows.tokens for step in steps], chosen)
     positions = _chosen([step.rows.layout.positions for step in steps], chosen)
-    count = len(chosen)
-    view = GroupView(torch.zeros((count, 0), dtype=torch.int64), slots, newest.view.window)
-    layout = Layout(positions, list(range(count + 1)), positions.tolist(), [None] * count, newest.layout.block_size,
-                    [view])
-    return StoredRows(tokens, layout, view, newest.before)
+    count = len(slots)
+    view = GroupView(torch.zeros((count, 0), dtype=torch.int64), torch.from_numpy(slots), newest.view.window)
+    layout = Layout(torch.from_numpy(positions), list(range(count + 1)), positions.tolist(), [None] * count,
+                    newest.layout.block_size, [view])
+    return StoredRows(torch.from_numpy(tokens), layout, view, newest.before)
