@@ -158,6 +158,18 @@ def test_indents_of_four_are_allowed_to_any_depth() -> None:
     assert not allows(deep, lists, indent=40), "blanks are bounded"
 
 
+@pytest.mark.parametrize(("kind", "fits", "breaks"), [
+    ("date", ["2026-12-31", "0001-01-01"], ["0000-01-01", "2026-13-01"]),
+    ("time", ["23:59:59Z", "10:00:00.5+02:00"], ["23:59:60Z", "24:00:00Z"]),
+    ("date-time", ["2026-12-31T23:59:59Z", "0400-01-01T00:00:00+01:00"], ["0000-01-01T00:00:00Z",
+                                                                          "2026-01-01T00:00:60Z"])])
+def test_times_are_such_as_clients_can_read(kind: str, fits: list[str], breaks: list[str]) -> None:
+    for schema in ({"format": kind}, {"type": "string", "format": kind, "pattern": ":|-"}):
+        assert all(allows(schema, text) for text in fits)
+        assert not any(allows(schema, text) for text in breaks)
+    assert allows({"format": kind}, 1), "of other types a format says nothing"
+
+
 ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"], "additionalProperties": False}
 PRIMES = (7, 11, 13, 17, 19, 23)
 

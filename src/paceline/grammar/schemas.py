@@ -16,6 +16,9 @@ KNOWN_FORMATS = frozenset((
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 """Others say what a text is for, and are annotations."""
 SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
+_YEAR, _CLOCK = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])-", r"\d\d:\d\d:[0-5]"
+FORMAT_PATTERNS = {"date": f"^{_YEAR}", "time": f"^{_CLOCK}", "date-time": f"^{_YEAR}.{{6}}{_CLOCK}"}
+"""What clients can read of a format: calendars begin with the year 1, and a minute has sixty seconds."""
 ANNOTATIONS = ("uniqueItems", "propertyNames")
 """What a grammar cannot keep, and texts mostly keep by themselves: ignored, or refused where a schema is strict."""
 KEYWORDS: dict[str, tuple[str, str]] = {
@@ -73,6 +76,8 @@ def _prepared(schema: Any, strict: bool) -> Any:
         found["format"] = SAME_FORMATS.get(kind, kind)
         if found["format"] not in KNOWN_FORMATS:
             del found["format"]
+        elif found["format"] in FORMAT_PATTERNS:
+            found["allOf"] = [*found.get("allOf", ()), {"pattern": FORMAT_PATTERNS[found["format"]]}]
     found = _each(found, lambda inner: _prepared(inner, strict))
     return _without_not(_without_dependencies(found))
 
