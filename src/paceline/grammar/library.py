@@ -110,7 +110,8 @@ class Library:
 
 def _behind(before: str, source: str) -> str:
     """One grammar behind another: `source` has several grammars at most, the first of which is what it is about."""
-    first, *others = json.loads(source)["grammars"]
+    own = source.lstrip().startswith("{")  # else it is in Lark's notation
+    first, *others = json.loads(source)["grammars"] if own else [{"lark_grammar": source}]
     both = "start: before @structure\n" + before.replace("start:", "before:", 1)
     return json.dumps({"grammars": [{"lark_grammar": both}, first | {"name": "structure"}, *others]})
 
