@@ -1,4 +1,4 @@
-"""JSON schemas drawn by a seed, from all that is enforced, and texts that a model without preferences writes by them."""
+"""JSON schemas drawn by a seed, from all that is enforced, and how a model without preferences writes by them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ def test_the_page_has_every_keyword() -> None:
     ({"type": ["integer", "null"], "not": {"type": "null"}}, 1, None),
     (TWO | {"dependencies": {"a": {"required": ["b"]}}, "dependentRequired": {"b": ["a"]}}, {"a": 1, "b": 2}, {"b": 1}),
     ({"type": "array", "items": {"not": {"type": ["string", "null"]}}}, [1, {}], ["a"]),
-    ({"not": {"type": "string", "description": "a text", "x-own": 1}}, 1, "a"), ({"not": False, "type": "null"}, None, 1),
+    ({"not": {"type": "string", "description": "a text", "x-own": 1}}, 1, "a"),
+    ({"not": False, "type": "null"}, None, 1),
     ({"enum": [[1], [True], {"a": True}], "not": {"enum": [[1], {"a": 1}]}}, [True], [1]),
     ({"enum": [[1], [True], {"a": True}], "not": {"enum": [[1], {"a": 1}]}}, {"a": True}, [1]),
     ({"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {

@@ -100,8 +100,9 @@ def test_what_was_told_stands_wherever_the_text_is_cut(name: str, text: str) -> 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3-json", "mistral"])
 def test_a_brace_too_few_or_too_many_loses_no_call(name: str) -> None:
-    call, text = CALL[:-1], {"hermes": "<tool_call>\n{0}\n</tool_call>\n<tool_call>\n{1}\n</tool_call>",
-                             "llama3-json": "{1}<|python_tag|>{0}", "mistral": "[TOOL_CALLS][{1}][TOOL_CALLS][{0}"}[name]
+    call = CALL[:-1]
+    text = {"hermes": "<tool_call>\n{0}\n</tool_call>\n<tool_call>\n{1}\n</tool_call>",
+            "llama3-json": "{1}<|python_tag|>{0}", "mistral": "[TOOL_CALLS][{1}][TOOL_CALLS][{0}"}[name]
     few = text.replace("{0}", call).replace("{1}", OTHER)
     wanted = {("f", JSON), ("file.read", "{}")}
     for asked in (few, few.replace(OTHER, OTHER + "}"), few.replace(call, CALL + "}")):

@@ -1,5 +1,5 @@
-"""Calls in every format and structures behind thoughts, on random weights: drafted or not, they are the same tokens, and
-what is called has arguments that keep their schema."""
+"""Calls in every format and structures behind thoughts, on random weights: drafted or not, they are the same tokens,
+and what is called has arguments that keep their schema."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
     "behind thoughts": {"choice": CHOICE, "structure_after": reasoning.before_answer(reasoning.MAYBE, Lark({}))},
     "behind open thoughts": {"json_schema": TOOLS["walk"],
                              "structure_after": reasoning.before_answer(reasoning.BEGUN, Lark({}))},
-    "a grammar that stops": {"grammar": 'start: free "." rest\nfree[max_tokens=9]: /(?s:.*)/\nrest[stop="a"]: /[^b]*/\n',
-                             "max_tokens": 40},
+    "a grammar that stops": {
+        "grammar": 'start: free "." rest\nfree[max_tokens=9]: /(?s:.*)/\nrest[stop="a"]: /[^b]*/\n',
+        "max_tokens": 40},
     "a text in Qwen-coder's": {"grammar": FORMATS["qwen-coder"].grammar(SAID, 1, Lark({})), "max_tokens": 60},
     "a call behind thoughts": {"grammar": FORMATS["hermes"].grammar(TOOLS, 1, Lark({})),
                                "structure_after": reasoning.before_answer(reasoning.MAYBE, Lark({}))},

@@ -1,4 +1,4 @@
-"""Schemas of all kinds, asked for in five spellings: each means the same grammar, and what is written by it is valid."""
+"""Schemas of all kinds, asked for in five spellings: all mean the same grammar, and what is written by it is valid."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def exactly(number: str) -> Decimal | float:
 def keywords(part: Any) -> set[str]:
     if isinstance(part, list):
         return {name for inner in part for name in keywords(inner)}
-    return part.keys() | {name for inner in part.values() for name in keywords(inner)} if isinstance(part, dict) else set()
+    if isinstance(part, dict):
+        return part.keys() | {name for inner in part.values() for name in keywords(inner)}
+    return set()
 
 
 def check(seeds: range) -> Counter[str]:

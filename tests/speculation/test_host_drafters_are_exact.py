@@ -1,4 +1,4 @@
-"""ngram, suffix, lookahead, rest, prediction, specinfer and merge on a real engine: they change nothing but the speed."""
+"""ngram, suffix, lookahead, rest, prediction, specinfer and merge on a real engine: they change nothing but speed."""
 
 from __future__ import annotations
 

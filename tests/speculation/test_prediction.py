@@ -10,6 +10,7 @@ import pytest
 
 from paceline.speculation.drafter import Budget, Observation
 from paceline.speculation.drafters.prediction import PredictionDrafter
+from paceline.speculation.tree import DraftTree
 from paceline.speculation.verify import RULES
 from pairwise import each
 from speculation.enumeration import ADVERSARIES, Fork, ForkRandomness, law
@@ -73,9 +74,16 @@ def test_behind_its_end_the_text_is_looked_up() -> None:
 LENGTH = 4
 
 
+def verified(rule: str, fork: Fork, tree: DraftTree, p: Any) -> list[int]:
+    def after(row: int) -> np.ndarray:
+        return np.asarray(p(tree.path(row - 1)))
+
+    return RULES[rule].verify(tree, after, ForkRandomness(fork, after)).tokens
+
+
 @each(pair=["random", "zeros", "sure target"], rule=["coupled", "rejection", "multi-round", "without-replacement"],
       predicted=[(0, 1, 2, 0, 1), (1, 0, 1, 0, 1, 0), (2,)])
-def test_whatever_is_predicted_the_law_of_the_text_is_the_targets(pair: str, rule: str, predicted: tuple[int, ...]) -> None:
+def test_whatever_is_predicted_the_law_is_the_targets(pair: str, rule: str, predicted: tuple[int, ...]) -> None:
     """Every way that a text of some cycles can go, all choices enumerated: followed, left, found again."""
     p, _ = ADVERSARIES[pair](3)
     drafts = 0
@@ -88,16 +96,9 @@ def test_whatever_is_predicted_the_law_of_the_text_is_the_targets(pair: str, rul
             most = min(2, LENGTH - said - 1)
             tree, = drafter.propose([text], [Budget(most, most)]) if most else [None]
             so_far = tuple(text.tokens[text.prompt_len:])
-
-            def after(row: int) -> np.ndarray:
-                return p((*so_far, *(tree.path(row - 1) if tree is not None else ())))
-
-            if tree is None:
-                tokens = [fork.pick(p(so_far))]
-            else:
-                drafts += 1
-                tokens = RULES[rule].verify(tree, after, ForkRandomness(fork, after)).tokens
-            say(drafter, text, *tokens)
+            drafts += tree is not None
+            say(drafter, text, *(verified(rule, fork, tree, lambda path, so_far=so_far: p((*so_far, *path)))
+                                 if tree is not None else [fork.pick(p(so_far))]))
         return tuple(text.tokens[text.prompt_len:])
 
     got = law(run)

@@ -1,4 +1,4 @@
-"""Schemas that are refused because of what their grammars would come to: texts without an end, states without number."""
+"""Schemas that are refused for what their grammars would come to: texts without an end, states without number."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _EMBEDDED = re.compile(r"%json\s*")
 
 def check(schema: Any, field: str) -> None:
     """Raises a GrammarError that says what is wrong with it. `field`: where it was given."""
-    if (remainders := _remainders(schema)) > MOST_REMAINDERS:
+    if _remainders(schema) > MOST_REMAINDERS:
         raise GrammarError(f"{field} cannot be used: multipleOf, or the least number that all of them divide, is too "
-                           f"large ({MOST_REMAINDERS} is the limit, zeros at its end not counted). Choose a smaller one.",
-                           field)
+                           f"large ({MOST_REMAINDERS} is the limit, zeros at its end not counted). Choose a smaller "
+                           "one.", field)
     if not _Ends(schema).has_end:
-        raise GrammarError(f"{field} cannot be used: it requires itself inside itself, so no text has an end. Let a part "
-                           "on the way be left out, be null or be empty.", field)
+        raise GrammarError(f"{field} cannot be used: it requires itself inside itself, so no text has an end. Let a "
+                           "part on the way be left out, be null or be empty.", field)
 
 
 def embedded(grammar: str) -> Iterator[Any]:
