@@ -111,6 +111,12 @@ def test_the_page_has_every_keyword() -> None:
     ({"type": ["integer", "null"], "not": {"type": "null"}}, 1, None),
     (TWO | {"dependencies": {"a": {"required": ["b"]}}, "dependentRequired": {"b": ["a"]}}, {"a": 1, "b": 2}, {"b": 1}),
     ({"type": "array", "items": {"not": {"type": ["string", "null"]}}}, [1, {}], ["a"]),
+    ({"not": {"type": "string", "description": "a text", "x-own": 1}}, 1, "a"),
+    ({"not": False, "type": "null"}, None, 1),
+    ({"enum": [[1], [True], {"a": True}], "not": {"enum": [[1], {"a": 1}]}}, [True], [1]),
+    ({"enum": [[1], [True], {"a": True}], "not": {"enum": [[1], {"a": 1}]}}, {"a": True}, [1]),
+    ({"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {
+        "type": "array", "items": WHOLE, "uniqueItems": True}}}}, [1], ["a"]),
 ])
 def test_what_is_written_in_other_keywords_is_kept(schema: Any, fits: Any, breaks: Any) -> None:
     assert allows(schema, fits) and not allows(schema, breaks)
@@ -146,6 +152,74 @@ def test_indents_of_four_are_allowed_to_any_depth() -> None:
     lists: Any = 1
     for _ in range(12):
         deep, lists = {"type": "array", "items": deep}, [lists]
-    for schema, wanted in ((OBJECT, value), (nested, lists), (deep, lists)):
+    pair = {"type": "array", "items": [WHOLE]}
+    for schema, wanted in ((OBJECT, value), (nested, lists), (deep, lists), (pair, [1, lists]),
+                           (pair | {"additionalItems": deep}, [1, lists])):
         assert allows(schema, wanted, indent=4) and allows(schema, wanted, indent=2)
     assert not allows(deep, lists, indent=40), "blanks are bounded"
+
+
+@pytest.mark.parametrize(("kind", "fits", "breaks"), [
+    ("date", ["2026-12-31", "0001-01-01"], ["0000-01-01", "2026-13-01"]),
+    ("time", ["23:59:59Z", "10:00:00.5+02:00"], ["23:59:60Z", "24:00:00Z"]),
+    ("date-time", ["2026-12-31T23:59:59Z", "0400-01-01T00:00:00+01:00"], ["0000-01-01T00:00:00Z",
+                                                                          "2026-01-01T00:00:60Z"])])
+def test_times_are_such_as_clients_can_read(kind: str, fits: list[str], breaks: list[str]) -> None:
+    for schema in ({"format": kind}, {"type": "string", "format": kind, "pattern": ":|-"}):
+        assert all(allows(schema, text) for text in fits)
+        assert not any(allows(schema, text) for text in breaks)
+    assert allows({"format": kind}, 1), "of other types a format says nothing"
+
+
+ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"], "additionalProperties": False}
+PRIMES = (7, 11, 13, 17, 19, 23)
+
+
+@pytest.mark.parametrize("schema", [
+    ENDLESS, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {
+        "a": {"type": "array", "prefixItems": [WHOLE, {"$ref": "#/$defs/b"}], "minItems": 2},
+        "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}},
+    {"type": "object", "properties": {"a": WHOLE, "b": ENDLESS | {"properties": {"next": {"$ref": "#/properties/b"}}}},
+     "required": ["b"]},
+])
+def test_a_schema_whose_texts_have_no_end_is_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="no text has an end"):
+        allows(schema, 1)
+
+
+@pytest.mark.parametrize(("schema", "fits"), [
+    (ENDLESS | {"required": []}, {"next": {}}), (ENDLESS | {"properties": {"next": {"anyOf": [
+        {"$ref": "#"}, {"type": "null"}]}}}, {"next": {"next": None}}),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 0}, [[]]),
+    (ENDLESS | {"type": ["object", "null"]}, {"next": None}), (ENDLESS | {"enum": [{"next": 1}]}, {"next": 1}),
+])
+def test_a_schema_that_holds_itself_may_have_an_end(schema: Any, fits: Any) -> None:
+    try:
+        assert allows(schema, fits)
+    except GrammarError as problem:
+        assert "no text has an end" not in str(problem)
+
+
+@pytest.mark.parametrize("wish", [
+    {"json_schema": WHOLE | {"multipleOf": 1000003}},
+    {"json_schema": {"allOf": [WHOLE | {"multipleOf": prime} for prime in PRIMES]}},
+    {"grammar": 'start: "a" b\nb: %json {"multipleOf": 99999989}\n'},
+])
+def test_multiples_that_would_take_gigabytes_are_refused_at_once(wish: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match="multipleOf"):
+        structure_of(SamplingParams(**wish))
+
+
+@pytest.mark.parametrize("step", [0.01, 1e-9, 60, 86400, 1000000, 3600000, 0.25, 1e300])
+def test_usual_multiples_are_not(step: float) -> None:
+    assert structure_of(SamplingParams(json_schema={"items": {"multipleOf": step}, "maximum": 5})) is not None
+
+
+@pytest.mark.parametrize(("schema", "reason"), [
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"), ({"type": "string", "pattern": "("}, "unclosed group"),
+    (functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(150), WHOLE), "nested too deeply"),
+    (functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(500), WHOLE), "nested too deeply"),
+])
+def test_a_refusal_says_why(schema: Any, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        allows(schema, 1)

@@ -21,6 +21,10 @@ from typing import Any
 
 import httpx
 import pytest
+
+# anyio is a plugin of pytest's, so pytest rewrites its files, also this one, which is read with the first file that is
+# served: then in a server's thread. Python 3.11 counts the recursion of all threads' syntax trees as one, and fails.
+from anyio import open_file  # noqa: F401
 from model_files import write_folder
 from rich.console import Console
 from small_tokenizers import byte_level

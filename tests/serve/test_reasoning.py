@@ -79,6 +79,16 @@ def test_a_structure_begins_behind_the_thoughts(thinker: openai.OpenAI) -> None:
     assert message.reasoning_content == THOUGHTS and json.loads(message.content) == {"a": 1}
 
 
+@pytest.mark.parametrize("speculation", ["none", "ngram"])
+def test_forced_calls_and_grammars_come_behind_the_thoughts(thinker: openai.OpenAI, speculation: str) -> None:
+    body = {"speculation": speculation}
+    forced = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    message = ask(thinker, body=body, **forced).choices[0].message
+    assert message.reasoning_content == THOUGHTS and len(message.tool_calls) == 1
+    message = ask(thinker, body=body | {"guided_grammar": 'root ::= "yes" | "no"'}).choices[0].message
+    assert message.reasoning_content == THOUGHTS and message.content in ("yes", "no")
+
+
 def test_every_protocol_tells_thoughts(thinker: openai.OpenAI) -> None:
     url = str(thinker.base_url).removesuffix("/v1/")
     said = {"messages": [{"role": "user", "content": "weather?"}], "model": NAME}

@@ -99,3 +99,24 @@ def test_strict_schemas_refuse_what_others_ignore(client: openai.OpenAI) -> None
     with pytest.raises(openai.BadRequestError, match="these tools") as problem:
         ask(client, tools=[broken], tool_choice="required")
     assert problem.value.param == "tools"
+
+
+def test_responses_are_as_strict_and_name_what_they_were_asked(client: openai.OpenAI) -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for schema, reason in ((unique, "uniqueItems cannot be enforced"), ({"type": "nonsense"}, "Invalid type")):
+        form: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=f"text.format cannot be used.*{reason}") as problem:
+                client.responses.create(model=NAME, input="x", text={"format": form}, stream=stream)
+            assert problem.value.param == "text.format"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_tools_that_are_nested_too_deeply_break_nothing(client: openai.OpenAI, choice: Any) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(400):
+        schema = {"anyOf": [schema]}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError) as problem:
+        ask(client, tools=[tool], tool_choice=choice)
+    assert problem.value.param in ("tools", "messages")

@@ -1,4 +1,4 @@
-"""ngram, suffix, lookahead, rest, specinfer and merge on a real engine: they change nothing but the speed."""
+"""ngram, suffix, lookahead, rest, prediction, specinfer and merge on a real engine: they change nothing but speed."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookahead": {"method": "lookahead"},
     "rest": {"method": "rest"},
     "rest chain": {"method": "rest", "chain": True},
+    "prediction": {"method": "prediction"},
     "specinfer": {"method": "specinfer", "drafters": ["ngram", "lookahead", {"method": "rest"}]},
     "merge": {"method": "merge", "drafters": ["ngram", "suffix", "lookahead"]},
     "merge of merges": {"method": "merge", "drafters": [{"method": "merge", "drafters": ["ngram", "suffix"]},
@@ -76,10 +77,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def completed(wish: dict[str, Any], store: str) -> dict[str, Any]:
-    """With the datastore's path wherever a rest stands."""
+    """With the datastore's path wherever a rest stands, and with a prediction that is right for a while."""
     if "drafters" in wish:
         parts = [part if isinstance(part, str) else completed(part, store) for part in wish["drafters"]]
         return wish | {"drafters": parts}
+    if wish["method"] == "prediction":
+        return wish | {"tokens": [*plain("reference", "seeded")[:NEW // 2], *range(40, 60)]}
     return wish | {"datastore": store} if wish["method"] == "rest" else wish
 
 

@@ -66,7 +66,7 @@ class Library:
             if problem is None:
                 problem = self._try_out(matcher.deep_copy())
         except (ValueError, TypeError, RuntimeError) as error:
-            problem = _first_line(str(error))
+            problem = _in_a_line(str(error))
         if problem is not None:
             raise GrammarError(f"{field} cannot be used: {problem.rstrip('.')}. Correct or simplify it.", field)
         return matcher
@@ -110,7 +110,8 @@ class Library:
 
 def _behind(before: str, source: str) -> str:
     """One grammar behind another: `source` has several grammars at most, the first of which is what it is about."""
-    first, *others = json.loads(source)["grammars"]
+    own = source.lstrip().startswith("{")  # else it is in Lark's notation
+    first, *others = json.loads(source)["grammars"] if own else [{"lark_grammar": source}]
     both = "start: before @structure\n" + before.replace("start:", "before:", 1)
     return json.dumps({"grammars": [{"lark_grammar": both}, first | {"name": "structure"}, *others]})
 
@@ -119,9 +120,16 @@ def reason(matcher: Any) -> str | None:
     """Why a matcher gave up, in a line; None: it has not."""
     if not matcher.is_error():
         return None
-    message = _first_line(matcher.get_error())
+    message = _in_a_line(matcher.get_error())
     return UNSATISFIABLE if message.startswith("NoExtension") else message
 
 
-def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "it failed without saying why")
+def _in_a_line(message: str) -> str:
+    """The first line of what the library says. Of expressions the reason stands further below; where in a grammar that
+    a server wrote a schema stands, nobody wants to know."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["it failed without saying why"]
+    first = lines[0].rpartition("failed to compile JSON schema: ")[2]
+    if "recursion limit exceeded" in first:
+        return "it is nested too deeply"
+    why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    return f"{first} {why}" if why and first.endswith(":") else first

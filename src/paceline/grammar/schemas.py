@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from paceline.errors import GrammarError
 
@@ -15,6 +16,9 @@ KNOWN_FORMATS = frozenset((
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 """Others say what a text is for, and are annotations."""
 SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
+_YEAR, _CLOCK = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])-", r"\d\d:\d\d:[0-5]"
+FORMAT_PATTERNS = {"date": f"^{_YEAR}", "time": f"^{_CLOCK}", "date-time": f"^{_YEAR}.{{6}}{_CLOCK}"}
+"""What clients can read of a format: calendars begin with the year 1, and a minute has sixty seconds."""
 ANNOTATIONS = ("uniqueItems", "propertyNames")
 """What a grammar cannot keep, and texts mostly keep by themselves: ignored, or refused where a schema is strict."""
 KEYWORDS: dict[str, tuple[str, str]] = {
@@ -51,7 +55,10 @@ def prepared(schema: Any, strict: bool = False) -> Any:
     """`schema` in the words that grammars are made of. Raises a GrammarError for what is none."""
     try:
         return _prepared(schema, strict)
-    except (TypeError, AttributeError, RecursionError) as problem:
+    except RecursionError:
+        raise GrammarError("json_schema cannot be used: it is nested too deeply. Make it flatter.",
+                           "json_schema") from None
+    except (TypeError, AttributeError) as problem:
         raise GrammarError(f"json_schema cannot be read ({problem}); correct it.", "json_schema") from None
 
 
@@ -69,6 +76,8 @@ def _prepared(schema: Any, strict: bool) -> Any:
         found["format"] = SAME_FORMATS.get(kind, kind)
         if found["format"] not in KNOWN_FORMATS:
             del found["format"]
+        elif found["format"] in FORMAT_PATTERNS:
+            found["allOf"] = [*found.get("allOf", ()), {"pattern": FORMAT_PATTERNS[found["format"]]}]
     found = _each(found, lambda inner: _prepared(inner, strict))
     return _without_not(_without_dependencies(found))
 
@@ -84,6 +93,9 @@ def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any
     for name in _MAPS:
         if isinstance(schema.get(name), Mapping):
             schema[name] = {key: change(inner) for key, inner in schema[name].items()}
+    for name in schema.keys() - KEYWORDS.keys():  # schemas may lie anywhere ("#/components/schemas/a")
+        if isinstance(schema[name], Mapping):
+            schema[name] = change(schema[name])
     return schema
 
 
@@ -104,10 +116,15 @@ def _without_dependencies(schema: dict[str, Any]) -> dict[str, Any]:
 def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
     """What is excluded, as what is left; where that cannot be said, `not` stays and is refused."""
     excluded = schema.get("not")
-    if not isinstance(excluded, Mapping) or len(excluded) != 1:
-        return schema
-    [(name, value)] = excluded.items()
     left = {key: inner for key, inner in schema.items() if key != "not"}
+    if excluded is False:
+        return left
+    if not isinstance(excluded, Mapping):
+        return schema
+    says = [(key, inner) for key, inner in excluded.items() if KEYWORDS.get(key, ("annotation",))[0] != "annotation"]
+    if len(says) != 1:
+        return schema
+    [(name, value)] = says
     if name == "type" and "integer" not in (gone := [value] if isinstance(value, str) else list(value)):
         own = schema.get("type", list(_TYPES))
         own = [own] if isinstance(own, str) else own
@@ -123,7 +140,23 @@ def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     """JSON's own sense: 1 is 1.0, and true is not 1."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+
+
+def resolved(root: Any, pointer: Any) -> Any:
+    """What "#/$defs/..." stands for within `root`; None: nothing."""
+    target = root
+    for part in unquote(str(pointer)).removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        else:
+            target = target.get(name) if isinstance(target, Mapping) else None
+    return target
 
 
 def whitespace(schema: Any) -> str:
@@ -131,7 +164,7 @@ def whitespace(schema: Any) -> str:
     for each level that texts of this schema have. Bounded: a model that may write blanks for ever sometimes does."""
     try:
         deepest = _Levels(schema).of(schema, DEEPEST)
-    except (AttributeError, TypeError):  # it is no schema, and will be refused
+    except (AttributeError, TypeError, RecursionError):  # it is no schema that can be used, and will be refused
         deepest = DEEPEST
     return rf"\x20?|\x0A\x20{{0,{max(INDENT, 4 * deepest)}}}"
 
@@ -158,9 +191,7 @@ class _Levels:
         if "enum" in schema or "const" in schema:
             return max((_nested(one) for one in schema.get("enum", [schema.get("const")])), default=0)
         if "$ref" in schema:
-            target: Any = self._root
-            for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-                target = target.get(part) if isinstance(target, Mapping) else None
+            target = resolved(self._root, schema["$ref"])
             return most if target is None else self.of(target, most - 1) + 1
         if "type" not in schema:
             branches = [inner for name in ("anyOf", "oneOf", "allOf") for inner in schema.get(name, ())]
@@ -171,7 +202,8 @@ class _Levels:
             schema.get("additionalProperties", True)]
         if "array" in kinds:
             items = schema.get("items", True)
-            inside += [*(items if isinstance(items, list) else [items]), *schema.get("prefixItems", ())]
+            inside += [*items, schema.get("additionalItems", True)] if isinstance(items, list) else [items]
+            inside += schema.get("prefixItems", ())
         return 1 + max(self.of(inner, most - 1) for inner in inside) if inside else 0
 
 

@@ -191,6 +191,8 @@ class SequenceGrammar:
             same += 1
         if same < len(consumed):
             self._matcher.rollback(len(consumed) - same)
+            if self._matcher.is_error():  # no way back (a grammar with "stop" or "max_tokens"): from the beginning
+                self._matcher, same = self._compiled.matcher(), 0
             del consumed[same:]
         if same < len(text):
             self._matcher.consume_tokens(text[same:])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import GrammarError
+from paceline.grammar.endless import check, embedded
 from paceline.grammar.schemas import prepared
 from paceline.request import SamplingParams
 
@@ -38,6 +39,8 @@ def structure_of(params: SamplingParams) -> Structure | None:
         raise GrammarError(f"{field} holds half a character (a lone surrogate); repair it.", field) from None
     if len(text) > LONGEST:
         raise GrammarError(f"{field} has {len(text)} characters and {LONGEST} are the limit: make it smaller.", field)
+    for schema in embedded(text) if field == "grammar" else ():
+        check(schema, field)
     return Structure(field, text, params.structure_after or "")
 
 
@@ -58,11 +61,15 @@ def _schema(value: Any, strict: bool) -> str:
         if not isinstance(value, Mapping):
             raise GrammarError(f"json_schema must hold an object or a boolean, got {type(value).__name__}.",
                                "json_schema")
-        return json.dumps(prepared(value, strict), ensure_ascii=False, allow_nan=False, separators=(",", ":"),
+        value = prepared(value, strict)
+        check(value, "json_schema")
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"),
                           default=_mapping)
     except (ValueError, TypeError, RecursionError) as problem:
         if isinstance(problem, GrammarError):
             raise
+        if isinstance(problem, RecursionError):
+            problem = ValueError("it is nested too deeply")
         raise GrammarError(f"json_schema is not JSON ({problem}); correct it.", "json_schema") from None
 
 

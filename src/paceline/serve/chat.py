@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,6 +26,7 @@ from paceline.serve.told_calls import ToldCalls, call_id
 from paceline.serve.tool_formats.events import AnswerParser, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 @router.post("/v1/chat/completions")
@@ -41,16 +43,16 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
         | prompt_logprobs(output, body.prompt_logprobs, call.service.names))
 
 
-async def begin(request: Request, body: ChatBody, name: str) -> Call:
+async def begin(request: Request, body: ChatBody, name: str, words: Mapping[str, str] = NO_WORDS) -> Call:
     """A conversation as a call of the engine's: the one way for every protocol that has conversations. `name`: what
-    the call is known by, nobody else's."""
+    the call is known by, nobody else's. `words`: what the protocol calls fields that chats have another name for."""
     service = service_of(request)
     adapter = service.adapter(body.model)
     engine = service.llm.engine
 
     def ask() -> Call:
         check_streamed(body)
-        names = chat_names(body)
+        names = {**words, **{own: words.get(told, told) for own, told in chat_names(body).items()}}
         template = template_of(engine, body, service.options.trust_request_chat_template)
         with asked_in(names):
             answers = Answers.of(body, template, engine.tokenizer, service.options.tool_parser)

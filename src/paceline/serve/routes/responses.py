@@ -15,7 +15,7 @@ from paceline.serve.chat import begin
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
-from paceline.serve.routes.responses_input import ResponsesBody, add_call, check, messages_of, translated
+from paceline.serve.routes.responses_input import WORDS, ResponsesBody, add_call, check, messages_of, translated
 from paceline.serve.routes.stored import Stored
 from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
@@ -43,7 +43,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
         return asked, translated(body, asked)
 
     asked, chat = await beside(request, read)
-    call = await begin(request, chat, f"resp_{secrets.token_hex(24)}")
+    call = await begin(request, chat, f"resp_{secrets.token_hex(24)}", WORDS)
     told = _Telling(call, body, asked, before_size + len(await request.body()))
     if body.stream:
         return EventStream(call, await call.open(), _ResponseWriter(call, told))

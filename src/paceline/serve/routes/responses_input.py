@@ -16,6 +16,9 @@ TEXTS = ("input_text", "output_text", "text")
 OWN = ("store", "metadata", "stream_options", "response_format", "n")
 """Fields of a chat's that mean something else here, or nothing."""
 
+WORDS = {"response_format": "text.format", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+"""What chats call them -> what they are called here."""
+
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
@@ -143,4 +146,5 @@ def _format(wanted: TextFormat) -> dict[str, Any]:
         return {"type": wanted.type}
     if wanted.schema_ is None:
         raise RequestError("text.format.schema is missing: give the schema.", "text")
-    return {"type": "json_schema", "json_schema": {"name": wanted.name or "", "schema": wanted.schema_}}
+    return {"type": "json_schema", "json_schema": {"name": wanted.name or "", "schema": wanted.schema_,
+                                                    "strict": wanted.strict}}

@@ -119,6 +119,7 @@ class HarmonyParser(AnswerParser):
         return self._most is not None and self._count >= self._most
 
     def end(self) -> Iterator[Event]:
-        if not self._in_header or (self._first and not self._unread.startswith("<|")):
+        """What might be a tag's beginning is the reader's; of arguments it is no part."""
+        if not (self._in_header or self._calling) or (self._first and not self._unread.startswith("<|")):
             yield from self._tell(self._unread)
         self._unread = ""

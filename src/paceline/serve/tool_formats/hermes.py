@@ -74,6 +74,7 @@ class HermesParser(AnswerParser):
             if self._calls.takes(char):
                 yield from self._calls.push(char)
                 continue
+            yield from self._calls.break_off()
             self._unread = self._unread[place:]
             if self._unread.startswith(self.CLOSE):
                 self._unread = self._unread[len(self.CLOSE):]

@@ -10,6 +10,8 @@ from paceline.serve.tool_formats.events import CallArguments, CallBegun, Event, 
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
 SEPARATORS = "[],;" + SPACE
+BEHIND = "}]," + SPACE
+"""What can follow a value in an object."""
 
 
 class CallScanner:
@@ -26,7 +28,13 @@ class CallScanner:
         self._value_of: str | None = None
         self._text: list[str] = []
         self._quoted = False
+        self._whole = False
+        """Of the value that is being read: nothing can be added to it."""
         self._ready: list[str] = []
+
+    def takes(self, char: str) -> bool:
+        """Whether `char` can be part of it. Models forget the last brace at times: what follows is not the object's."""
+        return not self._whole or self._value_of not in ARGUMENTS or self._depth > 1 or char in BEHIND
 
     def push(self, char: str) -> None:
         self.raw.append(char)
@@ -45,6 +53,7 @@ class CallScanner:
             self._depth -= 1
             if self._depth:
                 self._keep(char)
+                self._whole = self._whole or self._depth == 1
             else:
                 self._end_value()
                 self.done = True
@@ -72,6 +81,8 @@ class CallScanner:
             self._in_string = False
             if self._depth == 1 and self._value_of is None:
                 self._key = _decoded("".join(self._text))
+            elif self._depth == 1:
+                self._whole = True
 
     def _keep(self, char: str) -> None:
         if self._value_of in ARGUMENTS:
@@ -87,7 +98,7 @@ class CallScanner:
         elif self._value_of in ARGUMENTS and self._quoted:
             self._ready.append(_decoded("".join(self._text)) or "")
         self._value_of = self._key = None
-        self._text = []
+        self._text, self._whole = [], False
 
 
 def _decoded(text: str) -> str | None:
@@ -118,14 +129,16 @@ class JsonCalls:
         self._arguments = False
 
     def takes(self, char: str) -> bool:
-        """Whether `char` can be part of a list of calls here."""
-        return self._scanner is not None or char == "{" or char in SEPARATORS
+        """Whether `char` can be part of a list of calls here. A brace too many behind one is nothing for the reader."""
+        if self._scanner is not None:
+            return self._scanner.takes(char)
+        return char == "{" or char in SEPARATORS or (char == "}" and self.after_call)
 
     def push(self, char: str) -> Iterator[Event]:
         """`char` is one that this `takes`."""
         scanner = self._scanner
         if scanner is None:
-            if char in SEPARATORS:
+            if char != "{":
                 self.hold(char)
                 return
             scanner = self._scanner = CallScanner()
@@ -165,6 +178,11 @@ class JsonCalls:
         """`text` is no call, and what was held before it is the reader's too."""
         shown, self._held, self.after_call = self._held + text, "", False
         yield from content(shown)
+
+    def break_off(self) -> Iterator[Event]:
+        """What comes next is none of the calls': an object that was not closed ends here."""
+        if self._scanner is not None:
+            yield from self.push("}") if self._begun else self._close(self._scanner)
 
     def _close(self, scanner: CallScanner) -> Iterator[Event]:
         self._scanner = None

@@ -40,7 +40,7 @@ class Lark:
         """Any text, up to `tag` and with it."""
         if tag in self._special:
             return f"{self.rule('/(?s:.*)/')} {self.tag(tag)}"
-        return self.rule("/(?s:.*)/", f"[stop={self.text(tag)}]")
+        return self.rule("/(?s:.*)/", f"[suffix={self.text(tag)}]")
 
     def json_calls(self, tools: Tools, arguments: str) -> str:
         """One of {"name": ..., "arguments": {...}}, spaced as models are taught it."""

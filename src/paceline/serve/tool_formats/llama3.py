@@ -47,7 +47,9 @@ class LlamaJsonParser(AnswerParser):
             if self._calls.takes(text[place]):
                 yield from self._calls.push(text[place])
                 place += 1
-            elif text.startswith(self.TAG, place):
+                continue
+            yield from self._calls.break_off()
+            if text.startswith(self.TAG, place):
                 self._calls.hold(self.TAG)
                 place += len(self.TAG)
             elif self.TAG.startswith(text[place:]):

@@ -88,6 +88,8 @@ class MistralParser(StatefulParser):
     def _list(self) -> Iterator[Event]:
         for place, char in enumerate(self._unread):
             taken = self._calls.takes(char)
+            if not taken:
+                yield from self._calls.break_off()
             if not taken or (char == "[" and self._calls.idle):
                 rest = self._unread[place:]
                 if not taken or rest.startswith(TAG):

@@ -58,8 +58,8 @@ def _parameters(schema: Mapping[str, Any], text: str, lark: Lark) -> Iterator[st
             value = text
         else:
             value = f"{lark.json({**shared, **own})} {lark.text(f'{chr(10)}{PARAMETER_END}{chr(10)}')}"
-        if isinstance(own, Mapping) and own.get("type") == "string" and isinstance(own.get("enum"), list):
-            value = "(" + " | ".join(lark.text(f"{one}\n{PARAMETER_END}\n") for one in own["enum"]) + ")"
+        if _is_text(own) and isinstance(texts := [own["const"]] if "const" in own else own.get("enum"), list):
+            value = "(" + " | ".join(lark.text(f"{one}\n{PARAMETER_END}\n") for one in texts) + ")"
         rule = lark.rule(f"{lark.text(f'{PARAMETER}{name}>{chr(10)}')} {value}")
         yield rule if name in schema.get("required", ()) else f"{rule}?"
 
@@ -169,7 +169,8 @@ class QwenCoderParser(StatefulParser):
         if self._read == self._text:
             yield from content(self._unread)
         elif self._read == self._value and not self._is_text:  # of strings all was told that is not the tag's
-            yield from self._tell(self._unread.strip(SPACE))
+            whole = self._unread[:len(self._unread) - overlap(self._unread, PARAMETER_END)]
+            yield from self._tell(whole.strip(SPACE))
         self._unread = ""
 
 
