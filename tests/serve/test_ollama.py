@@ -116,6 +116,8 @@ def test_embeddings(server: ServerThread, offline: LLM) -> None:
     assert answer["prompt_eval_count"] == sum(len(out.prompt_token_ids) for out in want)
     assert httpx.post(f"{server.url}/api/embed", json={"model": NAME, "input": "One"}).json()[
         "embeddings"] == [want[0].embedding]
+    old = httpx.post(f"{server.url}/api/embeddings", json={"model": NAME, "prompt": "One"}).json()
+    assert old == {"embedding": want[0].embedding}
 
 
 def test_what_there_is(server: ServerThread) -> None:
@@ -130,6 +132,8 @@ def test_what_there_is(server: ServerThread) -> None:
     assert shown["capabilities"] == ["completion", "embedding", "tools"] and "im_start" in shown["template"]
     loaded = ask(server.url, messages=[]).json()
     assert loaded["done"] is True and loaded["done_reason"] == "load"
+    assert ask(server.url, "/api/generate", prompt="", keep_alive=0).json()["done_reason"] == "unload"
+    assert [model["name"] for model in get("/api/ps")["models"]] == [NAME]
 
 
 @pytest.mark.parametrize(("path", "more", "status", "word"), [
@@ -138,7 +142,8 @@ def test_what_there_is(server: ServerThread) -> None:
     ("/api/chat", {"options": {"temperature": "hot"}}, 400, "temperature"),
     ("/api/chat", {"format": "xml"}, 400, "format"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["abc"]}]}, 400, "images"),
-    ("/api/chat", {"model": "llama3"}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
+    ("/api/chat", {"model": "llama3"}, 404, "llama3"), ("/api/chat", {"model": "llama3", "messages": []}, 404, "llama3"),
+    ("/api/generate", {"model": "llama3", "prompt": ""}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
     ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"), ("/api/nothing", {}, 404, "Not Found")])
 def test_errors_have_ollamas_shape(server: ServerThread, path: str, more: Any, status: int, word: str) -> None:
     refused = ask(server.url, path, **more)

@@ -43,7 +43,6 @@ class ResponsesBody(Sampling):
     background: bool | None = None
     truncation: str | None = None
     include: ListOf[str] | None = None
-    # Accepted because clients send it; models here have no such settings.
     reasoning: dict[str, Any] | None = None
 
 
@@ -67,10 +66,17 @@ def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> Ch
     first = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
     fields = passed_on(body, without=OWN) | {
         "messages": [*first, *messages], "max_completion_tokens": body.max_output_tokens, "tools": _tools(body.tools),
-        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls}
+        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls, "reasoning_effort": _effort(body)}
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
     return chat_body(fields)
+
+
+def _effort(body: ResponsesBody) -> str | None:
+    effort = (body.reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"reasoning.effort must be a text, got {effort!r}.", "reasoning")
+    return effort
 
 
 def messages_of(asked: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,4 +149,6 @@ def _format(wanted: TextFormat) -> dict[str, Any]:
         return {"type": wanted.type}
     if wanted.schema_ is None:
         raise RequestError("text.format.schema is missing: give the schema.", "text")
-    return {"type": "json_schema", "json_schema": {"name": wanted.name or "", "schema": wanted.schema_}}
+    return {"type": "json_schema", "json_schema": {
+        "name": wanted.name or "", "description": wanted.description, "schema": wanted.schema_,
+        "strict": wanted.strict}}
