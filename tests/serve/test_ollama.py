@@ -87,6 +87,15 @@ def test_without_a_number_it_goes_on_to_the_end_of_the_context() -> None:
             assert answer["eval_count"] > 16 and answer["prompt_eval_count"] == 3
 
 
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_bodies_are_json_whatever_they_are_called(server: ServerThread, headers: dict[str, str]) -> None:
+    """As `curl -d` and several clients send them; but a page in a browser cannot ask a server that is not its own."""
+    body = json.dumps({"model": NAME, "messages": ASKED, "stream": False, "options": {"num_predict": 1}}).encode()
+    assert httpx.post(f"{server.url}/api/chat", content=body, headers=headers).json()["eval_count"] == 1
+    page = {"origin": "http://elsewhere.example", "content-type": "text/plain"}
+    assert httpx.post(f"{server.url}/api/chat", content=body, headers=page).status_code == 400
+
+
 def test_formats(server: ServerThread) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     answer = ask(server.url, stream=False, format=schema, options={"num_predict": 60}).json()
@@ -142,7 +151,8 @@ def test_what_there_is(server: ServerThread) -> None:
     ("/api/chat", {"options": {"temperature": "hot"}}, 400, "temperature"),
     ("/api/chat", {"format": "xml"}, 400, "format"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["abc"]}]}, 400, "images"),
-    ("/api/chat", {"model": "llama3"}, 404, "llama3"), ("/api/chat", {"model": "llama3", "messages": []}, 404, "llama3"),
+    ("/api/chat", {"model": "llama3"}, 404, "llama3"),
+    ("/api/chat", {"model": "llama3", "messages": []}, 404, "llama3"),
     ("/api/generate", {"model": "llama3", "prompt": ""}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
     ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"), ("/api/nothing", {}, 404, "Not Found")])
 def test_errors_have_ollamas_shape(server: ServerThread, path: str, more: Any, status: int, word: str) -> None:

@@ -66,7 +66,8 @@ def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> Ch
     first = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
     fields = passed_on(body, without=OWN) | {
         "messages": [*first, *messages], "max_completion_tokens": body.max_output_tokens, "tools": _tools(body.tools),
-        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls, "reasoning_effort": _effort(body)}
+        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": _effort(body)}
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
     return chat_body(fields)
