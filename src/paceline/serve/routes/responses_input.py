@@ -12,7 +12,7 @@ from paceline.serve.body import Body, ListOf, number
 from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on
 from paceline.serve.schema import ChatBody, Sampling
 
-TEXTS = ("input_text", "output_text", "text")
+TEXTS = ("input_text", "output_text", "text", "refusal")
 OWN = ("store", "metadata", "stream_options", "response_format", "n")
 """Fields of a chat's that mean something else here, or nothing."""
 
@@ -63,6 +63,8 @@ def check(body: ResponsesBody) -> None:
 
 def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> ChatBody:
     """`messages`: the conversation, without instructions."""
+    if not messages:
+        raise RequestError("input is an empty list: give it a message.", "input")
     first = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
     fields = passed_on(body, without=OWN) | {
         "messages": [*first, *messages], "max_completion_tokens": body.max_output_tokens, "tools": _tools(body.tools),
