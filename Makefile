@@ -19,7 +19,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MKL_NUM
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test coverage test-full sanitize lint clean
+.PHONY: help setup run test coverage test-full sanitize clients lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -44,13 +44,27 @@ test-full: $(VENV)/.installed-dev lint ## the same with the long matrices and th
 sanitize: $(VENV)/.installed-dev ## the native code under AddressSanitizer and UBSan
 	@$(PYTEST) -m sanitize tests/native/test_sanitizers.py
 
+# Each list of libraries has an environment of its own: not all of them agree on what they need.
+CLIENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))
+
+clients: $(VENV)/.installed-dev $(CLIENTS) ## client libraries (openai, anthropic, ollama, ...) against a server
+	@set -e; for python in $(CLIENTS:.installed=bin/python); do \
+		PACELINE_PYTHON=$(PY) "$$python" -m pytest -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients; \
+	done
+
+.venv-clients/%/.installed: tests/clients/requirements/%.txt | $(PY)
+	@echo "Installing the client libraries of $< ..."
+	@$(PY) -m venv .venv-clients/$*
+	@.venv-clients/$*/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	@touch $@
+
 lint: $(VENV)/.installed-dev ## ruff, mypy and import-linter alone
 	@$(PY) -m ruff check src tests tools
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
 clean: ## remove .venv and what the tools left behind (the model cache stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
+	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second `make` quick and rerun pip when what is to be installed has changed.

@@ -237,6 +237,10 @@ def _validate(p: SamplingParams) -> None:
             raise RequestError(f"{name} must be True or False, got {getattr(p, name)!r}.", name)
     if not isinstance(p.cache_salt, str):
         raise RequestError(f"cache_salt must be a text, got {p.cache_salt!r}.", "cache_salt")
+    try:
+        p.cache_salt.encode()
+    except UnicodeEncodeError:
+        raise RequestError("cache_salt holds half a character (a lone surrogate); repair it.", "cache_salt") from None
     if p.on_empty_support not in ("error", "stop", "unmasked"):
         raise RequestError(
             f"on_empty_support must be 'error', 'stop' or 'unmasked', got {p.on_empty_support!r}.", "on_empty_support")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from calling import ANSWER, TOKENIZER, calling_engine
-from serving import CONTEXT, TEMPLATE, WAIT, ServerThread, events, served
+from serving import CONTEXT, NAME, TEMPLATE, WAIT, ServerThread, events, served
 
 from engine.tiny import tiny_engine
 from paceline import LLM, SamplingParams
@@ -212,7 +212,9 @@ def test_a_prediction_is_a_draft(calling: tuple[httpx.Client, Engine], expected:
         assert drafted["choices"][0]["message"] == plain["choices"][0]["message"]
         assert drafted["paceline"]["speculation"]["method"] == "prediction"
         counts = drafted["usage"]["completion_tokens_details"]
-        assert counts["accepted_prediction_tokens"] == drafted["paceline"]["speculation"]["accepted"]
+        stats = drafted["paceline"]["speculation"]
+        assert counts["accepted_prediction_tokens"] == stats["accepted"]
+        assert counts["rejected_prediction_tokens"] == stats["drafted"] - stats["accepted"]
     problem = refused(http, CHAT, body | {"prediction": {"type": "content", "content": "x"}, "speculation": "ngram"})
     assert problem["param"] == "prediction"
 
@@ -230,6 +232,53 @@ def test_what_is_predicted_rightly_is_accepted() -> None:
     record = engine.take(name)
     assert record.snapshot().outputs[0].token_ids == TOKENIZER.encode(ANSWER)[:100]
     assert record.speculation.accepted > 80, "it begins wrongly, and is found again"
+
+
+EFFORTS = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ reasoning_effort }} {{ enable_thinking }}|>"
+
+
+@pytest.mark.parametrize(("path", "given", "said"), [
+    (CHAT, {"reasoning_effort": "low"}, "low True"), (CHAT, {"reasoning_effort": "none"}, "none False"),
+    (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}, "low False"),
+    (CHAT, {}, " "),
+    ("/v1/responses", {"reasoning": {"effort": "high", "summary": "auto"}}, "high True"),
+    ("/v1/messages", {"thinking": {"type": "disabled"}}, "none False"),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "medium True"),
+    ("/v1/messages", {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low True"),
+    ("/api/chat", {"think": True}, "medium True"), ("/api/chat", {"think": False}, "none False"),
+    ("/api/generate", {"think": "high", "prompt": "Hello"}, "high True")])
+def test_the_template_hears_how_much_to_think(thinking: tuple[httpx.Client, list[str]], path: str,
+                                              given: dict[str, Any], said: str) -> None:
+    http, prompts = thinking
+    own = {CHAT: HELLO | {"max_tokens": 1}, "/v1/responses": {"input": "Hello", "max_output_tokens": 1},
+           "/v1/messages": HELLO | {"max_tokens": 1}}.get(path, {"model": NAME, "options": {"num_predict": 1}})
+    if path == "/api/chat":
+        own |= {"messages": HELLO["messages"]}
+    assert http.post(path, json=own | given).status_code == 200
+    assert prompts[-1] == f"Hello{said}|>"
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[tuple[httpx.Client, list[str]]]:
+    """A model whose template reads both variables, and the prompts that it got."""
+    engine = calling_engine()
+    engine.chat = ChatTemplate(EFFORTS)
+    prompts: list[str] = []
+    prepare = engine.prepare
+
+    def noted(ids: Any, *rest: Any) -> Any:
+        prompts.append(TOKENIZER.decode(ids))
+        return prepare(ids, *rest)
+
+    engine.prepare = noted  # type: ignore[method-assign]
+    with served(engine) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        yield http, prompts
+
+
+def test_half_a_character_is_no_salt(http: httpx.Client) -> None:
+    body = json.dumps(HELLO | {"max_tokens": 1, "cache_salt": "\ud800"}).encode()
+    answer = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
 
 
 def test_where_no_method_may_be_named_a_prediction_is_ignored() -> None:

@@ -68,6 +68,37 @@ def test_a_message_is_what_a_chat_says(server: ServerThread, offline: LLM) -> No
     assert httpx.post(f"{server.url}/v1/messages/count_tokens", json=body).json() == {"input_tokens": prompt}
 
 
+def test_an_answer_may_be_begun(server: ServerThread, offline: LLM) -> None:
+    begun = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "I am"}]
+    prompt = offline.engine.render(begun, add_generation_prompt=False, continue_final_message=True)
+    want = offline.generate([prompt], SamplingParams(max_tokens=12, seed=7))[0].outputs[0].text
+    given = [begun[0], {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""},
+                                                         {"type": "text", "text": "I am"}]}]
+    for messages in (begun, given):
+        assert ask(server.url, messages=messages).json()["content"] == [{"type": "text", "text": want}]
+        counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"model": NAME, "messages": messages})
+        assert counted.json() == {"input_tokens": len(prompt)}
+    streamed = told(ask(server.url, messages=begun, stream=True))
+    assert "".join(one["delta"]["text"] for one in streamed if one["type"] == "content_block_delta") == want
+    plain = ask(server.url, messages=begun[:1]).json()["content"]
+    for nothing in ("", []):
+        with_it = [begun[0], {"role": "assistant", "content": nothing}]
+        assert ask(server.url, messages=with_it).json()["content"] == plain
+
+
+@pytest.mark.parametrize(("content", "word"), [
+    ("I am ", "whitespace"), ([{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}], "tool_result")])
+def test_some_beginnings_are_refused(server: ServerThread, content: Any, word: str) -> None:
+    refused = ask(server.url, messages=[*ASKED, {"role": "assistant", "content": content}])
+    assert refused.status_code == 400 and word in refused.json()["error"]["message"]
+
+
+def test_tools_are_told_apart_by_what_they_lack(server: ServerThread) -> None:
+    assert ask(server.url, tools=[TOOL | {"type": None}]).status_code == 200
+    for tool in ({"name": "f"}, {"name": 7, "input_schema": {}}, {"name": "f", "input_schema": 7}):
+        assert "input_schema" in ask(server.url, tools=[tool]).json()["error"]["message"]
+
+
 def test_a_stop_sequence_is_named(server: ServerThread) -> None:
     text = ask(server.url, ignore_eos=True).json()["content"][0]["text"]
     stop = text[3:5]
@@ -134,7 +165,6 @@ def test_structure(server: ServerThread) -> None:
 def test_errors_have_anthropics_shape(server: ServerThread, caller: str) -> None:
     for more, word in (({"messages": []}, "messages"), ({"max_tokens": None}, "max_tokens"), ({"n": 2}, "n must be 1"),
                        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text only"),
-                       ({"messages": [*ASKED, {"role": "assistant", "content": "I"}]}, "last message"),
                        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "runs no tools"),
                        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"), ({"mcp_servers": []}, "mcp_servers")):
         refused = ask(server.url, **more)

@@ -87,6 +87,15 @@ def test_without_a_number_it_goes_on_to_the_end_of_the_context() -> None:
             assert answer["eval_count"] > 16 and answer["prompt_eval_count"] == 3
 
 
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_bodies_are_json_whatever_they_are_called(server: ServerThread, headers: dict[str, str]) -> None:
+    """As `curl -d` and several clients send them; but a page in a browser cannot ask a server that is not its own."""
+    body = json.dumps({"model": NAME, "messages": ASKED, "stream": False, "options": {"num_predict": 1}}).encode()
+    assert httpx.post(f"{server.url}/api/chat", content=body, headers=headers).json()["eval_count"] == 1
+    page = {"origin": "http://elsewhere.example", "content-type": "text/plain"}
+    assert httpx.post(f"{server.url}/api/chat", content=body, headers=page).status_code == 400
+
+
 def test_formats(server: ServerThread) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     answer = ask(server.url, stream=False, format=schema, options={"num_predict": 60}).json()
@@ -116,6 +125,8 @@ def test_embeddings(server: ServerThread, offline: LLM) -> None:
     assert answer["prompt_eval_count"] == sum(len(out.prompt_token_ids) for out in want)
     assert httpx.post(f"{server.url}/api/embed", json={"model": NAME, "input": "One"}).json()[
         "embeddings"] == [want[0].embedding]
+    old = httpx.post(f"{server.url}/api/embeddings", json={"model": NAME, "prompt": "One"}).json()
+    assert old == {"embedding": want[0].embedding}
 
 
 def test_what_there_is(server: ServerThread) -> None:
@@ -130,6 +141,8 @@ def test_what_there_is(server: ServerThread) -> None:
     assert shown["capabilities"] == ["completion", "embedding", "tools"] and "im_start" in shown["template"]
     loaded = ask(server.url, messages=[]).json()
     assert loaded["done"] is True and loaded["done_reason"] == "load"
+    assert ask(server.url, "/api/generate", prompt="", keep_alive=0).json()["done_reason"] == "unload"
+    assert [model["name"] for model in get("/api/ps")["models"]] == [NAME]
 
 
 @pytest.mark.parametrize(("path", "more", "status", "word"), [
@@ -138,7 +151,9 @@ def test_what_there_is(server: ServerThread) -> None:
     ("/api/chat", {"options": {"temperature": "hot"}}, 400, "temperature"),
     ("/api/chat", {"format": "xml"}, 400, "format"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["abc"]}]}, 400, "images"),
-    ("/api/chat", {"model": "llama3"}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
+    ("/api/chat", {"model": "llama3"}, 404, "llama3"),
+    ("/api/chat", {"model": "llama3", "messages": []}, 404, "llama3"),
+    ("/api/generate", {"model": "llama3", "prompt": ""}, 404, "llama3"), ("/api/show", {"options": {}}, 400, "options"),
     ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"), ("/api/nothing", {}, 404, "Not Found")])
 def test_errors_have_ollamas_shape(server: ServerThread, path: str, more: Any, status: int, word: str) -> None:
     refused = ask(server.url, path, **more)

@@ -214,8 +214,8 @@ def test_speculation_changes_nothing_but_the_provenance(client: openai.OpenAI) -
     origins = [token["origin"] for token in drafted.choices[0].tokens]
     assert set(origins) <= {"plain", "accepted", "corrected", "bonus"} and len(origins) == 48
     details = drafted.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == stats["accepted"]
-    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == stats["drafted"] > 0
+    assert stats["drafted"] > 0, "and nothing was predicted by the client"
+    assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
     assert [token["logprob"] for token in drafted.choices[0].tokens] == drafted.choices[0].logprobs.token_logprobs
     streamed = [token for chunk in client.completions.create(
         model=NAME, prompt=prompt, max_tokens=48, temperature=0, logprobs=1, stream=True, extra_body={

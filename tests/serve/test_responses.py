@@ -112,6 +112,29 @@ def tools(client: openai.OpenAI, **more: Any) -> Any:
                           "extra_body": {"stop_token_ids": TOKENIZER.encode("\x00")}} | more)
 
 
+def test_a_strict_schema_is_held_to(client: openai.OpenAI) -> None:
+    """What cannot be enforced is refused, where it is to be."""
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+
+    def ask(strict: bool) -> Any:
+        form: Any = {"type": "json_schema", "name": "it", "schema": schema, "strict": strict}
+        return client.responses.create(model=NAME, input="Hello", max_output_tokens=1, text={"format": form})
+
+    assert ask(False).status == "incomplete"
+    with pytest.raises(openai.BadRequestError):
+        ask(True)
+
+
+def test_what_was_refused_is_read_again(client: openai.OpenAI) -> None:
+    said: Any = {"role": "assistant", "type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
+    again = client.responses.create(model=NAME, max_output_tokens=1, input=[
+        {"role": "user", "content": "Hello"}, said, {"role": "user", "content": "Why?"}])
+    plain = client.responses.create(model=NAME, max_output_tokens=1, input=[
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "Why?"}])
+    assert again.usage.input_tokens == plain.usage.input_tokens
+
+
 def test_functions_are_called_and_their_results_read(caller: openai.OpenAI) -> None:
     answer = tools(caller)
     assert [item.type for item in answer.output] == ["message", "function_call", "function_call"]
@@ -149,7 +172,7 @@ def test_calls_are_streamed(caller: openai.OpenAI) -> None:
     ({"tools": [{"type": "web_search"}]}, "runs no tools"), ({"include": ["x"]}, "include"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"), ({"conversation": "x"}, "conversation"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text only"),
-    ({"input": [{"type": "function_call", "name": "f"}]}, "call_id"), ({"input": []}, "messages"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "call_id"), ({"input": []}, "input is an empty"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"trace": True}, "trace is not told"),
     ({"text": {"format": {"type": "json_schema"}}}, "schema is missing"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice")])

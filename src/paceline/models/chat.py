@@ -113,7 +113,8 @@ class ChatEncoder:
             text, found, _ = text.rpartition(end)
             if not found:
                 raise RequestError("The chat template does not write the last message as it is, so nobody can go on "
-                                   "with it: leave continue_final_message out.", "continue_final_message")
+                                   "with it: end with the user's, or leave continue_final_message out.",
+                                   "continue_final_message")
         if most is not None:  # what counts is what the template made of it: it may have left old messages out
             self._tokenizer.check_length(text, most, "messages")
         return text

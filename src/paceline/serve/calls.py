@@ -210,15 +210,15 @@ class Call:
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         completion = sum(output.metrics.output_tokens if self.params.chosen_at_end  # those not returned count too
                          else sum(len(sample.token_ids) for sample in output.outputs) for output in outputs)
-        stats = [output.speculation for output in outputs if output.speculation is not None]
-        accepted = sum(one.accepted for one in stats)
+        predicted = [stats for output in outputs if (stats := output.speculation) and stats.method == "prediction"]
+        accepted = sum(stats.accepted for stats in predicted)
         return {
             "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
             "completion_tokens_details": {
                 "reasoning_tokens": self._thought(outputs),
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(one.drafted for one in stats) - accepted}}
+                "rejected_prediction_tokens": sum(stats.drafted for stats in predicted) - accepted}}
 
     def _thought(self, outputs: Sequence[RequestOutput]) -> int:
         """How many tokens are thoughts."""

@@ -32,6 +32,8 @@ For each call write a JSON object with the function's name and arguments inside 
 </tool_call>"""
 INPUT = "input"
 """The one argument of the function that stands for a custom tool: its text."""
+NO_EFFORT, SOME_EFFORT = "none", "medium"
+"""Of reasoning: what other protocols call off, and on."""
 _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
                  "additionalProperties": False}
 _NOT_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "parse_special",
@@ -114,7 +116,7 @@ def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str,
                            "another: set one of them.", "continue_final_message")
     messages = prepare(body.messages)
     tools = [tool.model_dump(exclude_none=True) for tool in used_tools(body)]
-    extra = dict(body.chat_template_kwargs or {})
+    extra = _thinking(body, template) | dict(body.chat_template_kwargs or {})
     for name in _NOT_VARIABLES:
         if name in extra:
             raise RequestError(f"chat_template_kwargs may not set {name!r}: it means something else already.",
@@ -126,6 +128,16 @@ def render_arguments(body: ChatBody, template: ChatTemplate | None) -> dict[str,
             "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
             "continue_final_message": bool(body.continue_final_message),
             "parse_special": bool(body.parse_special), **extra}
+
+
+def _thinking(body: ChatBody, template: ChatTemplate | None) -> dict[str, Any]:
+    """How much to think, in the variables that the template reads; most read none, and their models cannot be told."""
+    effort = body.reasoning_effort
+    if effort is None or template is None:
+        return {}
+    source = f"{template.source} {template.tool_source}"
+    return {name: value for name, value in {"reasoning_effort": effort, "enable_thinking": effort != NO_EFFORT}.items()
+            if name in source}
 
 
 def named_tool(body: ChatBody) -> str | None:

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.serve.errors import ApiError
 
 METERED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
-                     "/api/chat", "/api/generate", "/api/embed", "/completion"})
+                     "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/completion"})
 """What makes the engine work."""
 ROUNDING = 1e-6
 """Who comes back just in time is not refused for the last bits of a sum."""

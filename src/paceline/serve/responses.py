@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from paceline.request import RequestOutput
 from paceline.serve.calls import Service
@@ -51,12 +52,21 @@ class BoundedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            asked = BoundedRequest(request.scope, request.receive)
+            asked = BoundedRequest(_as_json(request), request.receive)
             if not service_of(request).options.lenient:
                 return await handle(asked)
             return await _leniently(asked, handle)
 
         return bounded
+
+
+def _as_json(request: Request) -> Scope:
+    """Bodies are JSON here, whatever their header says: many a client of Ollama's sends none. Not those of pages in a
+    browser, which name their origin: a page may send any server a body, unless that is called JSON."""
+    if "origin" in request.headers:
+        return request.scope
+    headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+    return {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 async def _leniently(request: Request, handle: Callable[[Request], Any]) -> Response:

@@ -162,9 +162,10 @@ class ChatBody(Sampling):
         default=None, description="Go on with the last message instead of answering it.")
     chat_template: str | None = Field(default=None, description="Only where the server trusts its clients with it.")
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(
+        default=None, description='How much to think, where the chat template can be told; "none": not at all.')
     modalities: ListOf[Literal["text"]] | None = None
-    # Accepted because clients send them; models here have no such settings.
-    reasoning_effort: str | None = None
+    # Accepted because clients send it; models here have no such setting.
     verbosity: str | None = None
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from paceline.errors import RequestError
 from paceline.serve.body import Body, ListOf, Text, number
+from paceline.serve.conversation import NO_EFFORT, SOME_EFFORT
 from paceline.serve.routes.translate import chat_body, check_one_answer, compact, joined_text, passed_on
 from paceline.serve.schema import ChatBody, Sampling
 
@@ -43,8 +44,9 @@ class CountBody(Sampling):
     system: str | ListOf[dict[str, Any]] | None = None
     tools: ListOf[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
-    # Accepted because clients send them; models here have no such settings, and the cache needs no word.
     thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    # Accepted because clients send them; the cache needs no word.
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 
@@ -53,21 +55,22 @@ class MessagesBody(CountBody):
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: ListOf[Text] | None = None
     top_k: int | None = number(minimum=-1)
-    output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
 
 
 def translated(body: CountBody) -> ChatBody:
     check_one_answer(body)
-    if body.messages[-1].role == "assistant":
-        raise RequestError("The last message is the assistant's: answers that go on from a given beginning are not "
-                           "supported; end with the user's.", "messages")
     messages: list[dict[str, Any]] = []
     if body.system:
         messages.append({"role": "system", "content": joined_text(body.system, "system")})
-    for place, turn in enumerate(body.messages):
+    turns, last = body.messages, body.messages[-1]
+    if last.role == "assistant" and not last.content:  # an answer that begins with nothing is one like others
+        turns = turns[:-1]
+    for place, turn in enumerate(turns):
         _add(messages, turn, f"messages[{place}].content")
-    fields = passed_on(body, without=OWN) | {"messages": messages, "tools": _tools(body.tools)}
+    fields = passed_on(body, without=OWN) | {
+        "messages": messages, "tools": _tools(body.tools), "reasoning_effort": _effort(body),
+        "continue_final_message": _begun(messages)}
     if body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
     if isinstance(body, MessagesBody):
@@ -76,6 +79,27 @@ def translated(body: CountBody) -> ChatBody:
         if form is not None:
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
     return chat_body(fields)
+
+
+def _begun(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    if not messages or messages[-1]["role"] != "assistant":
+        return False
+    if "tool_calls" in messages[-1]:
+        raise RequestError("The last message calls tools and has no results: send a tool_result for each call.",
+                           "messages")
+    if messages[-1]["content"] != messages[-1]["content"].rstrip():
+        raise RequestError("The last message is the assistant's and ends in whitespace: the answer goes on from there, "
+                           "and begins with the space itself; leave it out.", "messages")
+    return True
+
+
+def _effort(body: CountBody) -> str | None:
+    """What chats call it: thinking is on or off, and output_config may say how much of it."""
+    effort = None if body.output_config is None else body.output_config.effort
+    if body.thinking is None:
+        return effort
+    return NO_EFFORT if body.thinking.get("type") == "disabled" else effort or SOME_EFFORT
 
 
 def _add(messages: list[dict[str, Any]], turn: Turn, where: str) -> None:
@@ -128,9 +152,12 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         return None
     found = []
     for place, tool in enumerate(tools):
-        if tool.get("type", "custom") != "custom" or "input_schema" not in tool:
-            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, "
-                               "give some with a name and an input_schema.", "tools")
+        if tool.get("type") not in (None, "custom"):
+            raise RequestError(f"tools[{place}] is of type {tool['type']!r}: this server runs no tools itself, give "
+                               "some with a name and an input_schema.", "tools")
+        if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
+            raise RequestError(f"tools[{place}] needs a name, which is a text, and an input_schema, which is an "
+                               "object.", "tools")
         found.append({"type": "function", "function": {
             "name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}})
     return found

@@ -19,6 +19,7 @@ from paceline.serve import chat as chats
 from paceline.serve import completions
 from paceline.serve.body import Body, ListOf, Text
 from paceline.serve.calls import Call, Service, fingerprint, unless_gone
+from paceline.serve.conversation import NO_EFFORT, SOME_EFFORT
 from paceline.serve.errors import ApiError, ollama_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
 from paceline.serve.routes.embeddings import embed, vectors_of, written
@@ -29,15 +30,17 @@ from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content
 
 router = APIRouter(route_class=BoundedRoute)
 
+FOREVER = "9999-12-31T23:59:59Z"
+
 
 class OllamaBody(Body):
     model: str
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
-    # Accepted because clients send them: the model stays loaded, and has no such setting.
-    keep_alive: str | int | float | None = None
     think: bool | str | None = None
+    # Accepted because clients send it: the model stays loaded.
+    keep_alive: str | int | float | None = None
 
 
 class OllamaChat(OllamaBody):
@@ -64,6 +67,13 @@ class OllamaEmbed(Body):
     keep_alive: str | int | float | None = None
 
 
+class OllamaOldEmbed(Body):
+    model: str
+    prompt: Text
+    options: dict[str, Any] | None = None
+    keep_alive: str | int | float | None = None
+
+
 class OllamaShow(Body):
     model: str | None = None
     name: str | None = None
@@ -74,9 +84,9 @@ class OllamaShow(Body):
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation, by Ollama's protocol."""
     service = service_of(request)
-    if not body.messages:  # how clients have a model loaded
-        return JSONResponse(_line(body.model, {"message": _message(""), "done": True, "done_reason": "load"}))
-    asked = await beside(request, lambda: chat_body(_fields(service, body) | {
+    if not body.messages:
+        return _loaded(service, body, {"message": _message("")})
+    asked = await beside(request, lambda: chat_body(_fields(service, body) | _effort(body.think) | {
         "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools}))
     call = await chats.begin(request, asked, f"ollama-{request.state.name}")
     return await _told(request, body, _ChatLines(call, body.model))
@@ -90,7 +100,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: leave it out, and send conversations to /api/chat.", name)
     if not body.prompt:
-        return JSONResponse(_line(body.model, {"response": "", "done": True, "done_reason": "load"}))
+        return _loaded(service, body, {"response": ""})
     name = f"ollama-{request.state.name}"
     if body.raw or service.llm.engine.chat is None:
         text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
@@ -98,7 +108,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
         call = (await completions.begin(request, plain, name))[0]
     else:
         first = [{"role": "system", "content": body.system}] if body.system else []
-        call = await chats.begin(request, chat_body(_fields(service, body) | {
+        call = await chats.begin(request, chat_body(_fields(service, body) | _effort(body.think) | {
             "messages": [*first, {"role": "user", "content": body.prompt}]}), name)
     return await _told(request, body, _TextLines(call, body.model))
 
@@ -116,6 +126,14 @@ async def embeddings(request: Request, body: OllamaEmbed) -> Response:
         "prompt_eval_count": call.usage(outputs)["prompt_tokens"]})
 
 
+@router.post("/api/embeddings")
+async def old_embeddings(request: Request, body: OllamaOldEmbed) -> Response:
+    """The same of one text, as it was asked for before /api/embed."""
+    model = _named(service_of(request), body.model)
+    call, outputs = await embed(request, body.prompt, model, f"ollama-{request.state.name}")
+    return await written(call, vectors_of(outputs), lambda vectors: {"embedding": vectors[0]})
+
+
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """The models, by Ollama's protocol."""
@@ -124,6 +142,16 @@ async def tags(request: Request) -> Response:
     return JSONResponse({"models": [
         {"name": name, "model": name, "modified_at": began, "size": 0, "digest": fingerprint(service),
          "details": _details()} for name in service.models]})
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> Response:
+    """The models that are loaded, by Ollama's protocol: all there are, for good."""
+    service = service_of(request)
+    return JSONResponse({"models": [
+        {"name": name, "model": name, "size": 0, "digest": fingerprint(service), "details": _details(),
+         "expires_at": FOREVER, "size_vram": 0, "context_length": service.llm.engine.config.max_model_len}
+        for name in service.models]})
 
 
 @router.post("/api/show")
@@ -148,6 +176,13 @@ async def version() -> Response:
     return JSONResponse({"version": __version__})
 
 
+def _loaded(service: Service, body: OllamaBody, nothing: dict[str, Any]) -> Response:
+    """How clients have a model loaded, or forgotten (keep_alive: 0): it stays."""
+    service.adapter(_named(service, body.model))
+    return JSONResponse(_line(body.model, nothing | {
+        "done": True, "done_reason": "unload" if body.keep_alive == 0 else "load"}))
+
+
 def _details() -> dict[str, Any]:
     return {"parent_model": "", "format": "", "family": "paceline", "families": ["paceline"], "parameter_size": "",
             "quantization_level": ""}
@@ -167,6 +202,13 @@ def _fields(service: Service, body: OllamaBody) -> dict[str, Any]:
     elif body.format:
         raise RequestError("format must be json or a schema.", "format")
     return fields
+
+
+def _effort(think: bool | str | None) -> dict[str, Any]:
+    """What chats call it."""
+    if isinstance(think, bool):
+        think = SOME_EFFORT if think else NO_EFFORT
+    return {"reasoning_effort": think or None}
 
 
 def _read(message: dict[str, Any], place: int) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class _Telling:
             "background": False, "error": None, "incomplete_details": None, "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens, "model": call.envelope()["model"], "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id, "reasoning": {"effort": None, "summary": None},
+            "previous_response_id": body.previous_response_id, "reasoning": {"effort": None, "summary": None} | (
+                body.reasoning or {}),
             "service_tier": "default", "store": self._keeps, "temperature": call.params.temperature,
             "text": {"format": {"type": "text"}} | text, "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [], "top_logprobs": 0, "top_p": call.params.top_p, "truncation": "disabled",

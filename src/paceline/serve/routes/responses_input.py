@@ -12,7 +12,7 @@ from paceline.serve.body import Body, ListOf, number
 from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on
 from paceline.serve.schema import ChatBody, Sampling
 
-TEXTS = ("input_text", "output_text", "text")
+TEXTS = ("input_text", "output_text", "text", "refusal")
 OWN = ("store", "metadata", "stream_options", "response_format", "n")
 """Fields of a chat's that mean something else here, or nothing."""
 
@@ -46,7 +46,6 @@ class ResponsesBody(Sampling):
     background: bool | None = None
     truncation: str | None = None
     include: ListOf[str] | None = None
-    # Accepted because clients send it; models here have no such settings.
     reasoning: dict[str, Any] | None = None
 
 
@@ -67,13 +66,23 @@ def check(body: ResponsesBody) -> None:
 
 def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> ChatBody:
     """`messages`: the conversation, without instructions."""
+    if not messages:
+        raise RequestError("input is an empty list: give it a message.", "input")
     first = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
     fields = passed_on(body, without=OWN) | {
         "messages": [*first, *messages], "max_completion_tokens": body.max_output_tokens, "tools": _tools(body.tools),
-        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls}
+        "tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": _effort(body)}
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
     return chat_body(fields)
+
+
+def _effort(body: ResponsesBody) -> str | None:
+    effort = (body.reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"reasoning.effort must be a text, got {effort!r}.", "reasoning")
+    return effort
 
 
 def messages_of(asked: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,5 +155,6 @@ def _format(wanted: TextFormat) -> dict[str, Any]:
         return {"type": wanted.type}
     if wanted.schema_ is None:
         raise RequestError("text.format.schema is missing: give the schema.", "text")
-    return {"type": "json_schema", "json_schema": {"name": wanted.name or "", "schema": wanted.schema_,
-                                                    "strict": wanted.strict}}
+    return {"type": "json_schema", "json_schema": {
+        "name": wanted.name or "", "description": wanted.description, "schema": wanted.schema_,
+        "strict": wanted.strict}}

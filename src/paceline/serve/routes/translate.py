@@ -57,7 +57,8 @@ def joined_text(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) ->
         return content
     texts = []
     for part in content if isinstance(content, list) else [content]:
-        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (type(part).__name__, None)
+        kind: Any = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in kinds or not isinstance(text, str):
             raise ApiError(400, f"{where} holds a part of type {kind!r}: this model reads text only.", param=where)
         texts.append(text)
