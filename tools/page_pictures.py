@@ -27,7 +27,9 @@ CONTROLS = {"temperature": 0, "top_p": 1, "max_tokens": "160", "seed": "7"}
 PROMPT = "Write a Python class Stack with push, pop, peek and is_empty methods, each with a docstring."
 CROWD = ("Name five birds and say what each of them eats.", "Tell a story about two cyclists who share one map.",
          "Explain how a bicycle stays upright.", "List ten words that rhyme with light, one a line.")
-COLOURS = 96
+POST = """fetch('v1/completions', { method: 'POST', headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ prompt, max_tokens: 120, ignore_eos: true }) })"""
+COLOURS = 128
 
 
 def take(page: Any, url: str, file: Any) -> None:
@@ -37,29 +39,39 @@ def take(page: Any, url: str, file: Any) -> None:
     page.evaluate("values => localStorage.setItem('paceline-controls', values)", json.dumps(CONTROLS))
     page.reload()
     page.wait_for_selector("html[data-ready]")
+    # What pays is known after these.
+    page.evaluate(f"async prompts => {{ for (const prompt of prompts) await {POST}; }}", CROWD)
     ask(page, PROMPT)
     page.wait_for_selector(".answer[data-done]")
     link = page.locator(".facts a").get_attribute("href")
-    page.evaluate("scrollTo(0, 0)")
-    page.locator(".answer .tok[data-origin=accepted], .answer .tok").first.hover()
+    see(page, ".turn-said")
+    page.locator(".answer .tok[data-origin=accepted]:visible, .answer .tok:visible").first.hover()
     page.screenshot(path=file("chat"))
     page.mouse.move(0, 0)
     page.click("[data-mode=race]")
     ask(page, PROMPT)
     page.wait_for_selector(".verdict[data-verdict]")
-    page.evaluate("scrollTo(0, 0)")
+    see(page, ".verdict")
     page.screenshot(path=file("race"))
     page.goto(f"{url}/{link}")
     page.wait_for_selector(".timeline")
+    see(page, ".facts-grid")
     page.screenshot(path=file("request"))
     page.goto(f"{url}/#/live")
     page.wait_for_selector("canvas[data-map]")
-    page.evaluate("""prompts => { for (const prompt of prompts) fetch('v1/completions', { method: 'POST',
-        headers: { 'content-type': 'application/json' }, body: JSON.stringify({ prompt, max_tokens: 120 }) }); }""",
-                  CROWD)
-    page.wait_for_selector(".queue tbody tr")
+    page.evaluate(f"prompts => {{ for (const prompt of prompts) {POST}; }}", CROWD)
+    page.wait_for_function("most => document.querySelectorAll('.queue tbody tr').length === most", arg=len(CROWD))
     page.wait_for_timeout(1500)
     page.screenshot(path=file("live"))
+
+
+def see(page: Any, what: str) -> None:
+    """From the top of the page, or where that is a phone's, from what the picture is about."""
+    place = page.locator(what).first
+    page.evaluate("scrollTo(0, 0)")
+    if page.viewport_size["width"] < 600:
+        place.evaluate("""node => scrollBy(0, node.getBoundingClientRect().top
+            - (document.querySelector('.talk-head')?.getBoundingClientRect().height ?? 0) - 12)""")
 
 
 def ask(page: Any, text: str) -> None:
@@ -95,12 +107,13 @@ def pictures(url: str, folder: Path, looks: Iterable[str] = LOOKS) -> list[Path]
 
 
 def shrink(file: Path) -> None:
-    """A page has few colours."""
+    """A page has few colours, and the rare ones (a swatch of a legend) say as much as the others."""
     if importlib.util.find_spec("PIL") is None:
         return
     from PIL import Image
 
-    Image.open(file).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture = Image.open(file).convert("RGB")
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:

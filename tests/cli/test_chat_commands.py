@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -47,6 +49,36 @@ def test_a_file_without_a_conversation_changes_nothing(content, chat, tmp_path, 
     talk(chat, "hello", f"/load {path}", "/save", f"/save {tmp_path}/no/folder")
     assert len(chat.messages) == 2
     assert capsys.readouterr().err.count("error:") == 3
+
+
+@pytest.mark.parametrize("line", ["/save ~nobody-here/x", "/load ~nobody-here/x", "/save a\0b", "/load a\0b",
+                                  "/load /dev/zero", "/set temperature " + "[" * 100_000])
+def test_what_cannot_be_does_not_end_the_chat(line, chat, monkeypatch, capsys):
+    monkeypatch.setattr("paceline.cli.conversation._MOST_BYTES", 1 << 16)
+    talk(chat, "hello", line, "and now?")
+    assert len(chat.messages) == 4 and capsys.readouterr().err.count("error:") == 1
+    assert line.startswith("/load /dev") or not completions(line[:20])
+
+
+def test_half_a_character_is_not_loaded(chat, tmp_path, capsys):
+    (tmp_path / "talk.json").write_text(r'[{"role": "user", "content": "\ud800"}]')
+    talk(chat, f"/load {tmp_path}/talk.json", f"/save {tmp_path}/talk.json")
+    assert not chat.messages and "holds no conversation" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_keeps_what_was_saved(chat, tmp_path, monkeypatch, capsys):
+    talk(chat, "hello", f"/save {tmp_path}/talk.json")
+    before = (tmp_path / "talk.json").read_text()
+
+    def full(path, text, **_):
+        with open(path, "w") as file:
+            file.write(text[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    talk(chat, "and now?", f"/save {tmp_path}/talk.json")
+    assert (tmp_path / "talk.json").read_text() == before and "No space left" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["talk.json"]
 
 
 def test_set_changes_how_the_next_answer_is_made(chat, capsys):
@@ -91,6 +123,8 @@ def test_model_puts_another_model_in_its_place(chat, fake_llm, monkeypatch, caps
         loaded.append(name)
         if name == "broken":
             raise ModelNotFoundError("It is broken.")
+        if name == "slow":
+            raise KeyboardInterrupt
         return fake_llm()
 
     monkeypatch.setattr(import_module("paceline.models.load.resolve"), "resolve", lambda name: name)
@@ -101,6 +135,9 @@ def test_model_puts_another_model_in_its_place(chat, fake_llm, monkeypatch, caps
     talk(chat, "/model broken", "still there?", "/model")
     assert loaded == ["second", "broken", "second"] and len(chat.messages) == 6
     assert "It is broken" in (said := capsys.readouterr().err) and "paceline list" in said
+    talk(chat, "/model slow", "still there?")
+    assert loaded[-2:] == ["slow", "second"] and len(chat.messages) == 8, "Ctrl-C gives the wait up, not the chat"
+    assert "was not waited for" in capsys.readouterr().err
 
 
 def test_tab_completes_commands_and_what_they_take(tmp_path):

@@ -114,6 +114,16 @@ def test_a_prompt_can_come_from_stdin(fake_llm, monkeypatch):
     assert fake_llm.last.asked[0][0] == ["from a pipe"]
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text_are_explained(errors, fake_llm, capsys, monkeypatch):
+    """Which of the two Python does depends on the locale."""
+    for command in (["generate", "-"], ["chat"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(command) == 2
+        assert "not utf-8 text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("extra", [[], ["--chat"]])
 def test_on_a_terminal_one_prompt_streams(extra, fake_llm, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)

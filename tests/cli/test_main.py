@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -80,6 +82,27 @@ def test_without_typer_the_command_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "pip install typer" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(capsys, monkeypatch):
+    def full(text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout.write", full)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert "No space left" in said and "Traceback" not in said
+
+
+def test_what_an_old_terminal_cannot_show_is_a_question_mark(fake_llm, monkeypatch):
+    monkeypatch.setattr(fake_llm, "answer", "caf\u00e9 \u2013 \u20ac")
+    for arguments, shown in (["generate", "x"], b"caf? ? ?"), (["chat"], b"caf? ? ?"), (
+            ["generate", "x", "--json"], rb"caf\u00e9 \u2013 \u20ac"):
+        screen = io.BytesIO()
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, encoding="ascii", write_through=True))
+        assert main(arguments) == 0
+        assert shown in screen.getvalue()
 
 
 def test_ctrl_c_leaves_quietly(capsys, monkeypatch):

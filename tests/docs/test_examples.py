@@ -74,6 +74,8 @@ def test_commands_exist(line, monkeypatch, capsys, tmp_path):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
+    elif words[0] == "source":
+        assert words[1:] == [".venv/bin/activate"], "which make has built"
     elif words[0] == "python":
         monkeypatch.syspath_prepend((ROOT / words[1]).parent)
         monkeypatch.setattr(sys, "argv", [words[1], "--help"])

@@ -38,6 +38,8 @@ class StandIn:
     commit: str = COMMIT
     cut: list[int] = field(default_factory=list)
     """The next answers with a file break off after so many bytes."""
+    cut_lists: list[int] = field(default_factory=list)
+    """Likewise the next lists of files."""
     answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """The next answers are these instead, status and headers."""
     ranges: bool = True
@@ -115,6 +117,13 @@ def _handler(hub: StandIn, at: str) -> type[BaseHTTPRequestHandler]:
             further = start + hub.page < len(names)
             place = f"{hub.url}{urlsplit(self.path).path}?recursive=true&cursor={start + hub.page}"
             more = {"Link": f'<{place}>; rel="next"'}
+            if hub.cut_lists:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[:hub.cut_lists.pop(0)])
+                self.close_connection = True
+                return
             self.answer(200, body, **(more if further else {}))
 
         def file(self, path: str) -> None:

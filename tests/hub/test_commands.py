@@ -125,6 +125,17 @@ def test_a_better_model_is_suggested_once(lines: Any, monkeypatch: pytest.Monkey
     assert "a better model" not in lines(), "there is no network"
 
 
+@pytest.mark.parametrize(("name", "value", "seen"), [("HF_HUB_OFFLINE", "1", False), ("HF_HUB_OFFLINE", "0", True),
+                                                     ("HF_ENDPOINT", "http://a..b", False)])
+def test_a_suggestion_reads_the_environment_as_a_pull_does(name: str, value: str, seen: bool, hub: StandIn,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    better = suggestion.Suggestion.__new__(suggestion.Suggestion)
+    better._online = False
+    better._look()
+    assert better._online == seen
+
+
 def test_one_that_is_here_is_named_without_a_network(lines: Any, hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repo = CATALOGUE["qwen3-0.6b"].repo
     pull("qwen3-0.6b")

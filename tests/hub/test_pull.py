@@ -17,7 +17,7 @@ from hub.conftest import GGUF
 from hub.stand_in import StandIn
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.hub import download
-from paceline.hub.client import Hub, _further
+from paceline.hub.client import MOST_TRIES, Hub, _further
 from paceline.hub.names import HubName
 from paceline.hub.pull import pull
 from paceline.hub.store import MANIFEST, find_local, local_models, pulled_folder, remove
@@ -154,6 +154,16 @@ def test_a_range_of_another_file_is_not_appended(hub: StandIn, waits: Waits) -> 
     assert len(seen) == 1 and hub.count("cdn").total() == 3
 
 
+@pytest.mark.parametrize("note", ["{}", "null", "[1]", "no"])
+def test_a_note_of_a_part_that_is_damaged_begins_anew(hub: StandIn, waits: Waits, note: str) -> None:
+    hub.cut = [5000] + [0] * MOST_TRIES
+    with pytest.raises(ModelNotFoundError):
+        pull(str(NAME), hub=client(hub, waits))
+    (folder() / ".model-Q4_K_M.gguf.part.json").write_text(note)
+    hub.cut = []
+    assert pull(str(NAME)).read_bytes() == GGUF
+
+
 def test_a_part_that_is_damaged_is_found_out(hub: StandIn, waits: Waits) -> None:
     hub.cut = [4000, 0, 0, 0, 0]
     with pytest.raises(ModelNotFoundError):
@@ -228,14 +238,23 @@ def test_offline_is_one_sentence_at_once(hub: StandIn, waits: Waits, monkeypatch
     assert not waits and not hub.asked
 
 
-@pytest.mark.parametrize("endpoint", ["ftp://somewhere", "nowhere", "file:///etc"])
+@pytest.mark.parametrize("endpoint", ["ftp://somewhere", "nowhere", "file:///etc", "http://127.0.0.1:none",
+                                      "http://127.0.0.1:99999", "http://[::1", "http://me:hunter2@127.0.0.1"])
 def test_an_endpoint_that_is_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(ConfigError, match="HF_ENDPOINT"):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(ConfigError, match="HF_ENDPOINT") as refusal:
         pull(str(NAME))
+    assert "hunter2" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", ""])
+def test_a_list_that_breaks_off_is_asked_for_again(hub: StandIn, waits: Waits) -> None:
+    hub.cut_lists = [50, 0]
+    assert pull(str(NAME), hub=client(hub, waits)).read_bytes() == GGUF
+    assert waits == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "", "http://h:x/"])
 def test_redirects_to_elsewhere_than_the_web_are_not_followed(hub: StandIn, location: str) -> None:
     hub.answers = [(302, {"Location": location})]
     with pytest.raises(ModelNotFoundError, match="not safe to follow"):
@@ -287,6 +306,16 @@ def test_a_wrong_token_is_not_told(hub: StandIn, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelNotFoundError, match="that this HF_TOKEN may read") as refusal:
         pull("owner/nothing")
     assert "hf_wrong" not in str(refusal.value)
+
+
+def test_a_token_with_the_end_of_its_line(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", " hf_secret\r\n")
+    assert pull(str(NAME)).read_bytes() == GGUF
+    monkeypatch.setenv("HF_TOKEN", "hf_secret\rof two lines")
+    with pytest.raises(ConfigError, match="HF_TOKEN holds") as refusal:
+        pull(str(NAME))
+    assert "hf_secret" not in str(refusal.value)
 
 
 # -- names from the hub ---------------------------------------------------------------------------------------------

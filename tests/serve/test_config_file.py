@@ -93,7 +93,8 @@ def test_the_command_line_wins_over_the_file_and_that_over_the_environment(
     ("[serve]\nport = 1", "no option"), ("config = 'x'", "no option"), ("port = '9000'", "port must be a whole number"),
     ("port = true", "a whole number"), ("page = 1", "true or false"), ("host = 5", "a text"),
     ("host = ['a']", "a text"), ("api-key = [1]", "a text, or a list of such"), ("port =", "is not TOML"),
-    ("max-queue = 1\nmax_queue = 2", "twice"), ("timeout = 'x'", "a number"), ("port = 70000", "--port")])
+    ("max-queue = 1\nmax_queue = 2", "twice"), ("timeout = 'x'", "a number"), ("port = 70000", "--port"),
+    ("speculation = {method = 'ngram', k = 2020-01-01}", "holds a date")])
 def test_mistakes_in_a_file_are_explained(text: str, says: str, tmp_path: Path,
                                           capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", write(tmp_path, text)]) == 2
@@ -103,6 +104,17 @@ def test_mistakes_in_a_file_are_explained(text: str, says: str, tmp_path: Path,
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", str(tmp_path / "none.toml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", "/dev/zero"]) == 2
+    assert "more than 1 MB" in capsys.readouterr().err
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_mistake(served: dict[str, Any], tmp_path: Path) -> None:
+    """Some editors write one (BOM), and ends of lines of two characters."""
+    assert main(["serve", "--config", write(tmp_path, "\ufeffport = 9000\r\nmax-n = 3\r\n")]) == 0
+    assert (served["server"].port, served["server"].max_n) == (9000, 3)
 
 
 def test_mistakes_in_the_environment_are_explained(monkeypatch: pytest.MonkeyPatch,

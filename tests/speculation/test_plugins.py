@@ -45,6 +45,7 @@ nothing = 3
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Installed, as far as Python can tell."""
     (tmp_path / "their_drafters.py").write_text(CODE)
+    (tmp_path / "their_script.py").write_text("raise SystemExit('usage: their_script FILE')")
     info = tmp_path / "their_drafters-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-drafters\nVersion: 1.0\n")
@@ -81,7 +82,7 @@ def test_names_that_lead_nowhere_are_explained() -> None:
     with pytest.raises(RequestError, match="Did you mean 'theirs'"):
         parse("their")
     for place, said in (("no_such_module:build", "No module"), ("their_drafters:none", "no attribute"),
-                        ("their_drafters:nothing", "no builder")):
+                        ("their_drafters:nothing", "no builder"), ("their_script:build", "SystemExit: usage")):
         with pytest.raises(RequestError, match=said):
             text(place)
         with pytest.raises(RequestError, match=said):  # an engine that is to draft with it does not even start

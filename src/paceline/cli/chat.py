@@ -17,9 +17,10 @@ from paceline.cli import options
 from paceline.cli.chat_commands import is_command, obey
 from paceline.cli.chat_input import ReadLine, read_message, terminal_lines
 from paceline.cli.conversation import ChatEngine, Conversation
+from paceline.cli.files import checked, not_text
 from paceline.cli.suggestion import Suggestion
 from paceline.cli.terminal import console, load_llm
-from paceline.errors import ConfigError
+from paceline.errors import RequestError
 
 BUILT_IN_QUESTION = "What is the capital of France? Answer in one sentence."
 PAGE_HINT = "`paceline serve` opens the same model to programs, and to a browser at http://127.0.0.1:8000/"
@@ -73,10 +74,9 @@ def piped(stream: TextIO | None) -> Iterator[str]:
     try:
         for line in stream if stream is not None and _ready(stream) else ():
             found = found or bool(line.strip())
-            yield line.rstrip("\r\n")
+            yield checked(line.rstrip("\r\n"))
     except UnicodeDecodeError as problem:
-        raise ConfigError(f"What was piped in is not {problem.encoding} text ({problem.reason}): convert it "
-                          "first.") from None
+        raise not_text(problem.encoding, problem.reason) from None
     if not found:
         yield BUILT_IN_QUESTION
 
@@ -90,7 +90,7 @@ def _ready(stream: TextIO) -> bool:
 
 def switcher(load: Callable[[str | None], ChatEngine], name: str | None) -> Callable[[str, Conversation], None]:
     """What /model does. The old model goes before the new one comes: two would rarely fit. Where the new one cannot
-    be had the old one comes back."""
+    be had, or is not waited for, the old one comes back."""
     def switch(wanted: str, conversation: Conversation) -> None:
         nonlocal name
         from paceline.models.load.resolve import resolve
@@ -101,8 +101,10 @@ def switcher(load: Callable[[str | None], ChatEngine], name: str | None) -> Call
         try:
             conversation.llm = load(wanted)
             name = wanted
-        except BaseException:
+        except BaseException as problem:
             conversation.llm = load(name)
+            if isinstance(problem, KeyboardInterrupt):
+                raise RequestError(f"{wanted} was not waited for: the model before it answers.") from None
             raise
 
     return switch

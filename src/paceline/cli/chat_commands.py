@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import glob
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.conversation import Conversation
+from paceline.cli.files import named
 from paceline.cli.options import DEFAULT_MODEL
 from paceline.cli.terminal import print_error
 from paceline.errors import PacelineError, RequestError
@@ -70,7 +72,7 @@ def _value(name: str, text: str) -> Any:
         return next(one.default for one in fields(SamplingParams) if one.name == name)
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -94,11 +96,11 @@ def _copy(chat: Conversation, rest: str) -> str:
 def _path(text: str, command: str) -> Path:
     if not text:
         raise RequestError(f"{command} needs a file.")
-    return Path(text).expanduser()
+    return named(text)
 
 
 def _files(start: str) -> list[str]:
-    found = glob.glob(glob.escape(str(Path(start).expanduser()) if start.startswith("~") else start) + "*")
+    found = glob.glob(glob.escape(os.path.expanduser(start)) + "*")
     return [f"{one}/" if Path(one).is_dir() else one for one in sorted(found)]
 
 

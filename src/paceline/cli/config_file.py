@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
+from paceline.cli.files import read_bytes
 from paceline.errors import ConfigError
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -36,7 +37,11 @@ class Setting:
 
     def of_file(self, value: Any, where: str) -> Any:
         if self.key == "speculation" and isinstance(value, dict):
-            return json.dumps(value)
+            try:
+                return json.dumps(value)
+            except TypeError:
+                raise ConfigError(f"{where}: {self.key} holds a date or a time, which no option of a drafter is: write "
+                                  "numbers, texts, lists and tables.") from None
         if self.many:
             values = value if isinstance(value, list) else [value]
             return [self._single(one, where) for one in values]
@@ -81,10 +86,11 @@ class Settings:
     def of_file(self, path: Path) -> dict[str, Any]:
         """Values by the names of the function's parameters."""
         try:
-            if path.stat().st_size > _MOST_BYTES:
+            given = read_bytes(path, _MOST_BYTES)
+            if len(given) > _MOST_BYTES:
                 raise ConfigError(f"{path} has more than {_MOST_BYTES >> 20} MB, which no configuration has: name "
                                   "another file.")
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = tomllib.loads(given.decode("utf-8-sig"))
         except OSError as problem:
             raise ConfigError(f"{path} cannot be read ({problem.strerror}): name a file that can.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:

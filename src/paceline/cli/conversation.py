@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from paceline.cli.files import half_characters, read_bytes, write_whole
 from paceline.cli.markdown import AsItComes, MarkdownWriter, Writer
 from paceline.cli.speed import drafting
 from paceline.cli.terminal import ProgressCallback, print_error, quiet_keys, soft_interrupts, waiting
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from paceline.request import RequestOutput, SamplingParams
 
+_MOST_BYTES = 1 << 26
+"""Of a conversation that is loaded."""
 ROLES = ("system", "user", "assistant")
 _ENDINGS: Mapping[str | None, str] = {"length": "cut at the longest answer (--max-tokens)"}
 """What the footnote says of ends other than the model's own."""
@@ -89,23 +92,26 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         try:
-            path.write_text(json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n",
-                            encoding="utf-8")
+            write_whole(path, json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n")
         except OSError as error:
             raise RequestError(f"Cannot write {path}: {error.strerror}; choose another file.") from None
 
     def load(self, path: Path) -> None:
         """What save() wrote, or a bare list of messages as OpenAI's API has them."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            given = read_bytes(path, _MOST_BYTES)
         except OSError as error:
             raise RequestError(f"Cannot read {path}: {error.strerror}; name a file that /save wrote.") from None
+        if len(given) > _MOST_BYTES:
+            raise RequestError(f"{path} has more than {_MOST_BYTES >> 20} MB: name a file that /save wrote.")
+        try:
+            content = json.loads(given)
         except (ValueError, RecursionError):
             raise RequestError(f"{path} is not JSON: name a file that /save wrote.") from None
         found = content.get("messages") if isinstance(content, dict) else content
         if not isinstance(found, list) or not all(
                 isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
-                for one in found):
+                and not half_characters(one["content"]) for one in found):
             raise RequestError(f"{path} holds no conversation: messages have a role ({', '.join(ROLES)}) and a text "
                                "as content.")
         self.messages = [{"role": one["role"], "content": one["content"]} for one in found]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.files import read_piped, write_whole
 from paceline.cli.plain import plain
 from paceline.cli.speed import speed
 from paceline.cli.terminal import console, load_llm, print_error, printable
@@ -77,7 +78,7 @@ def generate(
     if pretty and not as_json:
         raise RequestError("--pretty is for --json: give both, or neither.", "pretty")
     wish = options.speculation(speculation)
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    texts = [read_piped(sys.stdin) if prompt == "-" else prompt for prompt in prompts]
     llm = load_llm(
         model, device=device, dtype=dtype, kv_dtype=kv_dtype, quantization=quantization, deterministic=deterministic,
         max_model_len=max_model_len, speculation=wish, heads=options.heads(head),
@@ -95,7 +96,8 @@ def generate(
         outs = llm.chat(jobs, params) if chat else llm.generate(jobs, params)
         seconds = time.perf_counter() - began
         if as_json:
-            print(json.dumps(document(outs, texts, model), ensure_ascii=False, indent=2 if pretty else None))
+            print(json.dumps(document(outs, texts, model), ensure_ascii=not _speaks_unicode(),
+                             indent=2 if pretty else None))
         else:
             _show(outs, texts)
     if not as_json:  # which has all figures
@@ -107,6 +109,11 @@ def generate(
         print_error(out.error or PacelineError("failed"))
     if failed:
         raise typer.Exit(2)
+
+
+def _speaks_unicode() -> bool:
+    """Else a program that reads the JSON would find question marks in it."""
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
 def _note(sentence: str) -> None:
@@ -180,18 +187,10 @@ def document(outs: list[RequestOutput], texts: list[str], model: str | None) -> 
 
 
 def write_trace(out: RequestOutput, path: Path) -> None:
-    """Whole, or not at all: where there is no room for it, a file that was there stays."""
     if out.trace is None:
         return
-    ordinary = path.is_file() or not path.exists()  # a pipe or a terminal cannot be replaced
-    place = path.resolve()
-    target = place.with_name(f".{place.name}.new") if ordinary else path
     try:
-        target.write_text(out.trace.to_json() + "\n", encoding="utf-8")
-        if ordinary:
-            target.replace(place)
+        write_whole(path, out.trace.to_json() + "\n")
     except OSError as error:
-        if ordinary:
-            target.unlink(missing_ok=True)
         raise RequestError(
             f"Cannot write the trace to {path}: {error.strerror}; choose another file.", "trace") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -56,6 +57,7 @@ def _root(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 fine, 1 a check failed, 2 a mistake that the text explains."""
+    _replace_what_cannot_be_shown()
     try:
         app(args=argv, prog_name="paceline")
     except SystemExit as done:
@@ -65,7 +67,19 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print_error(error)
         return USER_ERROR
+    except OSError as problem:  # of a file or an output that nobody has foreseen: a full disk, a closed stdout
+        if os.environ.get("PACELINE_DEBUG"):
+            raise
+        print_error(PacelineError(f"The system said: {problem}. PACELINE_DEBUG=1 shows where."))
+        return USER_ERROR
     return 0
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """A terminal that has no character for a dash or an accent shows a question mark, and the command goes on."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

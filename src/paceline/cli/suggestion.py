@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from contextlib import suppress
@@ -20,11 +19,11 @@ class Suggestion:
 
     def _look(self) -> None:
         from paceline.errors import PacelineError
-        from paceline.hub.client import Hub
+        from paceline.hub.client import Hub, offline
 
-        if os.environ.get("HF_HUB_OFFLINE"):
+        if offline():
             return
-        with suppress(OSError, PacelineError):
+        with suppress(OSError, PacelineError, UnicodeError):  # the last: of a name that no host can have
             place = urlsplit(Hub.of_environment().endpoint)
             port = place.port or (443 if place.scheme == "https" else 80)
             socket.create_connection((place.hostname or "", port), _PATIENCE_S).close()

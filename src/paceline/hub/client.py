@@ -10,6 +10,7 @@ import email.utils
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -64,18 +65,25 @@ class Hub:
 
     def __post_init__(self) -> None:
         self.endpoint = self.endpoint.rstrip("/")
-        if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
+        if "@" in self.endpoint:  # not shown: it may be a password
+            raise ConfigError("HF_ENDPOINT names a user, which is not sent: write the address alone, and a token in "
+                              "HF_TOKEN.")
+        if not _is_web_address(self.endpoint):
             raise ConfigError(f"HF_ENDPOINT is {self.endpoint!r}, which is no address of a hub: write one like {HUB}.")
+        if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
+            raise ConfigError("HF_TOKEN holds something else than letters, digits and signs: copy the token again, "
+                              "nothing before or after it.")
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     @classmethod
     def of_environment(cls) -> Hub:
         """HF_ENDPOINT names a mirror, HF_TOKEN opens what is gated."""
-        return cls(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN") or None)
+        # The end of a line often comes along with a token that was read from a file.
+        return cls(os.environ.get("HF_ENDPOINT") or HUB, os.environ.get("HF_TOKEN", "").strip() or None)
 
     @property
     def host(self) -> str:
-        return urlsplit(self.endpoint).netloc.rpartition("@")[2]
+        return urlsplit(self.endpoint).netloc
 
     def json(self, path: str, of: str) -> tuple[Any, str | None]:
         """What the hub answers at `path` (or at an address it gave), and where it goes on. `of`: the model asked
@@ -97,7 +105,7 @@ class Hub:
     def open(self, path: str, of: str, headers: Mapping[str, str] | None = None) -> http.client.HTTPResponse:
         """The answer to a GET, redirects followed. Broken where it is worth another try, else a ModelNotFoundError
         that says what to do."""
-        if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        if offline():
             raise ModelNotFoundError(f"'{of}' is not on this machine and HF_HUB_OFFLINE is set, so the hub is not "
                                      "asked: unset it, or give the path of a model you have.")
         url = urljoin(f"{self.endpoint}/", path)
@@ -146,6 +154,11 @@ class Hub:
                                   "in HF_ENDPOINT.")
 
 
+def offline() -> bool:
+    """Whether the user wants the hub left alone."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
 class Tries:
     """When to try again, and when no more."""
 
@@ -186,7 +199,17 @@ def _all(reply: http.client.HTTPResponse) -> bytes:
         if size > MOST_JSON_BYTES:
             raise ModelNotFoundError(f"The hub answered with more than {MOST_JSON_BYTES >> 20} MB where a list of "
                                      "files was asked for: check HF_ENDPOINT.")
+    if reply.length:  # urllib takes a connection that broke off for the end
+        raise Broken("the connection broke off")
     return b"".join(parts)
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        place = urlsplit(text)
+        return place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
 
 
 def _origin(url: SplitResult) -> tuple[str, str | None, int | None]:
@@ -196,8 +219,8 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int | None]:
 def _further(url: str, location: str | None, of: str) -> str:
     """Where a redirect leads. From an encrypted address to a plain one, or to what is no web address, nowhere."""
     there = urljoin(url, location or "")
-    scheme = urlsplit(there).scheme
-    if not location or scheme not in ("http", "https") or (urlsplit(url).scheme, scheme) == ("https", "http"):
+    safe = _is_web_address(there) and (urlsplit(url).scheme, urlsplit(there).scheme) != ("https", "http")
+    if not location or not safe:
         raise ModelNotFoundError(f"The hub sends whoever asks for '{of}' to an address that is not safe to follow: "
                                  "check HF_ENDPOINT.")
     return there

@@ -33,7 +33,7 @@ class Part:
         self._digest = hashlib.sha256()
         self.done = 0
         self.etag: str | None = None
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self._note.read_text(encoding="utf-8"))
             if noted["content"] == self._content and self.path.stat().st_size <= file.bytes:
                 self.etag = noted["etag"]

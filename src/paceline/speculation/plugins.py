@@ -57,7 +57,7 @@ def load(method: str) -> Builder:
         else:
             module, _, name = method.partition(":")
             found = getattr(importlib.import_module(module), name)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:  # the latter: of a script, which is no module to import
         log.warning("the drafter %s cannot be loaded", method, exc_info=problem)
         raise RequestError(f"The drafter {method!r} cannot be loaded ({type(problem).__name__}: {problem}): install "
                            "its package, or put its folder on PYTHONPATH.", "speculation") from problem

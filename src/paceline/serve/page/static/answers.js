@@ -1,12 +1,17 @@
 // One answer as it streams: asks the server, keeps time, fills a TokenText.
 
 import { stream } from "./api.js";
+import { beginning } from "./thoughts.js";
 import { TokenText } from "./tokens.js";
 
 export class Answer {
-  constructor(about, label, formatted = false) {
+  // `thoughts`: where those of a reasoning model go; else they are part of the text.
+  constructor(about, label, formatted = false, thoughts = null) {
     this.about = about;
     this.text = new TokenText(label, formatted);
+    this.thoughts = thoughts;
+    this.thought = false;
+    this.held = [];
     this.content = "";
     this.summary = null;
     this.finish = null;
@@ -31,10 +36,11 @@ export class Answer {
         if (choice?.tokens?.length) {
           this.last = performance.now();
           this.first ??= this.last;
-          this.text.push(choice.tokens);
+          this.held.push(...choice.tokens);
           for (const _ of choice.tokens) this.arrivals.push(this.last);
         }
         this.content += choice?.delta?.content ?? choice?.text ?? "";
+        this.sort(choice?.delta ?? {}, chat);
         if (choice?.finish_reason) this.finish = choice.paceline?.finish_reason ?? choice.finish_reason;
         if (chunk.paceline) this.summary = chunk.paceline;
         this.onprogress(this);
@@ -43,16 +49,33 @@ export class Answer {
       if (problem.name === "AbortError") this.finish = "stopped";
       else this.error = problem.message;
     }
+    this.thoughts?.push([], true);
+    this.text.push(this.held.splice(0));
     this.text.finish(this.content);
     this.onprogress(this);
   }
 
+  // To which text the newest tokens belong. Those of which nothing was said yet (a mark between the two) wait for what comes.
+  sort(delta, chat) {
+    if (!this.thoughts || !chat) this.text.push(this.held.splice(0));
+    else if (delta.reasoning_content) {
+      this.thought = true;
+      this.thoughts.push(this.held.splice(0), false);
+    } else if (this.content && this.held.length) {
+      if (this.thought && !this.text.length) this.thoughts.push(this.held.splice(0, beginning(this.held, this.content)), true);
+      this.text.push(this.held.splice(0));
+    }
+  }
+
   stop() { this.abort.abort(); }
+
+  // Tokens that came, thoughts and all.
+  get length() { return this.arrivals.length; }
 
   // Tokens a second after the first, as they reached this page.
   get rate() {
     const spent = (this.last - this.first) / 1000;
-    return this.text.length > 1 && spent > 0 ? (this.text.length - 1) / spent : null;
+    return this.length > 1 && spent > 0 ? (this.length - 1) / spent : null;
   }
 
   get firstToken() { return this.first === null ? null : (this.first - this.begun) / 1000; }
@@ -61,11 +84,11 @@ export class Answer {
   get alone() {
     const metrics = this.summary?.metrics;
     if (typeof metrics?.ttft_s !== "number") return this.last === null ? 0 : (this.last - this.begun) / 1000;
-    return metrics.ttft_s - (metrics.queue_time_s ?? 0) + (metrics.tpot_s ?? 0) * (this.text.length - 1);
+    return metrics.ttft_s - (metrics.queue_time_s ?? 0) + (metrics.tpot_s ?? 0) * (this.length - 1);
   }
 
   // Tokens a second over that time, the prompt included.
-  get speed() { return this.alone > 0 ? this.text.length / this.alone : null; }
+  get speed() { return this.alone > 0 ? this.length / this.alone : null; }
 
   // When each token came, in seconds since the first step: as they reached the page, the last one as the engine has it.
   get offsets() {

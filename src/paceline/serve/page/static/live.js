@@ -104,7 +104,7 @@ export function live() {
     drift.replaceChildren(
       h("p", { class: "soft small num" }, `${count(seen.watched)} requests watched (${percent(seen.share)}) · ${count(compared)} shadows compared · ${count(seen.tokens)} tokens judged`),
       ...(seen.alarms.length ? seen.alarms.map((one) => h("p", { class: "alarm", role: "alert", "data-kind": one.kind }, h("b", {}, `${one.method}: ${one.kind}`), ` ${one.evidence}, ${seconds(one.age_s)} ago.`, one.suspended && " Switched off."))
-        : [h("p", { class: "soft" }, "Speculation gives what plain decoding would.")]));
+        : [h("p", { class: "soft small" }, compared || seen.tokens ? "Speculation gives what plain decoding would." : "Nothing has been compared yet.")]));
   }
 
   // Rows are kept from frame to frame: a focused link stays focused, a row that is pointed at stays marked.

@@ -54,12 +54,13 @@ export function playground(about) {
     show(kept.mode);
     field.focus();
   } }, "Clear");
+  const plainly = formattedSwitch();
   const form = h("form", { class: "composer card", onsubmit: submit }, field, send);
   const hint = h("p", { class: "soft small hint", role: "status" });
   const element = h("div", { class: "playground" },
     h("section", { class: "talk", "aria-label": "Playground" },
       h("div", { class: "talk-head" }, h("div", { class: "row" }, modes, h("span", { class: "grow" }), past, fresh, clear),
-        h("div", { class: "row" }, legend(), formattedSwitch())),
+        h("div", { class: "row looks" }, legend(), plainly)),
       log, hint, form, status),
     controls.element);
   const talk = () => kept.talks[kept.mode];
@@ -96,6 +97,7 @@ export function playground(about) {
     for (const button of modes.children) button.setAttribute("aria-pressed", `${button.dataset.mode === mode}`);
     send.textContent = kept.busy ? "Stop" : MODES[mode].send;
     field.placeholder = MODES[mode].asks;
+    plainly.hidden = mode === "race";  // where tokens are compared as they were written
     list();
     const shown = mode === "race" ? kept.race?.element : talk().empty ? null : talk().element;
     log.replaceChildren(shown ?? welcome(mode));

@@ -121,7 +121,7 @@ class Lane {
     this.bar = h("i");
     this.track = h("div", { class: "track", role: "progressbar", "aria-label": `${title}: progress`, "aria-valuemin": "0", "aria-valuemax": "100" }, this.bar);
     this.element = h("article", { class: `lane card ${name}`, "data-lane": name },
-      h("div", { class: "row" }, h("h2", { class: "grow" }, title), this.gain, this.speed, h("span", { class: "soft small" }, "tok/s alone")),
+      h("div", { class: "row" }, h("h2", { class: "grow" }, title), this.gain, h("span", { class: "measured" }, this.speed, h("span", { class: "soft small" }, " tok/s"))),
       this.track, this.facts, this.answer.text.element);
   }
 

@@ -5,6 +5,7 @@ import { Chats, keptTokens, shownTokens } from "./chats.js";
 import { copyButton, everyFrame, h } from "./dom.js";
 import { percent, rate, seconds } from "./format.js";
 import { formatted } from "./look.js";
+import { Thoughts } from "./thoughts.js";
 
 export class Talk {
   // `complete`: the model goes on with each text instead of answering in a conversation.
@@ -22,7 +23,8 @@ export class Talk {
 
   show() {
     this.turns = this.chats.current.turns.map((kept) => {
-      const turn = this.turn(kept.said, new Answer(this.about, "Answer, token by token", formatted()));
+      const turn = this.turn(kept.said, newAnswer(this.about));
+      turn.answer.thoughts.push(shownTokens(kept.thoughts ?? []), true);
       turn.text.push(shownTokens(kept.tokens));
       turn.text.finish(kept.content);
       Object.assign(turn, { content: kept.content, done: true });
@@ -40,7 +42,7 @@ export class Talk {
     const own = h("div", { class: "actions" }, copyButton(() => said, "Copy what was said"), button("Edit", () => this.onedit(this.turns.indexOf(turn), said)));
     const actions = h("div", { class: "actions" }, copyButton(() => turn.content, "Copy the answer"), button("Regenerate", () => this.onagain(this.turns.indexOf(turn), said)),
       this.complete && button("Continue", () => this.onedit(null, said + turn.content)));
-    turn.article = h("article", { class: "answer" }, answer.text.element, facts, actions);
+    turn.article = h("article", { class: "answer" }, answer.thoughts.element, answer.text.element, facts, actions);
     turn.nodes = [h("div", { class: "turn-said" }, h("div", { class: "said" }, said), own), turn.article];
     return turn;
   }
@@ -62,7 +64,7 @@ export class Talk {
   // Ask, and fill the new turn while the answer comes; `started` is told what can be stopped.
   async ask(said, system, fields, started) {
     const { chats } = this, chat = chats.current;
-    const answer = new Answer(this.about, "Answer, token by token", formatted());
+    const answer = newAnswer(this.about);
     const messages = this.messages(system, said);
     const turn = this.turn(said, answer);
     turn.facts.textContent = "waiting for the first token …";
@@ -86,7 +88,9 @@ export class Talk {
   }
 }
 
-const keptTurn = (turn) => ({ said: turn.said, content: turn.content, tokens: keptTokens(turn.text.tokens), facts: turn.facts.textContent.replace(/ · Open the request$/, "") });
+const newAnswer = (about) => new Answer(about, "Answer, token by token", formatted(), new Thoughts());
+
+const keptTurn = (turn) => ({ said: turn.said, content: turn.content, thoughts: keptTokens(turn.answer.thoughts.text.tokens), tokens: keptTokens(turn.text.tokens), facts: turn.facts.textContent.replace(/ · Open the request$/, "") });
 
 // Stay at the end of the text, unless somebody has scrolled up to read.
 function follow() {
@@ -98,7 +102,7 @@ function factsOf(answer) {
   const summary = answer.summary;
   const speculation = summary?.speculation;
   const facts = [
-    h("b", {}, `${rate(answer.rate)} tok/s`), `${answer.text.length} tokens`,
+    h("b", {}, `${rate(answer.rate)} tok/s`), `${answer.length} tokens`,
     answer.firstToken !== null && `first after ${seconds(answer.firstToken)}`,
     speculation && `${speculation.tokens_per_step.toFixed(2)} tokens a step`,
     speculation?.drafted > 0 && `${percent(speculation.accepted / speculation.drafted)} of ${speculation.drafted} drafted accepted`,
