@@ -12,6 +12,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
 from paceline.serve.answers import Answers
 from paceline.serve.calls import Call, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.conversation import rendered, template_of
 from paceline.serve.endings import ended
 from paceline.serve.errors import asked_in
@@ -28,6 +29,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/chat/completions")
+@for_model
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     call = await begin(request, body, f"chatcmpl-{request.state.name}")
