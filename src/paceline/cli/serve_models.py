@@ -41,7 +41,8 @@ def wanted(context: typer.Context, argument: str | None, named: Sequence[str] | 
     if tables and (argument is not None or named):
         raise ConfigError(f"The file has tables [[models]], and the model {argument or (named or ())[0]!r} is named "
                           "beside them: leave it out, or give it a table too.")
-    return tables or [{"model": name} for name in ([argument] if argument is not None else named or [None])]
+    names: list[str | None] = [argument] if argument is not None or not named else [*named]
+    return tables or [{"model": name} for name in names]
 
 
 def wish(speculation: str | None, draft: str | None) -> Any:
