@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from asking import posts, say
+import pytest
 from two_models import SeveralThread
 
+from page.asking import posts, revisit, say, settle
 
-def test_a_model_is_chosen_and_remembered(model_folder: Path, open_page: Callable[..., Any]) -> None:
-    server = SeveralThread(model_folder)
-    try:
-        page = open_page(server.url)
-        assert page.locator("#model option").all_text_contents() == ["a", "b"]
-        sent = posts(page)
-        say(page, "one")
-        page.select_option("#model select", "b")
-        page.wait_for_selector("#model select:enabled")
-        assert server.states()["b"] == "loaded"
-        say(page, "two")
-        assert [body["model"] for url, body in sent if "/v1/" in url] == ["a", "b"]
-        page.reload()
-        page.wait_for_selector("html[data-ready]")
-        assert page.locator("#model select").input_value() == "b"
-    finally:
-        page.goto("about:blank")
-        server.stop()
+
+@pytest.fixture
+def both(model_folder: Path) -> Iterator[SeveralThread]:
+    """Made before a page is opened, so it is there until that has been left."""
+    made = SeveralThread(model_folder)
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+def test_a_model_is_chosen_and_remembered(both: SeveralThread, open_page: Callable[..., Any]) -> None:
+    page = open_page(both.url)
+    assert page.locator("#model option").all_text_contents() == ["a", "b"]
+    settle(page)
+    sent = posts(page)
+    say(page, "one")
+    page.select_option("#model select", "b")
+    page.wait_for_selector("#model select:enabled")
+    assert both.states()["b"] == "loaded"
+    say(page, "two")
+    assert [body["model"] for url, body in sent if "/v1/" in url] == ["a", "b"]
+    revisit(page)
+    assert page.locator("#model select").input_value() == "b"
