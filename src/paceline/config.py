@@ -49,6 +49,8 @@ class EngineOptions:
     """Tokens per cache block."""
     kv_blocks: int | None = None
     """Cache blocks in all; None: what the sequences can use, within the free memory."""
+    kv_cache_memory: float | None = None
+    """GiB that the cache may take, at most; None: resolve for me. `kv_blocks` says it in blocks."""
     max_batch_tokens: int | None = None
     """Rows of a step at most."""
     max_num_seqs: int | None = None
@@ -228,6 +230,11 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"watch_share is a share of the requests, from 0 to 1, got {share!r}.")
     if options.watch_action not in WATCH_ACTIONS:
         raise ConfigError(f"watch_action must be one of {', '.join(WATCH_ACTIONS)}, got {options.watch_action!r}.")
+    most = options.kv_cache_memory
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float) or not 0.0 < most < 1 << 20):
+        raise ConfigError(f"kv_cache_memory is a number of GiB, above 0, got {most!r}.")
+    if most is not None and options.kv_blocks is not None:
+        raise ConfigError("kv_cache_memory and kv_blocks both say how large the cache is: leave one out.")
     check_host(options)
     check_ranks(options)
     if options.quantization not in (None, "int8", "blocks"):
@@ -298,10 +305,12 @@ def host_blocks(options: EngineOptions, facts: Facts, kv_blocks: int, why: dict[
 
 def cache_budget(options: EngineOptions, facts: Facts, seated: int) -> int:
     """Bytes the cache may take. `seated`: tokens of all texts that a card keeps for those who run."""
+    given = None if options.kv_cache_memory is None else int(options.kv_cache_memory * GIB)
     if facts.device == "cpu":
-        return min(facts.free_memory * 3 // 10, 4 * GIB)
+        return min(facts.free_memory * 3 // 10, 4 * GIB) if given is None else given
     total = facts.total_memory or facts.free_memory
-    return max(0, facts.free_memory - int((1.0 - options.gpu_memory_utilization) * total) - 4 * seated)
+    free = max(0, facts.free_memory - int((1.0 - options.gpu_memory_utilization) * total) - 4 * seated)
+    return free if given is None else min(given, free)
 
 
 def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
@@ -326,6 +335,9 @@ def resolve(options: EngineOptions, facts: Facts) -> EngineConfig:
         most = -(-longest // size) * wanted
         blocks = max(1, min(budget // max(per_block, 1), most))
         if blocks * size < min(longest, LEAST_CONTEXT):
+            if options.kv_cache_memory is not None:
+                raise ConfigError(f"kv_cache_memory={options.kv_cache_memory:.3g} GiB is a cache of {blocks * size} "
+                                  f"tokens ({facts.bytes_per_token} bytes each): raise it.")
             more = ", raise gpu_memory_utilization" if facts.device == "cuda" else ""
             raise ConfigError(
                 f"{facts.free_memory / GIB:.2f} GiB of {facts.device} memory are free beside the weights, which is a "

@@ -53,6 +53,16 @@ def only_new_objects_are_collected(serving: Serving = _SERVING) -> Iterator[None
                     serving.frozen = False
 
 
+def collect_everything(serving: Serving = _SERVING) -> None:
+    """What was left out too: for who has given up something large, an engine say. Everybody waits meanwhile."""
+    with serving.lock:
+        if serving.frozen:
+            gc.unfreeze()
+        gc.collect()
+        if serving.frozen:
+            gc.freeze()
+
+
 def _begin(serving: Serving) -> None:
     with serving.lock:
         if serving.threshold is not None:

@@ -175,7 +175,8 @@ class ServerThread:
 class ServerCommand:
     """`paceline serve` with a command line of its own, in a thread of this process. Its log is as --log-format says."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, model: Path | str, *arguments: str) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, model: Path | str | None, *arguments: str) -> None:
+        """None: the arguments, or a file, name the model."""
         self._lines, said = io.StringIO(), io.StringIO()
         self._handler = logging.StreamHandler(self._lines)
         self._level = logging.getLogger().level
@@ -184,7 +185,8 @@ class ServerCommand:
         patch.setattr(logs, "configure", self._configure)
         patch.setattr(serve_server, "Server", self._build)
         patch.setattr(command, "console", lambda: Console(file=said, width=200))
-        words = ["serve", str(model), "--port", "0", "--model-name", NAME, *arguments]
+        named = [] if model is None else [str(model), "--model-name", NAME]
+        words = ["serve", *named, "--port", "0", *arguments]
         self._thread = threading.Thread(target=lambda: self._codes.append(main(words)))
         self._thread.start()
         found = until(lambda: re.search(r"(http://[^/]+)/v1\s", said.getvalue()) or not self._thread.is_alive())

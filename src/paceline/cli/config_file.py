@@ -9,7 +9,7 @@ import json
 import os
 import tomllib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -71,8 +71,13 @@ class Setting:
 class Settings:
     """Those of a command, found in its signature."""
 
-    def __init__(self, command: Callable[..., None], prefix: str) -> None:
+    def __init__(self, command: Callable[..., None], prefix: str, tables: str | None = None,
+                 of_tables: Collection[str] = ()) -> None:
+        """`tables`: what the tables of a file are called that say some options for one thing of several each, with the
+        parameters that may be there."""
         self._prefix = prefix
+        self.tables = tables
+        self._of_tables = of_tables
         self._settings = {setting.key: setting for name, parameter in
                           inspect.signature(command, eval_str=True).parameters.items()
                           if (setting := _setting(name, parameter.annotation)) is not None}
@@ -95,24 +100,41 @@ class Settings:
             raise ConfigError(f"{path} cannot be read ({problem.strerror}): name a file that can.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
             raise ConfigError(f"{path} is not TOML ({problem}): correct the file.") from None
+        tables = content.pop(self.tables, None) if self.tables is not None else None
+        found = self._read(content, self._settings, str(path))
+        if self.tables is not None and tables is not None:
+            found[self.tables] = self._read_tables(tables, str(path))
+        return found
+
+    def _read(self, content: Mapping[str, Any], known: Mapping[str, Setting], where: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in content.items():
-            setting = self._settings.get(key.replace("_", "-"))
+            setting = known.get(key.replace("_", "-"))
             if setting is None:
-                raise ConfigError(self._unknown(key, path))
+                raise ConfigError(self._unknown(key, where, known))
             if setting.parameter in found:
-                raise ConfigError(f"{path} says {setting.key} twice: remove one.")
-            found[setting.parameter] = setting.of_file(value, str(path))
+                raise ConfigError(f"{where} says {setting.key} twice: remove one.")
+            found[setting.parameter] = setting.of_file(value, where)
         return found
+
+    def _read_tables(self, tables: Any, where: str) -> list[dict[str, Any]]:
+        """Each has a model, and what differs for it."""
+        own = {one.key: one for one in self if one.parameter in self._of_tables} | {
+            "model": Setting("model", "model", str), "preload": Setting("preload", "preload", bool)}
+        if not isinstance(tables, list) or not all(isinstance(one, dict) and "model" in one for one in tables):
+            raise ConfigError(f"{where}: {self.tables} are tables [[{self.tables}]], each with a model: write them so.")
+        return [self._read(one, own, f"{where}, [[{self.tables}]] {one['model']!r}") for one in tables]
 
     def of_environment(self, environment: Mapping[str, str]) -> dict[str, Any]:
         return {setting.parameter: setting.of_text(environment[name], name) for setting in self
                 if environment.get(name := self.variable(setting))}
 
-    def _unknown(self, key: str, path: Path) -> str:
-        near = difflib.get_close_matches(key.replace("_", "-"), self._settings, 1)
+    def _unknown(self, key: str, where: str, known: Mapping[str, Setting]) -> str:
+        if key.replace("_", "-") in self._settings:
+            return f"{where} says {key!r}, which is one for the whole server: say it above the tables."
+        near = difflib.get_close_matches(key.replace("_", "-"), known, 1)
         hint = f"did you mean {near[0]}?" if near else "its options are those of `paceline serve --help`."
-        return f"{path} says {key!r}, which is no option: {hint}"
+        return f"{where} says {key!r}, which is no option: {hint}"
 
 
 def _setting(name: str, annotation: Any) -> Setting | None:
@@ -144,6 +166,8 @@ def config_option(settings: Callable[[], Settings]) -> Any:
         found = known.of_environment(os.environ)
         if path is not None:
             found |= known.of_file(path)
+        if known.tables in found:
+            context.meta[known.tables] = found.pop(known.tables)
         context.default_map = {**(context.default_map or {}), **found}
         return path
 

@@ -35,7 +35,7 @@ app.command("replay")(pulls(replay.replay))
 app.command("verify")(pulls(verify.verify))
 app.command("plan")(pulls(plan.plan))
 app.command("quantize")(pulls(quantize.quantize))
-app.command("serve")(pulls(serve.serve))
+app.command("serve")(pulls(serve.serve, serve.of_tables))
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -15,14 +15,16 @@ Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub
                                     rich_help_panel="Engine")]
 
 
-def pulls(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with that option."""
+def pulls(command: Callable[..., None],
+          also: Callable[[Mapping[str, Any]], Iterable[str | None]] = lambda given: ()) -> Callable[..., None]:
+    """The command with that option. `also`: further models that it takes, by what it is given."""
 
     @functools.wraps(command)
     def run(*, pull: bool = False, **given: Any) -> None:
         if pull:
-            fetch_missing(given.get("model") or given.get("named"))  # where there are two ways, the first one wins
-            fetch_missing(given.get("draft"))
+            named = given.get("model") or given.get("named")  # where there are two ways, the first one wins
+            for model in [*(named if isinstance(named, list | tuple) else [named]), given.get("draft"), *also(given)]:
+                fetch_missing(model)
         command(**given)
 
     signature = inspect.signature(command, eval_str=True)

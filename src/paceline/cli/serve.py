@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import options, serve_models
 from paceline.cli.config_file import Settings, config_option
 from paceline.cli.pulling import pulls
 from paceline.cli.terminal import console, loading_bars
@@ -52,31 +53,21 @@ def _events(address: str | None, replay: str | None, caching: bool) -> Any:
 
 def settings() -> Settings:
     """What a file may say."""
-    return Settings(pulls(serve), PREFIX)
+    return Settings(pulls(serve), PREFIX, serve_models.TABLES, serve_models.MODEL_PARAMETERS)
 
 
-def _chosen(context: typer.Context, argument: str | None, option: str | None) -> str | None:
-    """The model, whichever way it is named; the command line's comes before a file's."""
-    source = context.get_parameter_source("named")
-    if argument is not None and option is not None and source is not None and source.name == "COMMANDLINE":
-        raise ConfigError(f"The model is named twice, {argument!r} and --model {option!r}: leave one out.")
-    return option if argument is None else argument
-
-
-def _wish(speculation: str | None, draft: str | None) -> Any:
-    """What is drafted with: --draft is short for the drafter of that name."""
-    if draft is None:
-        return options.speculation(speculation)
-    if speculation != "auto":
-        raise ConfigError("--draft and --speculation both say how to draft: leave one out, or name the model in "
-                          '--speculation \'{"method": "draft", "model": ...}\'.')
-    return {"method": "draft", "model": draft}
+def of_tables(given: Mapping[str, Any]) -> list[str | None]:
+    """The models that a file's tables name."""
+    tables = given["context"].meta.get(serve_models.TABLES, [])
+    return [table.get(name) for table in tables for name in ("model", "draft")]
 
 
 def serve(
     context: typer.Context,
     model: options.ModelArgument = None,
-    named: options.Model = None,
+    named: Annotated[list[str] | None, options._engine(
+        "The same, by an option; repeatable: several models are served by name, loaded when they are asked for.",
+        "--model", "-m")] = None,
     draft: Annotated[str | None, options._engine("A smaller model that drafts for it, named the same way; short for "
                                                  "--speculation with the method draft.")] = None,
     config: Annotated[Path | None, config_option(settings)] = None,
@@ -173,7 +164,14 @@ def serve(
         "When a first token should be there: no drafts while one would be late.")] = None,
     target_tpot_ms: Annotated[float | None, options._engine(
         "How long a further token should take: drafts of slower requests come first.")] = None,
+    models_memory: Annotated[float | None, _server(
+        "GiB that several models may take together, those not used for longest being unloaded. Default: 80% of the "
+        "memory that is free at the start, or --gpu-memory-utilization of a card.")] = None,
+    model_idle: Annotated[float, _server("Seconds after which one of several models that nobody uses is unloaded; 0: "
+                                         "never.")] = 0.0,
     kv_blocks: Annotated[int | None, options._engine("Blocks of the cache.")] = None,
+    kv_cache_memory: Annotated[float | None, options._engine(
+        "GiB that the cache may take, in place of --kv-blocks.")] = None,
     gpu_memory_utilization: Annotated[
         float, options._engine("Share of a card's memory that weights and cache may take.")] = 0.9,
     prefix_caching: Annotated[bool, options._engine("Share equal beginnings of prompts.",
@@ -222,7 +220,10 @@ def serve(
                           "(fastapi, uvicorn, prometheus-client).") from None
     from paceline import AsyncLLM
 
-    model = _chosen(context, model, named)
+    tables = serve_models.wanted(context, model, named)
+    for_all = {name: context.params[name] for name in serve_models.MODEL_PARAMETERS}
+    given = for_all | tables[0]
+    model, model_name = given["model"], given["model_name"]
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute,
               "concurrent_requests": concurrent_requests}
     quota = Quota(**{name: limit for name, limit in limits.items() if limit is not None})
@@ -238,11 +239,19 @@ def serve(
         allow_speculation=tuple(allow_speculation or ("default",)),
         max_connections=max_connections, stall_s=stall_timeout, timeout_s=timeout, drain_s=drain, page=page,
         pooling=pooling, stored_responses=stored_responses, stored_bytes=int(stored_mb * 1e6),
-        tool_parser=tool_parser, log_format=log_format, lenient=lenient,
+        tool_parser=given["tool_parser"], log_format=log_format, lenient=lenient,
         trust_request_chat_template=trust_request_chat_template)
     spans = telemetry.otlp_provider(otel_endpoint) if otel or otel_endpoint is not None else None
-    wish = _wish(speculation, draft)
-    adapters = options.adapters(lora)
+    several = len(tables) > 1
+    if several:
+        serve_models.check_several(for_all, {
+            "replicas": replicas, "prefill_replicas": prefill_replicas, "decode_replicas": decode_replicas, "ray": ray,
+            "autoscale": autoscale, "kv_events": kv_events, "tensor_parallel_address": tensor_parallel_address})
+    elif models_memory is not None or model_idle:
+        raise ConfigError("--models-memory and --model-idle are for several models: name them with a --model for each, "
+                          "or leave these out.")
+    if model_idle < 0 or (models_memory is not None and not models_memory > 0):
+        raise ConfigError("--models-memory is a number of GiB above 0, --model-idle a number of seconds, 0 or more.")
     apart = (prefill_replicas, decode_replicas, prefill_threads, prefill_speculation)
     clustered = any(one is not None for one in (replicas, ray, autoscale, *apart))
     if clustered and kv_events is not None:
@@ -253,24 +262,14 @@ def serve(
                           "ranks: leave it out, a replica's ranks are on one machine; or serve without replicas.")
     listening = server.listen(settings)
     events = _events(kv_events, kv_events_replay, prefix_caching)
-    sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-                             "max_batch_tokens": max_batch_tokens, "max_step_ms": max_step_ms, "kv_blocks": kv_blocks,
-                             "target_ttft_ms": target_ttft_ms, "target_tpot_ms": target_tpot_ms,
-                             "gpu_memory_utilization": gpu_memory_utilization,
-                             "tensor_parallel_size": tensor_parallel_size,
-                             "tensor_parallel_address": tensor_parallel_address}
-    host_memory: dict[str, Any] = {"preemption": preemption, "swap_space": swap_space, "host_cache": host_cache}
-    engine: dict[str, Any] = {
-        "model": model, "device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quantization": quantization,
-        "deterministic": deterministic, "kernels": kernels, "max_queue": max_queue,
-        "enable_prefix_caching": prefix_caching, "speculation": wish, "capture": capture, "adapters": adapters,
-        "heads": options.heads(head), "chat_template": None if chat_template is None else str(chat_template),
-        "watch_share": watch_share, "watch_action": watch_action, **sizes, **host_memory}
+    engine = {} if several else serve_models.engine_options(given) | {
+        "tensor_parallel_address": tensor_parallel_address}
     place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
     def announce() -> None:
         out = console()
-        out.print(f"{settings.model_name} is served at {place}/v1", markup=False)
+        names = ", ".join(own.get("model_name") or own["model"] for own in tables) if several else settings.model_name
+        out.print(f"{names} {'are' if several else 'is'} served at {place}/v1", markup=False)
         shown = f"the page: {place}/   " if page else ""
         out.print(f"{shown}metrics: {place}/metrics   Ctrl-C ends it", style="dim", markup=False)
         out.file.flush()
@@ -281,7 +280,8 @@ def serve(
 
         cluster = ClusterOptions(
             replicas=replicas, prefill_replicas=prefill_replicas, decode_replicas=decode_replicas, transfer=transfer,
-            ray=ray, routing=routing, autoscale=read_autoscale(autoscale), threads=threads,
+            ray=ray, routing=routing, autoscale=read_autoscale(autoscale),
+            threads=given["threads"],
             prefill_threads=prefill_threads, ranks=tensor_parallel_size, drain_s=drain)
         if prefill_speculation is not None and not cluster.apart:
             raise ConfigError("--prefill-speculation is for --prefill-replicas: replicas that do everything have "
@@ -298,8 +298,22 @@ def serve(
                        prefill_speculation=... if prefill_speculation is None else options.speculation(
                            prefill_speculation))
         return
+    if several:
+        from paceline.config import GIB
+        from paceline.serve.app import several_app
+        from paceline.serve.several import Several
+
+        limit = serve_models.default_limit(device, gpu_memory_utilization) if models_memory is None else int(
+            models_memory * GIB)
+        specs = serve_models.specs(tables, for_all, limit)
+        with loading_bars() as progress:
+            loaded = serve_models.preloaded(tables, specs, limit, progress)
+        logs.configure(log_format)
+        house = Several(specs, settings, limit, idle_s=model_idle, loaded=loaded, spans=spans)
+        server.run_app(lambda: several_app(house), house.llm, settings, listening, announce)
+        return
     with loading_bars() as progress:
-        llm = AsyncLLM(progress=progress, warm_up=True, threads=threads, **engine)
+        llm = AsyncLLM(progress=progress, warm_up=True, threads=given["threads"], **engine)
     if events is not None:  # nobody has a request yet: the engine's thread does nothing
         events.attach(llm.engine.cache.prefix, lambda: llm.engine.adapters.names_by_revision)
     logs.configure(log_format)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from paceline.engine.observe.timeline import SECONDS_KEPT, Second, Timelines
+from paceline.engine.observe.timeline import Timelines
 from paceline.serve.keys import Caller
 from paceline.serve.metrics import Report
-from paceline.serve.snapshot import EngineState, Listed
+from paceline.serve.snapshot import EngineState
+from paceline.serve.together import newest, together
 from paceline.serve.views import TraceFound
 
 ANSWER_S = 5.0
 """A replica that has not answered after so long is left out."""
-MOST_LINES = 200
 GONE = (RayError, RayServeException, TimeoutError)
 """Of a deployment that has no replica at the moment."""
 
@@ -61,8 +61,7 @@ class ClusterViews:
 
     async def requests(self, viewer: Caller) -> list[dict[str, Any]]:
         """One that moved shows on every replica that had a part in it, with its own part."""
-        found = [line for lines in (await self._ask("requests", viewer)).values() for line in lines]
-        return sorted(found, key=lambda line: float(line["age_s"]))[:MOST_LINES]
+        return newest((await self._ask("requests", viewer)).values())
 
     async def story(self, request_id: str, viewer: Caller) -> dict[str, Any] | None:
         answers = await self._ask("story", request_id, viewer)
@@ -71,45 +70,3 @@ class ClusterViews:
     async def trace(self, request_id: str, viewer: Caller) -> TraceFound | None:
         found = [one for one in (await self._ask("trace", request_id, viewer)).values() if one is not None]
         return next((one for one in found if one.text is not None), found[0] if found else None)
-
-
-def together(states: Mapping[str, EngineState], now: float) -> EngineState:
-    """Sums where sums mean something; else everything of everybody, under the replica's name."""
-    report: dict[str, Any] = {name: sum(state.report[name] for state in states.values()) for name in (
-        "requests", "output_tokens", "prefill_tokens", "steps", "drafted", "accepted", "preemptions",
-        "cache_evictions", "running", "waiting", "cache_hit_tokens", "cache_looked_up_tokens")}
-    looked = report["cache_looked_up_tokens"]
-    report["cache_hit_rate"] = report["cache_hit_tokens"] / looked if looked else None
-    report["speculation"] = {f"{method} ({name})": {**total, "method": f"{total['method']} ({name})"}
-                             for name, state in states.items() for method, total in state.report["speculation"].items()}
-    return EngineState(
-        now, report, max((state.block_size for state in states.values()), default=1),
-        [(f"{name} {group}", refs, cached) for name, state in states.items() for group, refs, cached in state.pools],
-        _listed(state.running for state in states.values()), _listed(state.waiting for state in states.values()),
-        _seconds(states.values(), now), [pair for state in states.values() for pair in state.latencies])
-
-
-def _listed(several: Iterable[Mapping[str, Listed]]) -> dict[str, Listed]:
-    """By tenant. Blocks are numbered by replica, and the page shows those of one."""
-    found: dict[str, Listed] = {}
-    for listed in several:
-        for tenant, own in listed.items():
-            kept = found.setdefault(tenant, Listed())
-            kept.count += own.count
-            kept.first += [{**one, "blocks": []} for one in own.first]
-    return found
-
-
-def _seconds(states: Iterable[EngineState], now: float) -> list[Second]:
-    """On this process's clock: those of other machines began at other times."""
-    found: dict[int, Second] = {}
-    for state in states:
-        shift = round(now - state.clock)
-        for one in state.seconds:
-            at = one.second + shift
-            known = found.get(at, Second(at, 0, 0, 0))
-            found[at] = Second(at, known.tokens + one.tokens, known.prompt_rows + one.prompt_rows,
-                               known.steps + one.steps)
-    return [found[at] for at in sorted(found)][-SECONDS_KEPT:]
-
-

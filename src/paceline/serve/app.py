@@ -17,7 +17,9 @@ from paceline.engine.observe.timeline import Timelines
 from paceline.engine.records.record import Record
 from paceline.serve import chat, completions, errors, lag, live, system
 from paceline.serve.calls import Service
+from paceline.serve.choosing import Leases
 from paceline.serve.hosts import Hosts, trusted_hosts
+from paceline.serve.house import House
 from paceline.serve.keys import ApiKeys
 from paceline.serve.llm import ServedLLM
 from paceline.serve.metrics import ServerMetrics
@@ -26,6 +28,7 @@ from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
 from paceline.serve.quotas import Meters, QuotaGate
 from paceline.serve.routes import docs, embeddings, llamacpp, messages, ollama, responses
+from paceline.serve.several import Several
 from paceline.serve.spellings import Spellings
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews, Views
@@ -45,7 +48,7 @@ def create_app(llm: AsyncLLM, options: ServeOptions, clock: Callable[[], float] 
 
 def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Callable[[], float] = time.monotonic,
                spans: Any = None) -> FastAPI:
-    """All state hangs on the app: app.state.llm, .options, .service. The caller closes `llm`."""
+    """The caller closes `llm`."""
     metrics = ServerMetrics(options.model_name)
     meters = Meters(clock)
     telemetry = None if spans is None else Telemetry(spans, views.timelines, views.clock, options.page)
@@ -57,10 +60,24 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
             telemetry.ended(record)
 
     llm.on_end = ended
+    return _app_of(Service(llm, views, options, metrics, telemetry), meters, llm.engine.config.max_model_len)
+
+
+def several_app(several: Several) -> FastAPI:
+    """Around models that are loaded when they are asked for. The caller closes `several.llm`."""
+    app = _app_of(several, several.meters, None)
+    app.state.several = several
+    return app
+
+
+def _app_of(house: House, meters: Meters, max_model_len: int | None) -> FastAPI:
+    """All state hangs on the app: app.state.llm, .options, .service, .several."""
+    options, metrics, telemetry = house.options, house.metrics, house.telemetry
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.create_task(lag.watch(metrics.lag))
+        house.begin()
         yield
         watching.cancel()
         if telemetry is not None:
@@ -68,9 +85,10 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
 
     # FastAPI's own pages for its documentation fetch scripts from elsewhere; the document itself is at /openapi.json.
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.llm = llm
+    app.state.llm = house.llm
     app.state.options = options
-    app.state.service = Service(llm, views, options, metrics, telemetry)
+    app.state.service = house
+    app.state.several = None
     app.state.started = int(time.time())
     errors.install(app)
     for router in ROUTERS:
@@ -81,7 +99,9 @@ def app_around(llm: ServedLLM, views: Views, options: ServeOptions, clock: Calla
         live.attach(app)
         mount_page(app)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=options.body_limit(llm.engine.config.max_model_len))
+    if isinstance(house, Several):
+        app.add_middleware(Leases)
+    app.add_middleware(BodyLimit, limit=options.body_limit(max_model_len))
     app.add_middleware(QuotaGate, meters=meters)
     app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Spellings)

@@ -16,17 +16,15 @@ from paceline.engine.admission import Prepared
 from paceline.errors import ConfigError, GrammarError, RequestError
 from paceline.request import RequestOutput, SamplingParams, Tenant
 from paceline.serve.answers import Answers
-from paceline.serve.errors import RETRY_S, ApiError, api_error, asked_in
+from paceline.serve.errors import ApiError, api_error, asked_in
+from paceline.serve.house import House, ModelCard
 from paceline.serve.llm import ServedLLM, Stream
-from paceline.serve.metrics import ServerMetrics
-from paceline.serve.options import ServeOptions
-from paceline.serve.routes.stored import ResponseStore
+from paceline.serve.pool import LOADED
 from paceline.serve.spans import Origin
 from paceline.serve.stories import told_trace
-from paceline.serve.telemetry import Telemetry, trace_context
+from paceline.serve.telemetry import trace_context
 from paceline.serve.tokens import TokenNames
 from paceline.serve.tool_formats.events import AnswerParser, Event, PlainText
-from paceline.serve.views import Views
 
 log = logging.getLogger("paceline.serve")
 Done = TypeVar("Done")
@@ -39,64 +37,43 @@ OPERATIONS = {"chat.completion": "chat", "chat.completion.chunk": "chat", "embed
 """What spans call the kinds of calls."""
 
 
-class UnknownFields:
-    """Those that clients of a lenient server have sent: the log hears of each once."""
-
-    MOST = 256
-    """Clients choose the names: beyond so many nobody is told."""
-
-    def __init__(self) -> None:
-        self._noted: set[str] = set()
-
-    def note(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._noted and len(self._noted) < self.MOST:
-                self._noted.add(name)
-                log.warning("requests have a field %r, which is unknown here and is dropped (--lenient)", name)
-
-
 @dataclass
-class Service:
-    """What every endpoint needs; one an app."""
+class Service(House):
+    """A model that is loaded, with all that endpoints need to serve it. Where it is the only one, the house too."""
 
     llm: ServedLLM
-    views: Views
-    options: ServeOptions
-    metrics: ServerMetrics
-    telemetry: Telemetry | None = None
-    """None: nobody wants spans."""
-    draining: bool = False
-    """No new requests: the server is about to leave."""
+    house: House | None = None
+    """Where there are several models: whose this is."""
 
     def __post_init__(self) -> None:
-        self.unknown_fields = UnknownFields()
+        super().__post_init__()
+        if self.house is not None:
+            self.unknown_fields, self.responses = self.house.unknown_fields, self.house.responses
         self.names = TokenNames(self.llm.engine.tokenizer)
-        self.responses = ResponseStore(self.options.stored_responses, self.options.stored_bytes)
         if self.options.model_name in self.llm.engine.adapters.names:
             raise ConfigError(f"The model and an adapter are both called {self.options.model_name!r}: clients choose "
                               "by name, so call one of them otherwise.")
 
     @property
-    def models(self) -> list[str]:
-        """What clients may name: the model, and each adapter as a model of its own."""
-        return [self.options.model_name, *self.llm.engine.adapters.names]
+    def cards(self) -> list[ModelCard]:
+        name, engine = self.options.model_name, self.llm.engine
+        own = ModelCard(name, LOADED, None, engine.config.max_model_len, fingerprint(self))
+        return [own, *(own._replace(name=adapter, parent=name) for adapter in engine.adapters.names)]
+
+    def peek(self, name: str | None = None) -> Service | None:
+        return self
 
     def adapter(self, name: str | None) -> str | None:
-        """The adapter that a model's name stands for; None: the model as it is."""
-        if name is None or name == self.options.model_name:
+        """The adapter that a model's name stands for; None: the model as it is, which it also is where none is
+        named."""
+        if not name or name == self.options.model_name:
             return None
-        if name not in self.models:
-            known = ", ".join(repr(own) for own in self.models)
-            raise ApiError(404, f"The model {name!r} does not exist here; this server has {known}.", param="model",
-                           code="model_not_found")
-        return name
+        return None if self.card(name).parent is None else name
 
     def check_open(self) -> None:
-        if self.draining:
-            raise ApiError(503, "The server is shutting down: try another one, or again later.", code="draining",
-                           headers={"retry-after": RETRY_S, "connection": "close"})
-        if (outage := self.llm.outage) is not None:
-            raise ApiError(503, outage, code="unavailable", headers={"retry-after": RETRY_S})
+        if self.house is not None:
+            self.house.check_open()
+        super().check_open()
 
 
 @dataclass

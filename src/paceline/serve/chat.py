@@ -13,6 +13,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.request import Completion, RequestOutput
 from paceline.serve.answers import Answers
 from paceline.serve.calls import Call, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.conversation import rendered, template_of
 from paceline.serve.endings import ended
 from paceline.serve.errors import asked_in
@@ -30,6 +31,7 @@ NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 @router.post("/v1/chat/completions")
+@for_model
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     call = await begin(request, body, f"chatcmpl-{request.state.name}")

@@ -12,6 +12,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.endings import ended
 from paceline.serve.errors import asked_in
 from paceline.serve.keys import caller_of
@@ -25,6 +26,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/completions")
+@for_model
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue a text, a list of texts, or token ids."""
     call, texts = await begin(request, body, f"cmpl-{request.state.name}")

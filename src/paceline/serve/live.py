@@ -13,10 +13,9 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
 from paceline import __version__
+from paceline.serve.choosing import for_model
 from paceline.serve.keys import Caller, caller_of
-from paceline.serve.llm import ServedLLM
-from paceline.serve.options import ServeOptions
-from paceline.serve.responses import JSONResponse
+from paceline.serve.responses import JSONResponse, house_of, service_of
 from paceline.serve.snapshot import EngineState, frame, own_frame
 from paceline.serve.views import Views
 
@@ -65,10 +64,14 @@ def attach(app: FastAPI) -> None:
 
 
 @router.get("/about")
+@for_model
 async def about(request: Request) -> dict[str, Any]:
-    """What the page's controls offer."""
-    engine, options = _llm(request).engine, _options(request)
-    return {"version": __version__, "model": options.model_name, "max_model_len": engine.config.max_model_len,
+    """What the page's controls offer, with the model that the query names."""
+    service = service_of(request)
+    engine, options = service.llm.engine, service.options
+    return {"version": __version__, "model": options.model_name,
+            "models": [card.name for card in house_of(request).cards if card.parent is None],
+            "max_model_len": engine.config.max_model_len,
             "chat": engine.chat is not None, "kernels": engine.kernels.name,
             "methods": {name: wish for name, wish in METHODS.items() if options.allows(wish, engine.speculation)},
             "speculation": None if engine.speculation is None else engine.speculation.method}
@@ -109,7 +112,7 @@ async def trace(request: Request, id: str) -> Response:
 
 
 async def _frames(request: Request) -> AsyncIterator[str]:
-    feed, llm, viewer = _feed(request), _llm(request), caller_of(request)
+    feed, llm, viewer = _feed(request), house_of(request).llm, caller_of(request)
     first, last = True, None
     while llm.alive and not request.app.state.service.draining:
         latest = await feed.frame(viewer)
@@ -122,11 +125,6 @@ async def _frames(request: Request) -> AsyncIterator[str]:
         await asyncio.sleep(1 / FRAMES_A_SECOND)
 
 
-def _llm(request: Request) -> ServedLLM:
-    llm: ServedLLM = request.app.state.llm
-    return llm
-
-
 def _views(request: Request) -> Views:
     views: Views = request.app.state.service.views
     return views
@@ -135,11 +133,6 @@ def _views(request: Request) -> Views:
 def _feed(request: Request) -> Feed:
     feed: Feed = request.app.state.feed
     return feed
-
-
-def _options(request: Request) -> ServeOptions:
-    options: ServeOptions = request.app.state.options
-    return options
 
 
 def _unknown(request_id: str) -> HTTPException:

@@ -68,17 +68,8 @@ class Stream(Protocol):
         """Stop listening; a request that still runs is cancelled."""
 
 
-class ServedLLM(Protocol):
-    """What answers requests. AsyncLLM does, with an engine of its own."""
-
-    on_end: Callable[[Record], None]
-    """Called with every request that has ended."""
-
-    @property
-    def engine(self) -> ServedModel: ...
-
-    @property
-    def texts(self) -> TextThreads: ...
+class Serving(Protocol):
+    """What a server does with all it serves together, whether that is one model or several."""
 
     @property
     def live(self) -> int: ...
@@ -92,6 +83,23 @@ class ServedLLM(Protocol):
     @property
     def outage(self) -> str | None: ...
 
+    def cancel_all(self, reason: str = "cancelled") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ServedLLM(Serving, Protocol):
+    """What answers requests for a model. AsyncLLM does, with an engine of its own."""
+
+    on_end: Callable[[Record], None]
+    """Called with every request that has ended."""
+
+    @property
+    def engine(self) -> ServedModel: ...
+
+    @property
+    def texts(self) -> TextThreads: ...
+
     async def stream(self, prompt: Any, params: SamplingParams | None = None, *, speculation: Any = ...,
                      request_id: str | None = None, adapter: str | None = None,
                      tenant: Tenant | None = None) -> Stream: ...
@@ -99,7 +107,3 @@ class ServedLLM(Protocol):
     async def complete(self, prompt: Any, params: SamplingParams | None = None, *, speculation: Any = ...,
                        request_id: str | None = None, adapter: str | None = None,
                        tenant: Tenant | None = None) -> RequestOutput: ...
-
-    def cancel_all(self, reason: str = "cancelled") -> None: ...
-
-    def close(self) -> None: ...

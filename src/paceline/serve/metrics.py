@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -68,14 +68,44 @@ class Gaps:
         return made
 
 
+class HttpMetrics:
+    """What is counted of a server, whichever model is meant."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        """`model_name`: "" where there are several."""
+        self._model = model_name
+        self.registry = registry
+        self.lag = Histogram("paceline_event_loop_lag_seconds", "How late the server's event loop is.", (LABEL,),
+                             registry=registry, buckets=LAGS).labels(model_name)
+        self._responses = Counter("paceline_http_responses", "Responses by status.", (LABEL, "status"),
+                                  registry=registry)
+
+    def responded(self, status: int) -> None:
+        self._responses.labels(self._model, str(status)).inc()
+
+
+class Metrics(Protocol):
+    """Those of a server."""
+
+    @property
+    def lag(self) -> Any: ...
+
+    def responded(self, status: int) -> None: ...
+
+    def expositions(self, reports: Mapping[str, Report]) -> bytes:
+        """The text Prometheus reads. `reports`: of every engine, by name."""
+
+
 class ServerMetrics:
     """What requests that ended tell, kept here; what the engine counts is read when somebody asks."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, http: HttpMetrics | None = None) -> None:
+        """`http`: where there are several models, what they have together."""
         self._model = model_name
         self._ended: deque[Record] = deque()
         """Not counted yet."""
         self.registry = CollectorRegistry()
+        self._http = http or HttpMetrics(model_name, self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(name, text, [LABEL], registry=self.registry, buckets=buckets)
@@ -92,25 +122,26 @@ class ServerMetrics:
         self._inference = histogram("vllm:request_inference_time_seconds", "First step to last token.", SECONDS)
         self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self._generation = histogram("vllm:request_generation_tokens", "Tokens a request got.", TOKENS)
-        self.lag = Histogram("paceline_event_loop_lag_seconds", "How late the server's event loop is.", (LABEL,),
-                             registry=self.registry, buckets=LAGS).labels(model_name)
-        self._responses = Counter("paceline_http_responses", "Responses by status.", (LABEL, "status"),
-                                  registry=self.registry)
         self._success = Counter("vllm:request_success", "Finished samples by reason.", (LABEL, "finished_reason"),
                                 registry=self.registry)
         self._failed = Counter("paceline_request_failures", "Requests that ended with an error.", (LABEL,),
                                registry=self.registry).labels(model_name)
 
+    @property
+    def lag(self) -> Any:
+        return self._http.lag
+
     def responded(self, status: int) -> None:
-        self._responses.labels(self._model, str(status)).inc()
-        self._count_ended()
+        self._http.responded(status)
+        self.count_ended()
 
     def ended(self, record: Record) -> None:
         """A request that was admitted has ended, however it did. In the engine's thread, which has better to do than
         to count: that is done when a response ends, or somebody asks."""
         self._ended.append(record)
 
-    def _count_ended(self) -> None:
+    def count_ended(self) -> None:
+        """In the event loop."""
         while self._ended:
             self._count(self._ended.popleft())
 
@@ -148,10 +179,19 @@ class ServerMetrics:
 
     def expositions(self, reports: Mapping[str, Report]) -> bytes:
         """Of several engines: what each of them counts has its name in the label `replica`."""
-        self._count_ended()
-        families = {name: [*self._engine(report.engine), *self._memory(report.memory)]
-                    for name, report in reports.items()}
-        return generate_latest(_Together(self.registry, [*self._own(), *_side_by_side(families)]))
+        return exposition(self.families(reports))
+
+    def families(self, reports: Mapping[str, Report]) -> Iterator[Metric]:
+        """All that there is to tell; families of one name may come several times, of several engines."""
+        self.count_ended()
+        yield from self.registry.collect()
+        yield from self._own()
+        for name, report in reports.items():
+            for family in (*self._engine(report.engine), *self.memory(report.memory)):
+                if name != HERE:
+                    family.samples = [sample._replace(labels={**sample.labels, "replica": name})
+                                      for sample in family.samples]
+                yield family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         made = GaugeMetricFamily(name, text, labels=(LABEL,))
@@ -164,7 +204,7 @@ class ServerMetrics:
             made.add_metric((self._model, key), value)
         return made  # type: ignore[no-any-return]
 
-    def _memory(self, memory: ProcessMemory | None) -> Iterator[Metric]:
+    def memory(self, memory: ProcessMemory | None) -> Iterator[Metric]:
         if memory is None:
             return
         yield self._several(GaugeMetricFamily, "paceline_memory_bytes",
@@ -271,19 +311,15 @@ class ServerMetrics:
                       {method: total["won_s"] or 0.0 for method, total in totals.items()})
 
 
-def _side_by_side(families: Mapping[str, list[Metric]]) -> list[Metric]:
-    """One family a name, with every engine's samples in it."""
+def exposition(families: Iterable[Metric]) -> bytes:
+    """The text Prometheus reads: one family a name, with the samples of all who have it in it."""
     together: dict[str, Metric] = {}
-    for engine, own in families.items():
-        for family in own:
-            if engine != HERE:
-                family.samples = [sample._replace(labels={**sample.labels, "replica": engine})
-                                  for sample in family.samples]
-            if family.name in together:
-                together[family.name].samples += family.samples
-            else:
-                together[family.name] = family
-    return list(together.values())
+    for family in families:
+        if family.name in together:
+            together[family.name].samples += family.samples
+        else:
+            together[family.name] = family
+    return generate_latest(_Scrape(together.values()))
 
 
 def _observe(histogram: Any, value: float | None) -> None:
@@ -291,13 +327,11 @@ def _observe(histogram: Any, value: float | None) -> None:
         histogram.observe(value)
 
 
-class _Together:
-    """A registry and metrics made for one scrape."""
+class _Scrape:
+    """Metrics made for one scrape, as a registry."""
 
-    def __init__(self, registry: CollectorRegistry, more: Iterable[Metric]) -> None:
-        self._registry = registry
-        self._more = more
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._registry.collect()
-        yield from self._more
+        yield from self._families

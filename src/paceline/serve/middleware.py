@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError, api_error
-from paceline.serve.metrics import ServerMetrics
+from paceline.serve.metrics import Metrics
 
 log = logging.getLogger("paceline.access")
 
@@ -23,7 +23,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 class RequestIds:
     """Takes x-request-id or makes one, returns it, logs the request under it, counts the response."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
         self._in_use: set[str] = set()

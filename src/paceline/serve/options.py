@@ -85,10 +85,12 @@ class ServeOptions(ClientLimits):
         if not self.drain_s >= 0:
             raise ConfigError(f"drain_s must be at least 0, got {self.drain_s}.")
 
-    def body_limit(self, max_model_len: int) -> int:
+    def body_limit(self, max_model_len: int | None) -> int:
         """The largest body, in bytes. Whoever reads one keeps everybody waiting, so it is not larger than a context
-        needs: 64 bytes for each of its tokens, and a megabyte for all else, up to 8."""
-        return self.max_body_bytes or min(1_000_000 + 64 * max_model_len, 8_000_000)
+        needs: 64 bytes for each of its tokens, and a megabyte for all else, up to 8. None: nobody knows the context
+        yet."""
+        return self.max_body_bytes or (8_000_000 if max_model_len is None else min(1_000_000 + 64 * max_model_len,
+                                                                                   8_000_000))
 
     @property
     def keys(self) -> tuple[str, ...]:

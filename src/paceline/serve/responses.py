@@ -19,6 +19,7 @@ from paceline.request import RequestOutput
 from paceline.serve.calls import Service
 from paceline.serve.containers import check_containers
 from paceline.serve.errors import path_in
+from paceline.serve.house import House
 from paceline.serve.keys import caller_of
 
 Done = TypeVar("Done")
@@ -53,7 +54,7 @@ class BoundedRoute(APIRoute):
 
         async def bounded(request: Request) -> Response:
             asked = BoundedRequest(_as_json(request), request.receive)
-            if not service_of(request).options.lenient:
+            if not house_of(request).options.lenient:
                 return await handle(asked)
             return await _leniently(asked, handle)
 
@@ -85,7 +86,7 @@ async def _leniently(request: Request, handle: Callable[[Request], Any]) -> Resp
             dropped.append(quote(str(name)[:_NAME]))
         else:
             if dropped:
-                service_of(request).unknown_fields.note(dropped)
+                house_of(request).unknown_fields.note(dropped)
                 response.headers[IGNORED] = ", ".join(dropped)
             return response
 
@@ -119,8 +120,14 @@ def _pieces(value: Any, levels: int) -> Iterator[str]:
         yield _encode(value)
 
 
+def house_of(request: Request) -> House:
+    """Whichever model is meant."""
+    return cast(House, request.app.state.service)
+
+
 def service_of(request: Request) -> Service:
-    return cast(Service, request.app.state.service)
+    """The model that is meant. Where there may be several, of endpoints that are for_model() alone."""
+    return cast(Service, getattr(request.state, "service", None) or request.app.state.service)
 
 
 async def beside(request: Request, work: Callable[[], Done]) -> Done:

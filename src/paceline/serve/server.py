@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.serve.app import create_app
 from paceline.serve.connections import Connection, crowded
 from paceline.serve.hosts import is_loopback
-from paceline.serve.llm import ServedLLM
+from paceline.serve.llm import Serving
 from paceline.serve.middleware import RequestIds
 from paceline.serve.options import ServeOptions
 
@@ -63,7 +63,8 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        llm: ServedLLM = self._app.state.llm
+        llm: Serving = self._app.state.llm
+        self._app.state.service.begin_drain()
         log.info("draining: %d requests run", llm.live, extra={"request_ids": llm.live_ids})
         end = time.monotonic() + self._options.drain_s
         while llm.live and llm.alive and time.monotonic() < end:
@@ -71,7 +72,7 @@ class Server(uvicorn.Server):
         self._leave()
 
     def _leave(self) -> None:
-        llm: ServedLLM = self._app.state.llm
+        llm: Serving = self._app.state.llm
         if llm.live and llm.alive:
             log.warning("%d requests did not finish in time and are ended", llm.live,
                         extra={"request_ids": llm.live_ids})
@@ -99,7 +100,7 @@ def run(llm: AsyncLLM, options: ServeOptions, made: socket.socket, announce: Cal
     run_app(lambda: create_app(llm, options, spans=spans), llm, options, made, announce)
 
 
-def run_app(create: Callable[[], FastAPI], llm: ServedLLM, options: ServeOptions, made: socket.socket,
+def run_app(create: Callable[[], FastAPI], llm: Serving, options: ServeOptions, made: socket.socket,
             announce: Callable[[], None]) -> None:
     """The same with an app made by `create`, which serves `llm`."""
     if not options.keys and not is_loopback(options.host):

@@ -10,11 +10,13 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.errors import RequestError
 from paceline.models.tokenizer import Tokenizer
-from paceline.serve.calls import Service, fingerprint
+from paceline.serve.calls import Service
+from paceline.serve.choosing import for_model
 from paceline.serve.conversation import prepare
 from paceline.serve.errors import ApiError
+from paceline.serve.house import ModelCard
 from paceline.serve.keys import check_operator
-from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
+from paceline.serve.responses import BoundedRoute, JSONResponse, beside, house_of, service_of
 from paceline.serve.schema import DetokenizeBody, TokenizeBody
 
 router = APIRouter(route_class=BoundedRoute)
@@ -22,46 +24,44 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 as long as the engine can serve."""
-    if not service_of(request).llm.alive:
-        raise ApiError(503, "The engine has stopped; the server must be started again.", code="unavailable")
+    """200 as long as an engine can serve, or be loaded."""
+    llm = house_of(request).llm
+    if not llm.alive:
+        raise ApiError(503, llm.outage or "Nothing can be served.", code="unavailable")
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 when new requests are welcome."""
-    service_of(request).check_open()
+    house_of(request).check_open()
     return JSONResponse({"status": "ready"})
 
 
 @router.get("/version")
 async def version(request: Request) -> Response:
-    service = service_of(request)
-    return JSONResponse({"version": __version__, "model": service.options.model_name,
-                         "system_fingerprint": fingerprint(service)})
+    card = house_of(request).cards[0]
+    return JSONResponse({"version": __version__, "model": card.name, "system_fingerprint": card.fingerprint})
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_card(request, name) for name in service_of(request).models]})
+    return JSONResponse({"object": "list", "data": [_card(request, card) for card in house_of(request).cards]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    service_of(request).adapter(name)
-    return JSONResponse(_card(request, name))
+    return JSONResponse(_card(request, house_of(request).card(name)))
 
 
-def _card(request: Request, name: str) -> dict[str, Any]:
+def _card(request: Request, card: ModelCard) -> dict[str, Any]:
     """An adapter's has the model it belongs to as its parent."""
-    service = service_of(request)
-    parent = None if service.adapter(name) is None else service.options.model_name
-    return {"id": name, "parent": parent, "object": "model", "created": request.app.state.started,
-            "owned_by": "paceline", "max_model_len": service.llm.engine.config.max_model_len}
+    return {"id": card.name, "parent": card.parent, "object": "model", "created": request.app.state.started,
+            "owned_by": "paceline", "max_model_len": card.max_model_len, "state": card.state}
 
 
 @router.post("/tokenize")
+@for_model
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The ids of a text, or of a conversation as the model will see it."""
     service = service_of(request)
@@ -93,6 +93,7 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
 
 
 @router.post("/detokenize")
+@for_model
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     service = service_of(request)
     service.adapter(body.model)
@@ -118,7 +119,7 @@ def _tokenizer(service: Service) -> Tokenizer:
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
     check_operator(request)
-    service = service_of(request)
-    reports = await service.views.reports()
-    return Response(service.metrics.expositions(reports), media_type="text/plain; version=0.0.4; charset=utf-8")
+    house = house_of(request)
+    reports = await house.views.reports()
+    return Response(house.metrics.expositions(reports), media_type="text/plain; version=0.0.4; charset=utf-8")
 

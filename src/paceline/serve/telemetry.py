@@ -60,13 +60,14 @@ class Telemetry:
             while len(self._origins) > MOST_ORIGINS:
                 self._origins.popitem(last=False)
 
-    def ended(self, record: Record) -> None:
-        """In the engine's thread, which has better to do than to wait."""
+    def ended(self, record: Record, timelines: Timelines | None = None) -> None:
+        """In the engine's thread, which has better to do than to wait. `timelines`: of that engine, where there are
+        several."""
         request = record.request
         with self._lock:
             origin = self._origins.pop((request.tenant.name, request.id), UNKNOWN)
         try:
-            timeline = self._timelines.of(request)
+            timeline = (timelines or self._timelines).of(request)
             self._waiting.put_nowait(Finished(record, origin) if timeline is None else
                                      Finished(record, origin, list(timeline.events), timeline.dropped))
         except queue.Full:

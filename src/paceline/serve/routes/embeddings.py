@@ -15,6 +15,7 @@ from paceline.errors import RequestError
 from paceline.request import RequestOutput, SamplingParams
 from paceline.serve.body import Body, ListOf, Text, TokenId, number
 from paceline.serve.calls import Call, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
@@ -37,6 +38,7 @@ class EmbeddingBody(Body):
 
 
 @router.post("/v1/embeddings")
+@for_model
 async def embeddings(request: Request, body: EmbeddingBody) -> Response:
     """A vector of length 1 for each text."""
     call, outputs = await embed(request, body.input, body.model, f"embd-{request.state.name}")

@@ -14,11 +14,12 @@ from paceline.errors import RequestError
 from paceline.request import RequestOutput
 from paceline.serve.body import Body, ListOf, TokenId
 from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.completions import begin
 from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import check_operator
-from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
+from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, house_of, service_of
 from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import chat_body, completion_body
 from paceline.serve.schema import CompletionBody, Message
@@ -47,12 +48,14 @@ class LlamaCompletion(BaseModel):
 
 class ApplyTemplate(Body):
     messages: ListOf[Message] = Field(min_length=1)
+    model: str | None = None
     tools: ListOf[AnyTool] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 @router.post("/completion")
+@for_model
 async def completion(request: Request, body: LlamaCompletion) -> Response:
     """Continue a text, by llama.cpp's protocol."""
     service = service_of(request)
@@ -66,6 +69,7 @@ async def completion(request: Request, body: LlamaCompletion) -> Response:
 
 
 @router.get("/props")
+@for_model
 async def props(request: Request) -> Response:
     """What llama.cpp's clients ask of a server before they begin."""
     service = service_of(request)
@@ -83,21 +87,25 @@ async def props(request: Request) -> Response:
 
 @router.get("/slots")
 async def slots(request: Request) -> Response:
-    """How many requests run, as llama.cpp's slots; nothing of what is in them."""
+    """How many requests run, as llama.cpp's slots; nothing of what is in them. Of every model that is loaded."""
     check_operator(request)
-    service = service_of(request)
-    config, live = service.llm.engine.config, service.llm.live
-    return JSONResponse([{"id": place, "n_ctx": config.max_model_len, "speculative": service.llm.engine.speculation
-                          is not None, "is_processing": place < live} for place in range(config.max_num_seqs)])
+    told: list[dict[str, Any]] = []
+    for service in house_of(request).loaded:
+        engine, live = service.llm.engine, service.llm.live
+        told += [{"id": len(told) + place, "n_ctx": engine.config.max_model_len,
+                  "speculative": engine.speculation is not None, "is_processing": place < live}
+                 for place in range(engine.config.max_num_seqs)]
+    return JSONResponse(told)
 
 
 @router.post("/apply-template")
+@for_model
 async def apply_template(request: Request, body: ApplyTemplate) -> Response:
     """The text that a conversation becomes for the model."""
     engine = service_of(request).llm.engine
 
     def apply() -> str:
-        asked = chat_body({name: getattr(body, name) for name in body.model_fields_set})
+        asked = chat_body({name: getattr(body, name) for name in body.model_fields_set - {"model"}})
         ids = rendered(engine, asked, engine.chat)
         return "" if engine.tokenizer is None else engine.tokenizer.decode(ids, False)
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from paceline.request import Completion, RequestOutput
 from paceline.serve.calls import Call, unless_gone
 from paceline.serve.chat import begin
+from paceline.serve.choosing import for_model
 from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
@@ -26,6 +27,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/messages")
+@for_model
 async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, by Anthropic's protocol."""
     chat = await beside(request, lambda: translated(body))
@@ -44,6 +46,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
 
 
 @router.post("/v1/messages/count_tokens")
+@for_model
 async def count_tokens(request: Request, body: CountBody) -> Response:
     """How many tokens a conversation is, as the model would see it."""
     service = service_of(request)

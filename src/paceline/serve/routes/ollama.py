@@ -18,10 +18,13 @@ from paceline.request import RequestOutput
 from paceline.serve import chat as chats
 from paceline.serve import completions
 from paceline.serve.body import Body, ListOf, Text
-from paceline.serve.calls import Call, Service, fingerprint, unless_gone
+from paceline.serve.calls import Call, Service, unless_gone
+from paceline.serve.choosing import for_model
 from paceline.serve.conversation import NO_EFFORT, SOME_EFFORT
 from paceline.serve.errors import ApiError, ollama_body
-from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
+from paceline.serve.house import House, ModelCard
+from paceline.serve.pool import LOADED
+from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, house_of, service_of
 from paceline.serve.routes.embeddings import embed, vectors_of, written
 from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import PartsWriter, chat_body, completion_body
@@ -30,7 +33,8 @@ from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content
 
 router = APIRouter(route_class=BoundedRoute)
 
-FOREVER = "9999-12-31T23:59:59Z"
+NEVER = "9999-12-31T00:00:00Z"
+"""When a model is unloaded, as clients read it: nobody knows, for it depends on what else is asked for."""
 
 
 class OllamaBody(Body):
@@ -81,6 +85,7 @@ class OllamaShow(Body):
 
 
 @router.post("/api/chat")
+@for_model
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation, by Ollama's protocol."""
     service = service_of(request)
@@ -93,6 +98,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
 
 
 @router.post("/api/generate")
+@for_model
 async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a prompt, or with raw continue it, by Ollama's protocol."""
     service = service_of(request)
@@ -114,6 +120,7 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
 
 
 @router.post("/api/embed")
+@for_model
 async def embeddings(request: Request, body: OllamaEmbed) -> Response:
     """A vector of length 1 for each text, by Ollama's protocol."""
     began = time.monotonic()
@@ -127,6 +134,7 @@ async def embeddings(request: Request, body: OllamaEmbed) -> Response:
 
 
 @router.post("/api/embeddings")
+@for_model
 async def old_embeddings(request: Request, body: OllamaOldEmbed) -> Response:
     """The same of one text, as it was asked for before /api/embed."""
     model = _named(service_of(request), body.model)
@@ -137,37 +145,38 @@ async def old_embeddings(request: Request, body: OllamaOldEmbed) -> Response:
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """The models, by Ollama's protocol."""
-    service = service_of(request)
-    began = datetime.fromtimestamp(request.app.state.started, UTC).isoformat()
-    return JSONResponse({"models": [
-        {"name": name, "model": name, "modified_at": began, "size": 0, "digest": fingerprint(service),
-         "details": _details()} for name in service.models]})
+    return JSONResponse({"models": [_tag(request, card) for card in house_of(request).cards]})
 
 
 @router.get("/api/ps")
 async def running(request: Request) -> Response:
-    """The models that are loaded, by Ollama's protocol: all there are, for good."""
-    service = service_of(request)
+    """The models that are loaded, by Ollama's protocol."""
     return JSONResponse({"models": [
-        {"name": name, "model": name, "size": 0, "digest": fingerprint(service), "details": _details(),
-         "expires_at": FOREVER, "size_vram": 0, "context_length": service.llm.engine.config.max_model_len}
-        for name in service.models]})
+        _tag(request, card) | {"size_vram": card.size, "context_length": card.max_model_len, "expires_at": NEVER}
+        for card in house_of(request).cards if card.state == LOADED]})
+
+
+def _tag(request: Request, card: ModelCard) -> dict[str, Any]:
+    began = datetime.fromtimestamp(request.app.state.started, UTC).isoformat()
+    return {"name": card.name, "model": card.name, "modified_at": began, "size": card.size,
+            "digest": card.fingerprint or "", "details": _details(), "state": card.state}
 
 
 @router.post("/api/show")
 async def show(request: Request, body: OllamaShow) -> Response:
     """What is known of a model, by Ollama's protocol."""
-    service = service_of(request)
+    house = house_of(request)
     name = body.model or body.name
     if name is None:
         raise RequestError("model is missing: name one of /api/tags.", "model")
-    service.adapter(_named(service, name))
-    template = service.llm.engine.chat
-    able = ["completion", "embedding", *(["tools"] if template is not None else [])]
+    card = house.card(_named(house, name))
+    service = house.peek(card.name)  # who looks at all models has none of them loaded
+    template = None if service is None else service.llm.engine.chat
+    able = ["completion", "embedding", *(["tools"] if service is None or template is not None else [])]
     return JSONResponse({
         "modelfile": "", "parameters": "", "template": (template.source if template is not None else None) or "",
         "details": _details(), "capabilities": able, "model_info": {
-            "general.architecture": "paceline", "paceline.context_length": service.llm.engine.config.max_model_len}})
+            "general.architecture": "paceline", "paceline.context_length": card.max_model_len}})
 
 
 @router.get("/api/version")
@@ -188,7 +197,7 @@ def _details() -> dict[str, Any]:
             "quantization_level": ""}
 
 
-def _named(service: Service, name: str) -> str:
+def _named(service: House, name: str) -> str:
     """Ollama's clients may add a tag."""
     return name if name in service.models else name.removesuffix(":latest")
 

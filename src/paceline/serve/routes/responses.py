@@ -12,6 +12,7 @@ from starlette.responses import Response
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.chat import begin
+from paceline.serve.choosing import for_model
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
@@ -28,6 +29,7 @@ Message = dict[str, Any]
 
 
 @router.post("/v1/responses")
+@for_model
 async def responses(request: Request, body: ResponsesBody) -> Response:
     """Answer an input, or go on with an earlier response."""
     service, tenant = service_of(request), caller_of(request).tenant.name

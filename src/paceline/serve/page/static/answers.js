@@ -26,7 +26,7 @@ export class Answer {
   async run(messages, fields, complete = false) {
     const chat = this.about.chat && !complete;
     const body = {
-      ...fields, stream: true, provenance: true,
+      ...fields, stream: true, provenance: true, ...(this.about.models.length > 1 ? { model: this.about.model } : {}),
       ...(chat ? { messages, logprobs: true, top_logprobs: 5 } : { prompt: messages.at(-1).content, logprobs: 5 }),
     };
     this.begun = performance.now();

@@ -55,10 +55,33 @@ button.addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("repaint")));
 
+// One model is shown by its name; of several one is chosen, and loaded then. Views hold `about`, so it changes in place.
+function modelChoice() {
+  const chosen = h("select", { class: "model", "aria-label": "The model to talk to" }, about.models.map((name) => h("option", { value: name }, name)));
+  chosen.value = about.model;
+  chosen.addEventListener("change", async () => {
+    chosen.disabled = true;
+    try {
+      Object.assign(about, await getJSON(`paceline/about?model=${encodeURIComponent(chosen.value)}`));
+      localStorage.setItem(MODEL, about.model);
+      route();
+    } catch (problem) {
+      chosen.value = about.model;
+      main.prepend(h("p", { class: "note", role: "alert" }, problem.message));
+    }
+    chosen.disabled = false;
+  });
+  return chosen;
+}
+
+const MODEL = "paceline-model";
 let about = null;
 try {
   about = await getJSON("paceline/about");
+  const wanted = localStorage.getItem(MODEL);
+  if (wanted !== about.model && about.models.includes(wanted)) about = await getJSON(`paceline/about?model=${encodeURIComponent(wanted)}`);
   document.getElementById("model").textContent = about.model;
+  if (about.models.length > 1) document.getElementById("model").replaceChildren(modelChoice());
   window.addEventListener("hashchange", () => { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
   route();
 } catch (problem) {
