@@ -29,7 +29,7 @@ CROWD = ("Name five birds and say what each of them eats.", "Tell a story about 
          "Explain how a bicycle stays upright.", "List ten words that rhyme with light, one a line.")
 POST = """fetch('v1/completions', { method: 'POST', headers: { 'content-type': 'application/json' },
     body: JSON.stringify({ prompt, max_tokens: 120, ignore_eos: true }) })"""
-COLOURS = 128
+COLOURS = 256
 
 
 def take(page: Any, url: str, file: Any) -> None:
@@ -51,6 +51,7 @@ def take(page: Any, url: str, file: Any) -> None:
     page.click("[data-mode=race]")
     ask(page, PROMPT)
     page.wait_for_selector(".verdict[data-verdict]")
+    page.wait_for_selector(".playground:not(.busy)")  # which scrolls once more
     see(page, ".verdict")
     page.screenshot(path=file("race"))
     page.goto(f"{url}/{link}")
@@ -107,13 +108,13 @@ def pictures(url: str, folder: Path, looks: Iterable[str] = LOOKS) -> list[Path]
 
 
 def shrink(file: Path) -> None:
-    """A page has few colours, and the rare ones (a swatch of a legend) say as much as the others."""
+    """A page has few colours."""
     if importlib.util.find_spec("PIL") is None:
         return
     from PIL import Image
 
     picture = Image.open(file).convert("RGB")
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
