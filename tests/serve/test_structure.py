@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 from serving import NAME, WAIT, ServerThread
 
@@ -86,19 +87,30 @@ def test_a_bad_form_fails_its_request_alone(client: openai.OpenAI, stream: bool)
 
 def test_strict_schemas_refuse_what_others_ignore(client: openai.OpenAI) -> None:
     unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 1, "maxItems": 2}
-    for strict in (None, False):
+    for strict in (None, False, True):  # which client libraries send with whatever they make of a class
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": unique, "strict": strict}}
         assert set(json.loads(ask(client, response_format=form).choices[0].message.content)) <= {1, 2}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {
         "type": "object", "properties": {"x": unique}}}}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": unique, "strict": True}}
+    assert ask(client, tools=[tool], tool_choice="required", max_tokens=1).choices
     for more in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
         with pytest.raises(openai.BadRequestError, match="uniqueItems cannot be enforced"):
-            ask(client, **more)
+            ask(client, **more, extra_body={"strict_schema": True})
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
     with pytest.raises(openai.BadRequestError, match="these tools") as problem:
         ask(client, tools=[broken], tool_choice="required")
     assert problem.value.param == "tools"
+
+
+class Chosen(pydantic.BaseModel):
+    numbers: Annotated[set[Literal[1, 2]], pydantic.Field(min_length=1, max_length=2)]
+
+
+def test_a_class_with_a_set_is_parsed(client: openai.OpenAI) -> None:
+    """Whose schema the library sends as a strict one."""
+    said = client.chat.completions.parse(model=NAME, messages=[{"role": "user", "content": "some"}], max_tokens=200,
+                                         seed=5, response_format=Chosen)
+    assert said.choices[0].message.parsed.numbers <= {1, 2}
 
 
 def test_responses_are_as_strict_and_name_what_they_were_asked(client: openai.OpenAI) -> None:
@@ -107,7 +119,8 @@ def test_responses_are_as_strict_and_name_what_they_were_asked(client: openai.Op
         form: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError, match=f"text.format cannot be used.*{reason}") as problem:
-                client.responses.create(model=NAME, input="x", text={"format": form}, stream=stream)
+                client.responses.create(model=NAME, input="x", text={"format": form}, stream=stream,
+                                        extra_body={"strict_schema": True})
             assert problem.value.param == "text.format"
 
 

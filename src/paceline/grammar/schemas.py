@@ -32,7 +32,7 @@ KEYWORDS: dict[str, tuple[str, str]] = {
     "dependencies": ("enforced", "written as `anyOf`"),
     "dependentRequired": ("enforced", "written as `anyOf`"),
     "dependentSchemas": ("enforced", "written as `anyOf`"),
-    **dict.fromkeys(ANNOTATIONS, ("annotation", "refused where the schema is strict")),
+    **dict.fromkeys(ANNOTATIONS, ("annotation", "refused with `strict_schema`")),
     **dict.fromkeys(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
                      "$id", "$schema", "$anchor", "contentEncoding", "contentMediaType", "contentSchema",
                      "discriminator"), ("annotation", "")),
@@ -70,8 +70,8 @@ def _prepared(schema: Any, strict: bool) -> Any:
         if name in found and (not strict or found[name] is False or found[name] == {}):
             del found[name]
         elif name in found:
-            raise GrammarError(f"json_schema cannot be used: {name} cannot be enforced, and it is strict. Leave {name} "
-                               "out, or strict.", "json_schema")
+            raise GrammarError(f"json_schema cannot be used: {name} cannot be enforced, and strict_schema is set. "
+                               f"Leave {name} out, or strict_schema.", "json_schema")
     if isinstance(kind := found.get("format"), str):
         found["format"] = SAME_FORMATS.get(kind, kind)
         if found["format"] not in KNOWN_FORMATS:

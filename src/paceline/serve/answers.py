@@ -45,9 +45,8 @@ class Answers:
         tags = (*chosen.tags, reasoning.OPEN, reasoning.CLOSE)
         forced = must_call(body)
         one = body.parallel_tool_calls is False or named_tool(body) is not None
-        for tool in used_tools(body) if forced else ():
-            if tool.function.strict:
-                prepared(tool.function.parameters, strict=True)
+        for tool in used_tools(body) if forced and body.strict_schema else ():
+            prepared(tool.function.parameters, strict=True)
         return cls(chosen, {tool.function.name: tool.function.parameters or {"type": "object"}
                             for tool in used_tools(body)},
                    forced, 1 if one else None, _special(tags, tokenizer), source)

@@ -137,7 +137,8 @@ def _structure(body: Sampling) -> dict[str, Any]:
         raise RequestError("The form of the text is asked for more than once: keep one of response_format, "
                            "structured_outputs and guided_*.", "response_format")
     structure = {name: _schema(value, field) if name == "json_schema" else value for field, name, value in asked}
-    if (wanted := body.response_format) is not None and wanted.json_schema is not None and wanted.json_schema.strict:
+    # Not response_format's own "strict": client libraries send it with schemas of sets too, which have to work.
+    if body.strict_schema and "json_schema" in structure:
         structure["strict_schema"] = True
     return structure
 

@@ -109,6 +109,9 @@ class Sampling(Body):
     guided_regex: str | None = None
     guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
+    strict_schema: bool | None = Field(
+        default=None, description="Refuse schemas, of tools too, with keywords that cannot be enforced, instead of "
+                                  "taking those for annotations.")
 
     # Accepted because clients send them; they say nothing about the text.
     user: str | None = None
