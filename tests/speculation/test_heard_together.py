@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from engine.tiny import tiny_engine, tiny_llm
 from paceline import SamplingParams
 from paceline.engine.drafting.drafting import MOST_UNTOLD
+from paceline.engine.execute.waiting_rows import WaitingRows
+from paceline.kernels.layout import GroupView, Layout
+from paceline.models.heads.interface import StoredRows
 from paceline.speculation.control import REST, AdaptiveController
 from paceline.speculation.controller import Ahead, Ask
 from paceline.speculation.drafter import Budget, Needs, Observation
@@ -18,7 +22,7 @@ from paceline.speculation.spec import Speculation
 from paceline.speculation.stats import SpeculationStats
 from paceline.speculation.step_cost import Load
 from paceline.speculation.tree import DraftTree
-from speculation.puppets import Puppet
+from speculation.puppets import Fragile, Puppet
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -92,6 +96,38 @@ def test_a_crowd_that_is_not_to_be_drafted_for_is_left_alone_for_some_steps(monk
     for _ in range(2 * (REST + 1)):
         assert not any(control.budgets(asks, Ahead(16, 16)))
     assert weighed == [16] * 2
+    control.begin(16, drafter, Speculation("puppet"))  # who comes may be another kind of text
+    control.budgets(asks, Ahead(16, 16))
+    assert weighed == [16] * 3
     for _ in range(4):  # one alone is weighed at every step
         control.budgets(asks[:1], Ahead(1, 1))
-    assert weighed == [16] * 2 + [1] * 4
+    assert weighed == [16] * 3 + [1] * 4
+
+
+def test_a_drafter_that_fails_on_what_it_hears_late_costs_its_request_the_drafter_alone() -> None:
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    plain = tiny_llm().generate([PROMPT], params)[0].outputs[0].token_ids
+    engine, fragile = tiny_engine(), Fragile("fragile", "observe")
+    name = engine.add(PROMPT, params)
+    stats = engine.record(name).speculation = SpeculationStats("fragile")
+    seq = engine.scheduler.sequences(name)[0]
+    engine._drafting.begin(seq, fragile, stats)
+    engine._drafting._untold[seq] = [1]
+    while engine.has_work:
+        engine.step()
+    assert engine.take(name).snapshot().outputs[0].token_ids == plain
+    assert stats.failure is not None and fragile.released == 1 and not engine._drafting._untold
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_any_type_wait_together(dtype: torch.dtype) -> None:
+    waiting = WaitingRows()
+    steps = [torch.arange(12, dtype=torch.float32).view(3, 4).to(dtype) + 16 * step for step in range(2)]
+    for streams, slots in zip(steps, ([1, 2, 3], [3, 4, 5])):
+        view = GroupView(torch.zeros((3, 0), dtype=torch.int64), torch.tensor(slots), None)
+        layout = Layout(torch.tensor(slots), [0, 1, 2, 3], slots, [None] * 3, 16, [view])
+        waiting.add({0: streams}, StoredRows(torch.tensor(slots), layout, view, torch.empty(0, dtype=torch.int64)))
+    taken = waiting.take()
+    assert taken is not None and waiting.take() is None
+    assert taken.rows.view.slots.tolist() == [1, 2, 3, 4, 5], "of slot 3 the later one"
+    assert torch.equal(taken.tapped[0], torch.cat((steps[0][:2], steps[1])))

@@ -103,11 +103,12 @@ class AdaptiveController:
         """By drafter, since the last budgets: sequences that were asked about, and seconds."""
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
-        self._rest = (0, 0)
-        """A company, and the steps for which nobody in it is weighed."""
+        self._rest = ((0, 0), 0)
+        """How many ran and asked, and the steps for which nobody of such a company is weighed."""
 
     def begin(self, sequence: Hashable, drafter: Drafter, wish: Speculation, tokens: int = 0,
               scope: str = "") -> None:
+        self._rest = ((0, 0), 0)
         self._states[sequence] = _ControlState(wish, drafter.needs, self._methods.of(drafter.name, scope), tokens)
 
     def release(self, sequence: Hashable) -> None:
@@ -126,7 +127,7 @@ class AdaptiveController:
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open or self._rests(ahead.running):
+        if not open or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -138,13 +139,13 @@ class AdaptiveController:
             if size:
                 found[place] = self._sized(states[place], size, price, pace)
         if not any(found):
-            self._rest = (ahead.running, min(REST, ahead.running // 2))
+            self._rest = ((ahead.running, len(open)), min(REST, ahead.running // 2))
         return found
 
-    def _rests(self, running: int) -> bool:
-        company, left = self._rest
-        self._rest = (company, left - 1)
-        return company == running and left > 0
+    def _rests(self, company: tuple[int, int]) -> bool:
+        rested, left = self._rest
+        self._rest = (rested, left - 1)
+        return rested == company and left > 0
 
     def _measured(self, ahead: Ahead) -> bool:
         return self.cost.knows(ahead.running)

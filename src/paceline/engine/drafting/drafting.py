@@ -75,7 +75,7 @@ class Drafting(Guard[Sequence]):
         """Whose drafters have proposed something that they have yet to hear the outcome of."""
         self._untold: dict[Sequence, list[int]] = {}
         """What came of steps for which nothing was asked. In a crowd that is nearly all, and to hear of a token
-        costs a drafter little less than to hear of many: it is told when somebody is asked again."""
+        costs a drafter little less than to hear of many: it is told when it is asked again."""
 
     def begin(self, seq: Sequence, drafter: Drafter, stats: SpeculationStats) -> None:
         """A sequence starts. One whose drafts a device looks up by itself needs no drafter here."""
@@ -128,14 +128,13 @@ class Drafting(Guard[Sequence]):
 
     def _offers(self, asks: SequenceOf[Ask], budgets: SequenceOf[Budget | None], ahead: Ahead) -> list[Offer]:
         """What drafters have for those who may be drafted for, each asked once for all of its own."""
-        if not any(budgets):
-            return []
-        for seq in list(self._untold):
-            self._tell(seq)
         by_drafter: dict[int, tuple[Drafter, dict[Sequence, Ask], list[Budget]]] = {}
         for ask, budget in zip(asks, budgets):
+            if budget is None:
+                continue
             seq = cast("Sequence", ask.sequence)
-            if budget is None or seq not in self._drafters:
+            self._tell(seq)
+            if seq not in self._drafters:  # what it heard was too much for it
                 continue
             drafter = self._drafters[seq][0]
             self._asked.add(seq)
@@ -197,7 +196,8 @@ class Drafting(Guard[Sequence]):
             tried, accepted = self._forced.get(seq, (0, 0))
             self._forced[seq] = (tried + len(observation.draft), accepted + len(observation.accepted))
             observation = Observation(observation.tokens, hidden=observation.hidden)
-        if seq not in self._asked and observation.draft is None and not observation.hidden:
+        needs = entry[0].needs
+        if seq not in self._asked and observation.draft is None and not needs.taps and not needs.probes:
             self.guarded(entry[0], seq, self.controller.learn, seq, observation)
             if seq in self._drafters:
                 untold = self._untold.setdefault(seq, [])
@@ -207,7 +207,8 @@ class Drafting(Guard[Sequence]):
             return
         self._asked.discard(seq)
         self._tell(seq)
-        self.guarded(entry[0], seq, self._teach, entry[0], seq, observation)
+        if seq in self._drafters:
+            self.guarded(entry[0], seq, self._teach, entry[0], seq, observation)
 
     def _teach(self, drafter: Drafter, seq: Sequence, observation: Observation) -> None:
         self.controller.learn(seq, observation)

@@ -50,8 +50,8 @@ class WaitingRows:
         # In numpy: torch would share so small a copy out to threads of its own, which ours are in the way of.
         slots = _joined([step.rows.view.slots for step in steps])
         last = _last_writers(slots)
-        return Taken({tap: torch.from_numpy(_chosen([step.tapped[tap] for step in steps], last))
-                      for tap in steps[0].tapped}, _rows(steps, slots[last], last))
+        return Taken({tap: _streams([step.tapped[tap] for step in steps], last) for tap in steps[0].tapped},
+                     _rows(steps, slots[last], last))
 
 
 def _last_writers(slots: np.ndarray) -> np.ndarray | slice:
@@ -68,6 +68,12 @@ def _joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
 def _chosen(parts: Sequence[torch.Tensor], rows: np.ndarray | slice) -> np.ndarray:
     chosen: np.ndarray = _joined(parts)[rows]
     return chosen
+
+
+def _streams(parts: Sequence[torch.Tensor], rows: np.ndarray | slice) -> torch.Tensor:
+    if parts[0].dtype is torch.bfloat16:  # which numpy does not know
+        return _streams([part.view(torch.int16) for part in parts], rows).view(torch.bfloat16)
+    return torch.from_numpy(_chosen(parts, rows))
 
 
 def _rows(steps: Sequence[Taken], slots: np.ndarray, chosen: np.ndarray | slice) -> StoredRows:

@@ -20,7 +20,8 @@ from paceline.speculation.tree import DraftTree
 DEPTH = 64
 LIBRARY_TOKENS = 200_000
 _WORK = 64
-"""Tokens sorted into the library at each call, or twice as many as it brings in: little enough to go unnoticed."""
+"""Tokens sorted into the library at each call, or sixteen times as many as it brings in: more than come with prompts,
+little enough to go unnoticed."""
 
 
 class _Prompt:
@@ -92,7 +93,7 @@ class SuffixDrafter:
         new = history.news(sequence.tokens)
         if self._library is not None:
             self._library.add(history.volume, new)
-            self._library.work(max(_WORK, 2 * len(new)))
+            self._library.work(max(_WORK, 16 * len(new)))
 
     def propose(self, sequences: Sequence[DraftedSequence], budgets: Sequence[Budget]) -> list[DraftTree | None]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets)]
