@@ -21,7 +21,8 @@ EVERY = {("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", 
          ("GET", "/ready"), ("GET", "/version"), ("GET", "/metrics"), ("POST", "/v1/responses"),
          ("GET", "/v1/responses/{response_id}"), ("DELETE", "/v1/responses/{response_id}"), ("POST", "/v1/embeddings"),
          ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/api/chat"),
-         ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/show"), ("GET", "/api/tags"),
+         ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/embeddings"),
+         ("POST", "/api/show"), ("GET", "/api/tags"),
          ("GET", "/api/ps"), ("GET", "/api/version"), ("POST", "/completion"), ("GET", "/props"), ("GET", "/slots"),
          ("POST", "/apply-template")}
 
