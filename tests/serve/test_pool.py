@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import QueueFullError
+from paceline.serve.model_threads import ModelThreads
 from paceline.serve.pool import (
     FAILED,
     LOADED,
@@ -26,7 +27,6 @@ from paceline.serve.pool import (
     LoadError,
     ModelPool,
     PoolClosed,
-    Threads,
 )
 
 
@@ -420,7 +420,7 @@ def test_a_server_that_leaves_does_not_wait_for_ever_for_a_load(caplog: pytest.L
 
 def test_one_result_that_cannot_be_told_does_not_lose_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
-        threads, heard, both = Threads(), asyncio.Event(), threading.Barrier(2)
+        threads, heard, both = ModelThreads(), asyncio.Event(), threading.Barrier(2)
 
         def fails(result: Any, problem: BaseException | None) -> None:
             raise ValueError("no such thing")

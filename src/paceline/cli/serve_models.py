@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,7 +83,6 @@ def check_several(given: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
 def leave(pool: ModelPool[Any]) -> None:
     """The server has ended. A model that is still being loaded would hold the process up, or break on the way out."""
     if pool.busy:
-        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -6,22 +6,18 @@ import asyncio
 import itertools
 import logging
 import math
-import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.errors import EngineError, QueueFullError
+from paceline.serve.model_threads import ModelThreads, Run
 
 log = logging.getLogger("paceline.serve")
 Loaded = TypeVar("Loaded")
-Then = Callable[[Any, BaseException | None], None]
-"""What becomes of work that was done elsewhere: its result, or what it raised."""
-Run = Callable[[Callable[[], Any], Then], None]
 
 RETRY_S = 10.0
 """A model that could not be loaded is not tried again before: whoever keeps asking for it would have others unloaded
@@ -31,8 +27,8 @@ MAX_QUEUE = 256
 """Requests that wait for one model, unless somebody says otherwise."""
 
 PATIENCE_S = 60.0
-"""A model that is to make way, and is in use for so long, lets others in again for as long, and so on in turns: one slow
-reader keeps nobody from a model that is loaded, and those who wait for its room have their chances."""
+"""A model that is to make way, and is in use for so long, lets others in again for as long, and so on in turns: one
+slow reader keeps nobody from a model that is loaded, and those who wait for its room have their chances."""
 
 UNLOADED, LOADING, LOADED, UNLOADING, FAILED = "unloaded", "loading", "loaded", "unloading", "failed"
 CLOSE_S = 10.0
@@ -113,14 +109,15 @@ class ModelPool(Generic[Loaded]):
                  max_queue: int = MAX_QUEUE, clock: Callable[[], float] = time.monotonic,
                  run: Run | None = None) -> None:
         """`sizes`: every model with the bytes it will take, roughly. `idle_s`: after which a model that nobody uses is
-        unloaded; 0: never. `max_queue`: requests that may wait for one model. `run`: does work elsewhere, and says when it is done."""
+        unloaded; 0: never. `max_queue`: requests that may wait for one model. `run`: does work elsewhere, and says when
+        it is done."""
         self._places = {name: Place[Loaded](name, size) for name, size in sizes}
         self._limit = limit
         self._loader = loader
         self._idle_s = idle_s
         self._max_queue = max_queue
         self._clock = clock
-        self._threads = Threads()
+        self._threads = ModelThreads()
         self._run = run or self._threads.run
         self._numbers = itertools.count()
         self._leaving: set[Place[Loaded]] = set()
@@ -328,6 +325,8 @@ class ModelPool(Generic[Loaded]):
         def then(made: Any, problem: BaseException | None) -> None:
             if problem is not None:
                 place.state, place.failed, place.failures = UNLOADED, self._clock(), place.failures + 1
+                if not isinstance(problem, LoadError):  # of that the log has heard
+                    log.error("the model %s could not be loaded", place.name, exc_info=problem)
                 self._refuse(place, LoadError(place.name, RETRY_S))
             else:
                 place.loaded, place.size = made
@@ -363,6 +362,8 @@ class ModelPool(Generic[Loaded]):
         log.info("unloading the model %s", place.name)
 
         def then(_: Any, problem: BaseException | None) -> None:
+            if problem is not None:
+                log.error("the model %s was not unloaded in good order", place.name, exc_info=problem)
             if held:  # there was no thread to unload it in: it stays, and is tried again
                 place.loaded, place.state = held.pop(), LOADED
                 asyncio.get_running_loop().call_later(RETRY_S, self._advance)
@@ -400,57 +401,3 @@ class ModelPool(Generic[Loaded]):
                 self.expire()
 
         self._alarm = loop.call_later(min(waits), wake)
-
-
-class Threads:
-    """Work in threads of their own, for it may take minutes; what becomes of it is told in the event loop."""
-
-    def __init__(self) -> None:
-        self._running: set[threading.Thread] = set()
-        self._untold: list[tuple[Then, Any, BaseException | None]] = []
-        self._lock = threading.Lock()
-
-    def run(self, work: Callable[[], Any], then: Then) -> None:
-        loop = asyncio.get_running_loop()
-
-        def do() -> None:
-            result, problem = None, None
-            try:
-                result = work()
-            except BaseException as raised:  # clients wait, whatever it was
-                problem = raised
-                if not isinstance(raised, LoadError):  # which was told already
-                    log.error("loading or unloading a model failed", exc_info=raised)
-            with self._lock:
-                self._untold.append((then, result, problem))
-            with suppress(RuntimeError):  # the loop has ended: close() tells
-                loop.call_soon_threadsafe(self._tell)
-
-        thread = threading.Thread(target=do, name="paceline-models", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as problem:  # none can be had just now
-            log.error("there is no thread to load or unload a model in: %s", problem)
-            loop.call_soon(then, None, problem)
-            return
-        self._running = {one for one in self._running if one.is_alive()} | {thread}
-
-    def _tell(self) -> None:
-        with self._lock:
-            told, self._untold = self._untold, []
-        for then, result, problem in told:
-            try:
-                then(result, problem)
-            except Exception:
-                log.exception("what became of a model could not be told")
-
-    @property
-    def busy(self) -> bool:
-        return any(thread.is_alive() for thread in self._running)
-
-    def close(self, seconds: float) -> None:
-        """Wait for what runs, though not for ever, and tell what nobody has heard of."""
-        end = time.monotonic() + seconds
-        for thread in self._running:
-            thread.join(max(0.0, end - time.monotonic()))
-        self._tell()

@@ -88,7 +88,7 @@ class Several(House):
     """The first model is meant where none is named. Also the pool's Loader: a model that is loaded is a Service."""
 
     def __init__(self, specs: Sequence[ModelSpec], options: ServeOptions, limit: int, *, idle_s: float = 0.0,
-                 max_queue: int = MAX_QUEUE, loaded: Mapping[str, AsyncLLM] | None = None, 
+                 max_queue: int = MAX_QUEUE, loaded: Mapping[str, AsyncLLM] | None = None,
                  clock: Callable[[], float] = time.monotonic, spans: Any = None) -> None:
         """`limit`: bytes that all who are loaded may take. `max_queue`: requests that may wait for one of them.
         `loaded`: those that are there from the start."""

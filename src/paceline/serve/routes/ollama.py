@@ -105,8 +105,8 @@ class OllamaShow(Body):
 
 
 def or_unload(endpoint: Any) -> Any:
-    """Without anything to answer and with keep_alive 0 (`ollama stop`) a model is not loaded: of several, it is unloaded
-    unless somebody uses it."""
+    """Without anything to answer and with keep_alive 0 (`ollama stop`) a model is not loaded: of several, it is
+    unloaded unless somebody uses it."""
 
     @wraps(endpoint)
     async def unless_stopped(request: Request, body: Any) -> Response:
