@@ -60,6 +60,7 @@ class FairWorkers:
     def _serve(self) -> None:
         while (work := self._next()) is not None:
             work()
+            del work  # whoever waits for the next keeps nothing of this one
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

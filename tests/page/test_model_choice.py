@@ -32,5 +32,8 @@ def test_a_model_is_chosen_and_remembered(both: SeveralThread, open_page: Callab
     assert both.states()["b"] == "loaded"
     say(page, "two")
     assert [body["model"] for url, body in sent if "/v1/" in url] == ["a", "b"]
+    for name in "ab":
+        both.http.post("/api/chat", json={"model": name, "keep_alive": 0})
     revisit(page)
     assert page.locator("#model select").input_value() == "b"
+    assert both.loads == ["a", "b", "b"], "the other one stays unloaded"

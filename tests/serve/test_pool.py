@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,10 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.errors import QueueFullError
+from paceline.serve.model_threads import ModelThreads
 from paceline.serve.pool import (
     FAILED,
     LOADED,
     LOADING,
+    PATIENCE_S,
     PRESENT,
     RETRY_S,
     UNLOADED,
@@ -27,15 +33,20 @@ from paceline.serve.pool import (
 class Models:
     """Loads that are done when somebody says so; notes what became of them."""
 
-    def __init__(self, sizes: dict[str, int], limit: int, idle_s: float = 0.0) -> None:
+    def __init__(self, sizes: dict[str, int], limit: int, idle_s: float = 0.0, max_queue: int = 99) -> None:
         self.true = dict(sizes)
         self.now = 0.0
         self.dead: set[str] = set()
         self.broken: set[str] = set()
         self.jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
         self.loads: list[str] = []
+        self.unloads: list[str] = []
+        self.broken_off: list[str] = []
+        """Those that were in use."""
+        self.sizeless: set[str] = set()
         self.reclaimed = 0
-        self.pool: ModelPool[str] = ModelPool(sizes.items(), limit, self, idle_s=idle_s, clock=lambda: self.now,
+        self.pool: ModelPool[str] = ModelPool(sizes.items(), limit, self, idle_s=idle_s, max_queue=max_queue,
+                                              clock=lambda: self.now,
                                               run=lambda work, then: self.jobs.append((work, then)))
 
     def load(self, name: str) -> str:
@@ -46,12 +57,16 @@ class Models:
         return name
 
     def unload(self, loaded: str) -> None:
-        assert self.pool[loaded].users == 0, "it is in use"
+        if self.pool[loaded].users:
+            self.broken_off.append(loaded)
+        self.unloads.append(loaded)
 
-    def reclaim(self) -> None:
+    def reclaim(self, name: str, left: Callable[[], object] | None) -> None:
         self.reclaimed += 1
 
     def size(self, loaded: str) -> int:
+        if loaded in self.sizeless:
+            raise OSError("nobody knows")
         return self.true[loaded]
 
     def alive(self, loaded: str) -> bool:
@@ -62,10 +77,11 @@ class Models:
         work, then = self.jobs.pop(which)
         try:
             result = work()
-        except OSError as problem:
+        except LoadError as problem:
             then(None, problem)
         else:
             then(result, None)
+        assert not self.broken_off
 
     async def finish_all(self) -> None:
         while self.jobs:
@@ -256,6 +272,190 @@ def test_who_waits_while_the_server_leaves_is_told() -> None:
         models.finish()  # it was being loaded all the while
         models.pool.close()
         assert models.states() == {"a": UNLOADED}
+
+    played(play)
+
+
+class Weights:
+    """What takes memory."""
+
+
+class BrokenLoader(Models):
+    """Fails with something half made, as loading does: the traceback has it."""
+
+    made: weakref.ref[Weights]
+    seen_by_reclaim: object = "nobody asked"
+
+    def load(self, name: str) -> str:
+        half = Weights()
+        self.made = weakref.ref(half)
+        raise OSError("the disk is gone")
+
+    def reclaim(self, name: str, left: Callable[[], object] | None) -> None:
+        self.seen_by_reclaim = self.made()
+
+
+def test_nothing_of_a_failed_load_is_left_when_its_memory_is_reclaimed(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        models = BrokenLoader({"a": 1}, 1)
+        waiting = await asked(models, "a")
+        models.finish()
+        with pytest.raises(LoadError) as told:
+            await waiting
+        assert models.seen_by_reclaim is None and told.value.__cause__ is None and told.value.__context__ is None
+
+    played(play)
+    assert "the disk is gone" in caplog.text and not any(record.exc_info for record in caplog.records)
+
+
+def test_a_model_whose_size_cannot_be_told_has_failed_and_is_unloaded() -> None:
+    async def play() -> None:
+        models = Models({"a": 1}, 1)
+        models.sizeless.add("a")
+        waiting = await asked(models, "a")
+        models.finish()
+        with pytest.raises(LoadError):
+            await waiting
+        assert models.states() == {"a": FAILED} and models.unloads == ["a"] and models.reclaimed == 1
+
+    played(play)
+
+
+def test_one_that_failed_may_be_tried_again_in_time() -> None:
+    async def play() -> None:
+        models = Models({"a": 1}, 1)
+        models.broken.add("a")
+        waiting = await asked(models, "a")
+        assert models.pool.may_serve(models.pool["a"])
+        models.finish()
+        with pytest.raises(LoadError):
+            await waiting
+        assert not models.pool.may_serve(models.pool["a"])
+        models.now = RETRY_S
+        assert models.pool.may_serve(models.pool["a"])
+
+    played(play)
+
+
+def test_only_so_many_wait_for_a_model() -> None:
+    async def play() -> None:
+        models = Models({"a": 1, "b": 1}, 2, max_queue=2)
+        waiting = [await asked(models, "a") for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests wait for the model 'a'"):
+            await models.pool.acquire("a")
+        other = await asked(models, "b")
+        await models.finish_all()
+        assert [await one for one in (*waiting, other)] == ["a", "a", "b"]
+        assert await models.pool.acquire("a") == "a", "it is loaded, and nobody waits"
+
+    played(play)
+
+
+def test_one_slow_user_keeps_nobody_from_a_loaded_model_for_ever() -> None:
+    async def play() -> None:
+        models = Models({"a": 2, "b": 2}, 3)
+        slow = await asked(models, "a")
+        await models.finish_all()
+        await slow
+        waiting, late = await asked(models, "b"), await asked(models, "a")
+        models.now = PATIENCE_S - 1
+        models.pool.expire()
+        await asyncio.sleep(0)
+        assert not late.done()
+        models.now = PATIENCE_S
+        models.pool.expire()
+        assert await late == "a" and await models.pool.acquire("a") == "a" and not waiting.done()
+        models.now = 2 * PATIENCE_S
+        models.pool.expire()
+        again = await asked(models, "a")
+        assert not again.done(), "those who wait for its room have their chance again"
+        for _ in range(3):
+            models.pool.release("a")
+        await models.finish_all()
+        assert await waiting == "b" and models.pool["a"].leaving is None
+        again.cancel()
+
+    played(play)
+
+
+def test_a_model_is_dismissed_unless_somebody_uses_it() -> None:
+    async def play() -> None:
+        models = Models({"a": 1}, 1)
+        assert models.pool.dismiss("a") and not models.jobs
+        task = await asked(models, "a")
+        assert not models.pool.dismiss("a"), "it is being loaded for somebody"
+        await models.finish_all()
+        await task
+        assert not models.pool.dismiss("a") and not models.jobs
+        models.pool.release("a")
+        assert models.pool.dismiss("a") and models.states() == {"a": UNLOADING}
+
+    played(play)
+
+
+def test_a_server_that_leaves_does_not_wait_for_ever_for_a_load(caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+
+    class Slow(Models):
+        def load(self, name: str) -> str:
+            go.wait(60)
+            return name
+
+    async def play() -> None:
+        models = Slow({"a": 1}, 1)
+        pool: ModelPool[str] = ModelPool([("a", 1)], 1, models)
+        waiting = asyncio.ensure_future(pool.acquire("a"))
+        await asyncio.sleep(0)
+        pool.refuse_waiters()
+        with pytest.raises(PoolClosed):
+            await waiting
+        pool.close(0.01)
+        assert pool.busy and "the model a is still loading" in caplog.text
+        go.set()
+        pool.close(60)
+        assert not pool.busy
+
+    played(play)
+
+
+def test_one_result_that_cannot_be_told_does_not_lose_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        threads, heard, both = ModelThreads(), asyncio.Event(), threading.Barrier(2)
+
+        def fails(result: Any, problem: BaseException | None) -> None:
+            raise ValueError("no such thing")
+
+        threads.run(lambda: both.wait(60), fails)
+        threads.run(lambda: both.wait(60), lambda result, problem: heard.set())
+        while threads.busy:
+            time.sleep(0.001)  # holds the loop up, so that both are told at once
+        await heard.wait()
+
+    played(play)
+    assert "could not be told" in caplog.text
+
+
+def test_without_a_thread_loads_fail_and_models_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        models = Models({"a": 1, "b": 1}, 2)
+        pool: ModelPool[str] = ModelPool([("a", 1), ("b", 1)], 2, models)
+        models.pool = pool
+        pool.put("a", "a")
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(LoadError):
+                await pool.acquire("b")
+            pool.dismiss("a")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert await pool.acquire("a") == "a"
+        pool.release("a")
+        pool.close()
+        assert models.unloads == ["a"]
 
     played(play)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from serving import WAIT, ServerCommand
 
 import paceline
 from paceline.cli.main import main
-from paceline.cli.serve_models import cache_shares
+from paceline.cli.serve_models import cache_shares, leave
 from paceline.config import GIB
 from paceline.serve import server
+from paceline.serve.pool import ModelPool
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0}
 
@@ -84,6 +86,17 @@ def test_one_table_is_one_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert main(["serve", "--config", file]) == 0
     assert (seen["model"], seen["name"], seen["max_queue"]) == ("some/model", "some", 7)
     assert seen["speculation"] == {"method": "draft", "model": "small"} and seen["chat_template"] == "own.jinja"
+
+
+def test_a_process_ends_though_a_model_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    pool: ModelPool[Any] = ModelPool([], 1, None)  # type: ignore[arg-type]
+    leave(pool)
+    assert not ended
+    monkeypatch.setattr(ModelPool, "busy", True)
+    leave(pool)
+    assert ended == [0]
 
 
 def test_caches_share_what_the_weights_leave() -> None:

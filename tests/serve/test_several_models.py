@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +17,10 @@ from serving import WAIT, events, held, until
 from two_models import SeveralThread
 
 from paceline import LLM
+from paceline.errors import EngineError
+from paceline.serve import live
 from paceline.serve.app import ROUTERS
+from paceline.serve.quotas import LOADING, METERED, Quota
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, "temperature": 0}
@@ -169,6 +173,114 @@ def test_a_load_that_fails_answers_for_itself_alone(start: Callable[..., Several
     said(server.http.post(CHAT, json=ASK | {"model": "b"}))
 
 
+def test_an_unloaded_model_is_gone_when_the_next_is_loaded(
+        start: Callable[..., SeveralThread], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the connection that asked it, which is open yet, nor a thread that read a text keeps it."""
+    monkeypatch.setattr("paceline.serve.several.RECLAIM_S", 0.1)  # both end after five seconds without work
+    server = start(limit=1 << 20)
+    service = server.several.pool["a"].loaded
+    assert service is not None
+    server.watched.append(weakref.ref(service.llm.engine))
+    del service
+    with httpx.Client(base_url=server.url, timeout=WAIT) as first:
+        said(first.post(CHAT, json=ASK))
+        assert first.post("/tokenize", json={"prompt": "x" * 5000}).status_code == 200
+        said(server.http.post(CHAT, json=ASK | {"model": "b"}))
+    assert server.loads == ["a", "b"] and server.left == [False, False]
+
+
+def test_a_model_that_something_refers_to_is_told_of(
+        start: Callable[..., SeveralThread], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("paceline.serve.several.RECLAIM_S", 0.001)
+    server = start()
+    kept = server.several.pool["a"].loaded.llm.engine  # type: ignore[union-attr]
+    assert server.http.post("/api/generate", json={"model": "a", "keep_alive": 0}).status_code == 200
+    until(lambda: server.several.pool["a"].state == "unloaded")
+    assert kept is not None and "the model a is unloaded and something still refers to it" in caplog.text
+
+
+def test_a_server_whose_models_all_failed_tries_again(start: Callable[..., SeveralThread]) -> None:
+    server = start()
+    server.broken |= {"a", "b"}
+    assert server.http.post("/api/chat", json={"model": "a", "keep_alive": "0s"}).json()["done_reason"] == "unload"
+    until(lambda: server.several.pool["a"].state == "unloaded")
+    for name in "ab":
+        refused = server.http.post(CHAT, json=ASK | {"model": name})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_not_loaded"
+    assert server.http.get("/health").status_code == 503
+    again = server.http.post(CHAT, json=ASK)
+    assert again.json()["error"]["code"] == "model_not_loaded" and int(again.headers["retry-after"]) > 1
+    server.broken.clear()
+    for name in "ab":
+        server.several.pool[name].failed = -1e9  # long ago
+    assert server.http.get("/health").status_code == server.http.get("/ready").status_code == 200
+    said(server.http.post(CHAT, json=ASK))
+
+
+@pytest.mark.parametrize(("path", "keep_alive"), [("/api/generate", 0), ("/api/chat", "0"), ("/api/chat", "0s")])
+def test_ollamas_stop_unloads_and_loads_nothing(
+        start: Callable[..., SeveralThread], path: str, keep_alive: Any) -> None:
+    server = start(api_keys=("k",), operator_keys=("o",))
+    server.http.headers["authorization"] = "Bearer k"
+    body = {"model": "a:latest", "keep_alive": keep_alive}
+    refused = server.http.post(path, json=body)
+    assert refused.status_code == 403 and server.states()["a"] == "loaded"
+    server.http.headers["authorization"] = "Bearer o"
+    assert server.http.post(path, json=body | {"model": "c"}).status_code == 404
+    assert server.http.post(path, json=body | {"model": "b"}).json()["done_reason"] == "unload"
+    server.several.pool["a"].users += 1
+    assert server.http.post(path, json=body).json()["done_reason"] == "load" and server.states()["a"] == "loaded"
+    server.several.pool["a"].users -= 1
+    assert server.http.post(path, json=body).json()["done_reason"] == "unload"
+    until(lambda: server.states()["a"] == "unloaded")
+    assert server.loads == ["a"]
+
+
+def test_only_so_many_requests_wait_for_a_model(start: Callable[..., SeveralThread]) -> None:
+    server = start(max_queue=1)
+    server.gates["b"].clear()
+    answers: list[str] = []
+    waiting = threading.Thread(target=lambda: answers.append(said(server.http.post(CHAT, json=ASK | {"model": "b"}))))
+    waiting.start()
+    until(lambda: server.several.pool["b"].waiters)
+    refused = server.http.post(CHAT, json=ASK | {"model": "b"})
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) >= 1
+    server.gates["b"].set()
+    waiting.join(WAIT)
+    assert answers
+
+
+def test_who_names_no_model_and_looks_on_has_none_loaded(start: Callable[..., SeveralThread]) -> None:
+    server = start()
+    said(server.http.post(CHAT, json=ASK | {"model": "b"}))
+    server.http.post("/api/chat", json={"model": "a", "keep_alive": 0})
+    assert server.http.get("/paceline/about").json()["model"] == "b"
+    assert server.http.get("/props").json()["model_alias"] == "b" and server.loads == ["a", "b"]
+
+
+def test_views_of_one_model_that_fails_are_left_out_and_memory_is_always_told(
+        start: Callable[..., SeveralThread]) -> None:
+    server = start()
+    said(server.http.post(CHAT, json=ASK | {"model": "b"}))
+    service = server.several.pool["a"].loaded
+    assert service is not None
+
+    async def broken() -> Any:
+        raise EngineError("it broke")
+
+    service.views = SimpleNamespace(reports=broken)  # type: ignore[assignment]
+    del service
+    text = server.http.get("/metrics").text
+    assert 'vllm:num_requests_running{model_name="b"}' in text
+    assert 'vllm:num_requests_running{model_name="a"}' not in text
+    for name in "ab":
+        server.http.post("/api/chat", json={"model": name, "keep_alive": 0})
+    until(lambda: not server.several.loaded)
+    text = server.http.get("/metrics").text
+    assert 'paceline_memory_bytes{model_name="",part="heap"}' in text and "num_requests_running" not in text
+
+
 def test_the_server_leaves_while_a_model_is_loading(start: Callable[..., SeveralThread]) -> None:
     server = start()
     server.gates["b"].clear()
@@ -189,6 +301,19 @@ def test_an_idle_model_goes_and_keys_and_quotas_are_the_servers(start: Callable[
     server.http.headers["authorization"] = "Bearer k"
     assert server.http.get("/health").status_code == 200 and server.states() == {"a": "unloaded", "b": "unloaded"}
     said(server.http.post(CHAT, json=ASK))
+
+
+def test_what_may_have_a_model_loaded_counts_against_a_quota(start: Callable[..., SeveralThread]) -> None:
+    server = start(quota=Quota(requests_per_minute=2))
+    assert server.http.post("/tokenize", json={"prompt": "x"}).status_code == 200
+    assert server.http.get("/paceline/about").status_code == 200
+    assert server.http.get("/props?model=b").status_code == 429 and server.loads == ["a"]
+    assert server.http.get("/v1/models").status_code == 200
+
+
+def test_all_that_is_for_a_model_is_metered() -> None:
+    routes: list[Any] = [route for router in (*ROUTERS, live.router) for route in router.routes]
+    assert {route.path for route in routes if hasattr(route.endpoint, "__wrapped__")} == METERED | LOADING
 
 
 def test_every_endpoint_with_a_body_says_whether_it_needs_a_model() -> None:

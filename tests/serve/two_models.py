@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,18 @@ from paceline.serve.several import ModelSpec, Several
 class SeveralThread:
     """A server with the models "a" and "b" in threads of this process. Each may be held while it is loaded."""
 
-    def __init__(self, folder: Path, *, limit: int = 1 << 40, idle_s: float = 0.0, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, limit: int = 1 << 40, idle_s: float = 0.0, max_queue: int = 99,
+                 **settings: Any) -> None:
         self.gates = {name: threading.Event() for name in "ab"}
         self.broken: set[str] = set()
         self.loads: list[str] = []
+        self.watched: list[weakref.ref[Any]] = []
+        self.left: list[bool] = []
+        """Whether any of those was there when a model was loaded, each time."""
 
         def load(name: str) -> AsyncLLM:
             self.loads.append(name)
+            self.left.append(any(one() is not None for one in self.watched))
             assert self.gates[name].wait(WAIT)
             if name in self.broken:
                 raise OSError("/secret/place is gone")
@@ -38,7 +44,8 @@ class SeveralThread:
             gate.set()
         options = ServeOptions(model_name="a", port=0, **settings)
         specs = [ModelSpec(name, partial(load, name), 1000, 1 << 20) for name in "ab"]
-        self.several = Several(specs, options, limit, idle_s=idle_s, loaded={"a": load("a")})
+        self.several = Several(specs, options, limit, idle_s=idle_s, max_queue=max_queue,
+                               loaded={"a": load("a")})
         self._server = Server(several_app(self.several), options)
         self._listening = listen(options)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"

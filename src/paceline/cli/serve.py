@@ -309,8 +309,9 @@ def serve(
         with loading_bars() as progress:
             loaded = serve_models.preloaded(tables, specs, limit, progress)
         logs.configure(log_format)
-        house = Several(specs, settings, limit, idle_s=model_idle, loaded=loaded, spans=spans)
+        house = Several(specs, settings, limit, idle_s=model_idle, max_queue=max_queue, loaded=loaded, spans=spans)
         server.run_app(lambda: several_app(house), house.llm, settings, listening, announce)
+        serve_models.leave(house.pool)
         return
     with loading_bars() as progress:
         llm = AsyncLLM(progress=progress, warm_up=True, threads=given["threads"], **engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +17,7 @@ from paceline.config import GIB, available_memory
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.serve.pool import ModelPool
     from paceline.serve.several import ModelSpec
 
 SAME = ("device", "dtype", "kv_dtype", "quantization", "deterministic", "kernels", "max_queue", "max_model_len",
@@ -75,6 +78,14 @@ def check_several(given: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
         if value is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for a server with one model: leave it out, or start a "
                               "server for each model.")
+
+
+def leave(pool: ModelPool[Any]) -> None:
+    """The server has ended. A model that is still being loaded would hold the process up, or break on the way out."""
+    if pool.busy:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def default_limit(device: str, share: float) -> int:

@@ -26,7 +26,7 @@ from paceline.serve.metrics import ServerMetrics
 from paceline.serve.middleware import BodyLimit, Failures, RequestIds
 from paceline.serve.options import ServeOptions
 from paceline.serve.page import mount_page
-from paceline.serve.quotas import Meters, QuotaGate
+from paceline.serve.quotas import LOADING, METERED, Meters, QuotaGate
 from paceline.serve.routes import docs, embeddings, llamacpp, messages, ollama, responses
 from paceline.serve.several import Several
 from paceline.serve.spellings import Spellings
@@ -102,7 +102,7 @@ def _app_of(house: House, meters: Meters, max_model_len: int | None) -> FastAPI:
     if isinstance(house, Several):
         app.add_middleware(Leases)
     app.add_middleware(BodyLimit, limit=options.body_limit(max_model_len))
-    app.add_middleware(QuotaGate, meters=meters)
+    app.add_middleware(QuotaGate, meters=meters, paths=METERED | LOADING if isinstance(house, Several) else METERED)
     app.add_middleware(ApiKeys, options=options)
     app.add_middleware(Spellings)
     app.add_middleware(Failures)

@@ -46,17 +46,20 @@ def for_model(endpoint: Any) -> Any:
         several: Several | None = request.app.state.several
         if several is not None:
             request.state.service = await _borrowed(several, request, given.get("body"))
+            # A connection that is kept open keeps the scope of its last request: not the model with it.
+            request.state.leases.callback(request.scope["state"].pop, "service", None)
         return await endpoint(request=request, **given)
 
     return when_loaded
 
 
 async def _borrowed(several: Several, request: Request, body: Any) -> Service:
-    several.check_open()
+    if several.draining:
+        raise several.leaving()
     asked = request.query_params.get("model") if body is None else getattr(body, "model", None)
     if asked and request.url.path.startswith("/api/") and asked not in several.models:
         asked = asked.removesuffix(":latest")  # Ollama's clients may add it
-    name = several.owner(asked)
+    name = several.unnamed() if body is None and not asked else several.owner(asked)
     leases: ExitStack = request.state.leases
 
     async def borrow() -> Service:

@@ -6,27 +6,34 @@ import asyncio
 import itertools
 import logging
 import math
-import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from paceline.errors import EngineError
+from paceline.errors import EngineError, QueueFullError
+from paceline.serve.model_threads import ModelThreads, Run
 
 log = logging.getLogger("paceline.serve")
 Loaded = TypeVar("Loaded")
-Then = Callable[[Any, BaseException | None], None]
-"""What becomes of work that was done elsewhere: its result, or what it raised."""
-Run = Callable[[Callable[[], Any], Then], None]
 
 RETRY_S = 10.0
 """A model that could not be loaded is not tried again before: whoever keeps asking for it would have others unloaded
 each time."""
 
+MAX_QUEUE = 256
+"""Requests that wait for one model, unless somebody says otherwise."""
+
+PATIENCE_S = 60.0
+"""A model that is to make way, and is in use for so long, lets others in again for as long, and so on in turns: one
+slow reader keeps nobody from a model that is loaded, and those who wait for its room have their chances."""
+
 UNLOADED, LOADING, LOADED, UNLOADING, FAILED = "unloaded", "loading", "loaded", "unloading", "failed"
+CLOSE_S = 10.0
+"""How long a server that leaves waits for models that come or go."""
+
 PRESENT = (LOADING, LOADED, UNLOADING)
 """States in which a model takes memory."""
 
@@ -44,14 +51,16 @@ class PoolClosed(EngineError):
 
 
 class Loader(Protocol[Loaded]):
-    """How models come and go. All but size() and alive() are called in threads of their own."""
+    """How models come and go. All but alive() are called in threads of their own."""
 
     def load(self, name: str) -> Loaded: ...
 
-    def unload(self, loaded: Loaded) -> None: ...
+    def unload(self, loaded: Loaded) -> Callable[[], object] | None:
+        """Returns a weak reference to what takes its memory, where there is one."""
 
-    def reclaim(self) -> None:
-        """After unload(), when nothing here refers to it any more: have its memory back."""
+    def reclaim(self, name: str, left: Callable[[], object] | None) -> None:
+        """After unload(), whose result this is, or after a load that failed, when nothing here refers to the model any
+        more: have its memory back."""
 
     def size(self, loaded: Loaded) -> int:
         """Bytes it takes."""
@@ -74,6 +83,8 @@ class Place(Generic[Loaded]):
     """Each with a number by which it is known who came first."""
     used: float = 0.0
     """When somebody last came or went."""
+    leaving: float | None = None
+    """In use, and to be unloaded for somebody who waits: since when."""
     failed: float | None = None
     """When it could not be loaded; None: it could, or nobody has tried."""
     loads: int = 0
@@ -95,19 +106,22 @@ class ModelPool(Generic[Loaded]):
     models that do not fit beside each other take turns. Used from one event loop."""
 
     def __init__(self, sizes: Iterable[tuple[str, int]], limit: int, loader: Loader[Loaded], *, idle_s: float = 0.0,
-                 clock: Callable[[], float] = time.monotonic, run: Run | None = None) -> None:
+                 max_queue: int = MAX_QUEUE, clock: Callable[[], float] = time.monotonic,
+                 run: Run | None = None) -> None:
         """`sizes`: every model with the bytes it will take, roughly. `idle_s`: after which a model that nobody uses is
-        unloaded; 0: never. `run`: does work elsewhere, and says when it is done."""
+        unloaded; 0: never. `max_queue`: requests that may wait for one model. `run`: does work elsewhere, and says when
+        it is done."""
         self._places = {name: Place[Loaded](name, size) for name, size in sizes}
         self._limit = limit
         self._loader = loader
         self._idle_s = idle_s
+        self._max_queue = max_queue
         self._clock = clock
-        self._threads = Threads()
+        self._threads = ModelThreads()
         self._run = run or self._threads.run
         self._numbers = itertools.count()
         self._leaving: set[Place[Loaded]] = set()
-        """In use, and to be unloaded for somebody who waits: no more are let in."""
+        """In use, and to be unloaded for somebody who waits: no more are let in, as long as patience lasts."""
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -126,6 +140,11 @@ class ModelPool(Generic[Loaded]):
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is loading or unloading a model."""
+        return self._threads.busy
+
     def put(self, name: str, loaded: Loaded) -> None:
         """One that was loaded before the pool began."""
         place = self._places[name]
@@ -143,6 +162,9 @@ class ModelPool(Generic[Loaded]):
             return self._admit(place)
         if (wait := self._retry_s(place)) > 0:
             raise LoadError(name, wait)
+        if len(place.waiters) >= self._max_queue:
+            raise QueueFullError(f"{len(place.waiters)} requests wait for the model {name!r} to be loaded, and no more "
+                                 "may: try again later, or have the server's operator raise --max-queue.")
         waiter: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         place.waiters.append((next(self._numbers), waiter))
         self._advance()
@@ -168,25 +190,41 @@ class ModelPool(Generic[Loaded]):
         for place in self:
             self._refuse(place, PoolClosed("The server is shutting down."))
 
+    def dismiss(self, name: str) -> bool:
+        """Unload it if nobody uses it; returns whether it is gone, or about to be."""
+        place = self._places[name]
+        if place.state == LOADED and self._idle(place) and not self._closed:
+            self._unload(place)
+        return place.state in (UNLOADED, UNLOADING)
+
     def expire(self) -> None:
-        """Unload what nobody has used for `idle_s`."""
+        """Time has passed: unload what nobody has used for `idle_s`, and look whose patience is over."""
         now = self._clock()
         for place in self:
             if self._idle_s and place.state == LOADED and self._idle(place) and now - place.used >= self._idle_s:
                 self._unload(place)
-        self._wake_when_idle()
+        self._advance()
 
-    def close(self) -> None:
-        """When the event loop has ended. What is being loaded is waited for: it would be left in the middle of it."""
+    def close(self, seconds: float = CLOSE_S) -> None:
+        """When the event loop has ended. What is being loaded is waited for, but not for longer than `seconds`: then
+        `busy` says so."""
         self._closed = True
-        self._threads.close()
+        self._threads.close(seconds)
+        for place in self:
+            if self.busy and place.state in (LOADING, UNLOADING):
+                log.warning("the server leaves, and the model %s is still %s", place.name, place.state)
         for place in self:
             if place.loaded is not None:
                 loaded, place.loaded, place.state = place.loaded, None, UNLOADED
-                self._loader.unload(loaded)
+                self._ended(place.name, [loaded])
 
     def _welcomes(self, place: Place[Loaded]) -> bool:
-        return place.loaded is not None and place not in self._leaving and self._loader.alive(place.loaded)
+        return (place.loaded is not None and (place not in self._leaving or not self._patient(place))
+                and self._loader.alive(place.loaded))
+
+    def _patient(self, place: Place[Loaded]) -> bool:
+        """Whether those who come for one that is leaving have to wait at the moment."""
+        return place.leaving is None or (self._clock() - place.leaving) // PATIENCE_S % 2 == 0
 
     def _admit(self, place: Place[Loaded]) -> Loaded:
         assert place.loaded is not None
@@ -205,6 +243,10 @@ class ModelPool(Generic[Loaded]):
             _, waiter = place.waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(problem)
+
+    def may_serve(self, place: Place[Loaded]) -> bool:
+        """Whether it can, or is worth a try."""
+        return self._loader.alive(place.loaded) if place.loaded is not None else self._retry_s(place) <= 0
 
     def _retry_s(self, place: Place[Loaded]) -> float:
         return 0.0 if place.failed is None or place.state != UNLOADED else place.failed + RETRY_S - self._clock()
@@ -235,9 +277,13 @@ class ModelPool(Generic[Loaded]):
             else:
                 promised += place.size
         for place in self:
+            if place not in self._leaving:
+                place.leaving = None
+            elif place.leaving is None:
+                place.leaving = self._clock()
             if place.waiters and self._welcomes(place):
                 self._admit_waiters(place)
-        self._wake_when_idle()
+        self._set_alarm()
 
     def _trim(self) -> None:
         """Where models took more than was thought: those that nobody uses go, but for the last."""
@@ -276,86 +322,82 @@ class ModelPool(Generic[Loaded]):
         log.info("loading the model %s", place.name)
         began = self._clock()
 
-        def then(loaded: Any, problem: BaseException | None) -> None:
+        def then(made: Any, problem: BaseException | None) -> None:
             if problem is not None:
                 place.state, place.failed, place.failures = UNLOADED, self._clock(), place.failures + 1
-                log.error("the model %s could not be loaded", place.name, exc_info=problem)
+                if not isinstance(problem, LoadError):  # of that the log has heard
+                    log.error("the model %s could not be loaded", place.name, exc_info=problem)
                 self._refuse(place, LoadError(place.name, RETRY_S))
             else:
-                place.state, place.loaded, place.size = LOADED, loaded, self._loader.size(loaded)
-                place.used, place.loads = self._clock(), place.loads + 1
+                place.loaded, place.size = made
+                place.state, place.used, place.loads = LOADED, self._clock(), place.loads + 1
                 log.info("the model %s is loaded after %.1f s", place.name, place.used - began)
                 self._admit_waiters(place)
             self._advance()
 
-        self._run(lambda: self._loader.load(place.name), then)
+        self._run(lambda: self._made(place.name), then)
+
+    def _made(self, name: str) -> tuple[Loaded, int]:
+        """A model with the bytes it takes. What is left of one that failed is gone when this raises."""
+        if (made := self._attempt(name)) is not None:
+            return made
+        self._loader.reclaim(name, None)
+        raise LoadError(name, RETRY_S)
+
+    def _attempt(self, name: str) -> tuple[Loaded, int] | None:
+        """None: it failed, which the log is told. As text: what was raised refers to all that was made by then."""
+        try:
+            loaded = self._loader.load(name)
+            try:
+                return loaded, self._loader.size(loaded)
+            except BaseException:
+                self._loader.unload(loaded)
+                raise
+        except BaseException:  # native code that panics raises no Exception, and clients wait
+            log.error("the model %s could not be loaded:\n%s", name, traceback.format_exc())
+            return None
 
     def _unload(self, place: Place[Loaded]) -> None:
         held, place.loaded, place.state = [place.loaded], None, UNLOADING
         log.info("unloading the model %s", place.name)
 
-        def work() -> None:
-            self._loader.unload(held.pop())  # type: ignore[arg-type]
-            self._loader.reclaim()
-
         def then(_: Any, problem: BaseException | None) -> None:
             if problem is not None:
                 log.error("the model %s was not unloaded in good order", place.name, exc_info=problem)
+            if held:  # there was no thread to unload it in: it stays, and is tried again
+                place.loaded, place.state = held.pop(), LOADED
+                asyncio.get_running_loop().call_later(RETRY_S, self._advance)
+                return
             place.state = UNLOADED
             self._advance()
 
-        self._run(work, then)
+        self._run(lambda: self._loader.reclaim(place.name, self._ended(place.name, held)), then)
 
-    def _wake_when_idle(self) -> None:
-        """Have expire() called when the next model has been idle for long enough."""
-        if not self._idle_s or self._alarm is not None or self._closed:
+    def _ended(self, name: str, held: list[Any]) -> Callable[[], object] | None:
+        try:
+            return self._loader.unload(held.pop())
+        except BaseException:
+            log.error("the model %s was not unloaded in good order:\n%s", name, traceback.format_exc())
+            return None
+
+    def _set_alarm(self) -> None:
+        """Have expire() called when the next model has been idle for long enough, or patience with one ends."""
+        now = self._clock()
+        waits = [PATIENCE_S - (now - place.leaving) % PATIENCE_S for place in self if place.leaving is not None]
+        if self._idle_s:
+            waits += [max(0.0, place.used + self._idle_s - now) for place in self
+                      if place.state == LOADED and self._idle(place)]
+        if not waits or self._closed:
             return
-        ends = [place.used + self._idle_s for place in self if place.state == LOADED and self._idle(place)]
-        if not ends:
-            return
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None:
+            if self._alarm.when() <= loop.time() + min(waits):
+                return
+            self._alarm.cancel()
 
         def wake() -> None:
             self._alarm = None
             if not self._closed:
                 self.expire()
 
-        self._alarm = asyncio.get_running_loop().call_later(max(0.0, min(ends) - self._clock()), wake)
-
-
-class Threads:
-    """Work in threads of their own, for it may take minutes; what becomes of it is told in the event loop."""
-
-    def __init__(self) -> None:
-        self._running: set[threading.Thread] = set()
-        self._untold: list[tuple[Then, Any, BaseException | None]] = []
-        self._lock = threading.Lock()
-
-    def run(self, work: Callable[[], Any], then: Then) -> None:
-        loop = asyncio.get_running_loop()
-
-        def do() -> None:
-            result, problem = None, None
-            try:
-                result = work()
-            except BaseException as raised:  # native code that panics raises no Exception, and clients wait
-                problem = raised
-            with self._lock:
-                self._untold.append((then, result, problem))
-            with suppress(RuntimeError):  # the loop has ended: close() tells
-                loop.call_soon_threadsafe(self._tell)
-
-        thread = threading.Thread(target=do, name="paceline-models", daemon=True)
-        self._running = {one for one in self._running if one.is_alive()} | {thread}
-        thread.start()
-
-    def _tell(self) -> None:
-        with self._lock:
-            told, self._untold = self._untold, []
-        for then, result, problem in told:
-            then(result, problem)
-
-    def close(self) -> None:
-        """Wait for what runs, and tell what nobody has heard of."""
-        for thread in self._running:
-            thread.join()
-        self._tell()
+        self._alarm = loop.call_later(min(waits), wake)

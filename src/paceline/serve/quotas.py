@@ -17,6 +17,9 @@ from paceline.serve.errors import ApiError
 METERED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
                      "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/completion"})
 """What makes the engine work."""
+LOADING = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/props",
+                     "/paceline/about"})
+"""What else needs a model: where there are several, it may have to be loaded."""
 ROUNDING = 1e-6
 """Who comes back just in time is not refused for the last bits of a sum."""
 
@@ -134,12 +137,13 @@ class Meters:
 class QuotaGate:
     """Lets requests through as far as the quota of their key goes. Stands behind ApiKeys, which says whose they are."""
 
-    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+    def __init__(self, app: ASGIApp, meters: Meters, paths: frozenset[str] = METERED) -> None:
         self._app = app
         self._meters = meters
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in METERED:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "POST") or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         caller = scope["state"]["caller"]

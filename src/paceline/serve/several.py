@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,15 @@ from paceline.garbage import collect_everything
 from paceline.serve.calls import Service
 from paceline.serve.house import House, ModelCard
 from paceline.serve.options import ServeOptions
-from paceline.serve.pool import FAILED, ModelPool, Place
+from paceline.serve.pool import MAX_QUEUE, ModelPool, Place
 from paceline.serve.quotas import Meters
 from paceline.serve.several_views import SeveralMetrics, SeveralViews
 from paceline.serve.telemetry import Telemetry
 from paceline.serve.views import EngineViews
 
 log = logging.getLogger("paceline.serve")
+RECLAIM_TRIES, RECLAIM_S = 20, 0.25
+"""How often, and how far apart, it is looked whether an unloaded model is gone."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class PooledLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether any model can serve, or might once it is loaded."""
-        return any(place.shown != FAILED and (place.loaded is None or place.loaded.llm.alive) for place in self._pool)
+        """Whether any model can serve, or might if it were loaded now."""
+        return any(self._pool.may_serve(place) for place in self._pool)
 
     @property
     def outage(self) -> str | None:
@@ -85,13 +88,15 @@ class Several(House):
     """The first model is meant where none is named. Also the pool's Loader: a model that is loaded is a Service."""
 
     def __init__(self, specs: Sequence[ModelSpec], options: ServeOptions, limit: int, *, idle_s: float = 0.0,
-                 loaded: Mapping[str, AsyncLLM] | None = None, clock: Callable[[], float] = time.monotonic,
-                 spans: Any = None) -> None:
-        """`limit`: bytes that all who are loaded may take. `loaded`: those that are there from the start."""
+                 max_queue: int = MAX_QUEUE, loaded: Mapping[str, AsyncLLM] | None = None,
+                 clock: Callable[[], float] = time.monotonic, spans: Any = None) -> None:
+        """`limit`: bytes that all who are loaded may take. `max_queue`: requests that may wait for one of them.
+        `loaded`: those that are there from the start."""
         self._specs = {spec.name: spec for spec in specs}
         self._owners = names_of(specs)
         self.pool: ModelPool[Service] = ModelPool(
-            ((spec.name, spec.weights + spec.cache) for spec in specs), limit, self, idle_s=idle_s, clock=clock)
+            ((spec.name, spec.weights + spec.cache) for spec in specs), limit, self, idle_s=idle_s,
+            max_queue=max_queue, clock=clock)
         self.meters = Meters(clock)
         self._facts: dict[str, ModelCard] = {}
         """Of models that were loaded once."""
@@ -124,6 +129,10 @@ class Several(House):
     def begin_drain(self) -> None:
         self.pool.refuse_waiters()
 
+    def unnamed(self) -> str:
+        """The model that is meant where it does not matter much: one that is loaded, rather than the first."""
+        return next((place.name for place in self.pool if place.loaded is not None), self.owner(None))
+
     def owner(self, name: str | None) -> str:
         """The model that is meant by a name: its own, an adapter's, or none."""
         if not name:
@@ -141,11 +150,19 @@ class Several(House):
             llm.close()
             raise
 
-    def unload(self, loaded: Service) -> None:
+    def unload(self, loaded: Service) -> Callable[[], object]:
         loaded.llm.close()
+        return weakref.ref(loaded.llm.engine)
 
-    def reclaim(self) -> None:
+    def reclaim(self, name: str, left: Callable[[], object] | None) -> None:
         collect_everything()
+        for _ in range(RECLAIM_TRIES):  # whoever looked at it a moment ago lets go of it soon
+            if left is None or left() is None or self.pool.closed:
+                break
+            time.sleep(RECLAIM_S)
+            collect_everything()
+        else:
+            log.warning("the model %s is unloaded and something still refers to it: its memory is not free", name)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

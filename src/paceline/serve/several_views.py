@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from paceline.engine.observe.timeline import Timelines
-from paceline.errors import RequestError
+from paceline.errors import PacelineError
 from paceline.measure.process_memory import process_memory
 from paceline.serve.keys import Caller
 from paceline.serve.metrics import HERE, LABEL, HttpMetrics, Report, ServerMetrics, exposition
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from paceline.serve.calls import Service
 
 Seen = TypeVar("Seen")
+WHOLE = ""
+"""The name under which the server as a whole reports."""
 
 
 class SeveralMetrics:
@@ -31,8 +33,8 @@ class SeveralMetrics:
 
     def __init__(self, pool: ModelPool[Service]) -> None:
         self._pool = pool
-        self._http = HttpMetrics("", CollectorRegistry())
-        self._whole = ServerMetrics("", self._http)
+        self._http = HttpMetrics(WHOLE, CollectorRegistry())
+        self._whole = ServerMetrics(WHOLE, self._http)
         self._models = {place.name: ServerMetrics(place.name, self._http) for place in pool}
 
     def of(self, name: str) -> ServerMetrics:
@@ -52,12 +54,12 @@ class SeveralMetrics:
 
     def _families(self, reports: Mapping[str, Report]) -> Iterator[Metric]:
         yield from self._http.registry.collect()
-        if reports:  # all are of one process
-            yield from self._whole.memory(next(iter(reports.values())).memory)
+        if WHOLE in reports:
+            yield from self._whole.memory(reports[WHOLE].memory)
         yield from self._loads()
         for name, metrics in self._models.items():
             report = reports.get(name)
-            yield from metrics.families({} if report is None else {HERE: report._replace(memory=None)})
+            yield from metrics.families({} if report is None else {HERE: report})
 
     def _loads(self) -> Iterator[Metric]:
         loaded = GaugeMetricFamily("paceline_model_loaded", "Whether the model is loaded.", labels=(LABEL,))
@@ -82,21 +84,24 @@ class SeveralViews:
 
     async def _ask(self, question: Callable[[Views], Awaitable[Seen]]) -> dict[str, Seen]:
         """Every model's answer; one that is just being unloaded has none."""
-        found: dict[str, Seen] = {}
-        for place in list(self._pool):
-            if place.loaded is not None:
-                try:
-                    found[place.name] = await question(place.loaded.views)
-                except RequestError:  # closed
-                    continue
-        return found
+        async def ask(name: str, views: Views) -> dict[str, Seen]:
+            try:
+                return {name: await question(views)}
+            except PacelineError:  # closed, or broken: the others answer all the same
+                return {}
+
+        found = await asyncio.gather(*(ask(place.name, place.loaded.views) for place in self._pool
+                                       if place.loaded is not None))
+        return {name: seen for own in found for name, seen in own.items()}
 
     async def reports(self) -> Mapping[str, Report]:
-        reports = {name: own[HERE] for name, own in (await self._ask(lambda views: views.reports())).items()}
+        """By model; the memory is that of all."""
+        reports = {name: own[HERE]._replace(memory=None)
+                   for name, own in (await self._ask(lambda views: views.reports())).items()}
         engines: list[Any] = [place.loaded.llm.engine for place in self._pool if place.loaded is not None]
         cache = [tensor for engine in engines for storage in engine.storages for tensor in storage.on_host]
         memory = await asyncio.to_thread(lambda: process_memory(cache))
-        return {name: report._replace(memory=memory) for name, report in reports.items()}
+        return reports | {WHOLE: Report({}, memory)}
 
     async def state(self) -> EngineState:
         return together(await self._ask(lambda views: views.state()), self.clock())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,11 +25,13 @@ from paceline.serve.choosing import for_model
 from paceline.serve.conversation import NO_EFFORT, SOME_EFFORT
 from paceline.serve.errors import ApiError, ollama_body
 from paceline.serve.house import House, ModelCard
+from paceline.serve.keys import caller_of
 from paceline.serve.pool import LOADED
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, house_of, service_of
 from paceline.serve.routes.embeddings import embed, vectors_of, written
 from paceline.serve.routes.llama_options import sampling
 from paceline.serve.routes.translate import PartsWriter, chat_body, completion_body
+from paceline.serve.several import Several
 from paceline.serve.streaming import EventStream, encode
 from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
 
@@ -43,13 +47,22 @@ class OllamaBody(Body):
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | str | None = None
-    # Accepted because clients send it: the model stays loaded.
+    # Accepted because clients send it: only 0 means something, and where nothing is asked (or_unload).
     keep_alive: str | int | float | None = None
 
 
 class OllamaChat(OllamaBody):
     messages: ListOf[dict[str, Any]] = Field(default_factory=list)
     tools: ListOf[dict[str, Any]] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is anything to answer."""
+        return bool(self.messages)
+
+    def nothing(self) -> dict[str, Any]:
+        """The answer where there is not."""
+        return {"message": _message("")}
 
 
 class OllamaGenerate(OllamaBody):
@@ -60,6 +73,13 @@ class OllamaGenerate(OllamaBody):
     template: str | None = None
     context: ListOf[int] | None = None
     images: ListOf[str] | None = None
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.prompt)
+
+    def nothing(self) -> dict[str, Any]:
+        return {"response": ""}
 
 
 class OllamaEmbed(Body):
@@ -84,13 +104,34 @@ class OllamaShow(Body):
     verbose: bool | None = None
 
 
+def or_unload(endpoint: Any) -> Any:
+    """Without anything to answer and with keep_alive 0 (`ollama stop`) a model is not loaded: of several, it is
+    unloaded unless somebody uses it."""
+
+    @wraps(endpoint)
+    async def unless_stopped(request: Request, body: Any) -> Response:
+        several: Several | None = request.app.state.several
+        if several is None or body.asked or not _zero(body.keep_alive):
+            return await endpoint(request=request, body=body)  # type: ignore[no-any-return]
+        if not caller_of(request).operator:
+            raise ApiError(403, "A model that is unloaded is unloaded for everybody, which needs an operator's key: "
+                           "leave keep_alive out, or start the server with --operator-key KEY and send that one.",
+                           param="keep_alive", code="operator_key_needed")
+        gone = several.pool.dismiss(several.owner(_named(several, body.model)))
+        return JSONResponse(_line(body.model, body.nothing() | {
+            "done": True, "done_reason": "unload" if gone else "load"}))
+
+    return unless_stopped
+
+
 @router.post("/api/chat")
+@or_unload
 @for_model
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation, by Ollama's protocol."""
     service = service_of(request)
-    if not body.messages:
-        return _loaded(service, body, {"message": _message("")})
+    if not body.asked:
+        return _loaded(service, body)
     asked = await beside(request, lambda: chat_body(_fields(service, body) | _effort(body.think) | {
         "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools}))
     call = await chats.begin(request, asked, f"ollama-{request.state.name}")
@@ -98,6 +139,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
 
 
 @router.post("/api/generate")
+@or_unload
 @for_model
 async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a prompt, or with raw continue it, by Ollama's protocol."""
@@ -105,8 +147,8 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     for name in ("suffix", "template", "context", "images"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: leave it out, and send conversations to /api/chat.", name)
-    if not body.prompt:
-        return _loaded(service, body, {"response": ""})
+    if not body.asked:
+        return _loaded(service, body)
     name = f"ollama-{request.state.name}"
     if body.raw or service.llm.engine.chat is None:
         text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
@@ -185,11 +227,16 @@ async def version() -> Response:
     return JSONResponse({"version": __version__})
 
 
-def _loaded(service: Service, body: OllamaBody, nothing: dict[str, Any]) -> Response:
-    """How clients have a model loaded, or forgotten (keep_alive: 0): it stays."""
+def _loaded(service: Service, body: OllamaChat | OllamaGenerate) -> Response:
+    """How clients have a model loaded, or forgotten (keep_alive: 0): where it is the only one it stays."""
     service.adapter(_named(service, body.model))
-    return JSONResponse(_line(body.model, nothing | {
-        "done": True, "done_reason": "unload" if body.keep_alive == 0 else "load"}))
+    return JSONResponse(_line(body.model, body.nothing() | {
+        "done": True, "done_reason": "unload" if _zero(body.keep_alive) else "load"}))
+
+
+def _zero(keep_alive: str | int | float | None) -> bool:
+    """As a number, or as a duration in the manner of Go."""
+    return re.fullmatch(r"0+(\.0+)?(ms|s|m|h)?", str(keep_alive)) is not None
 
 
 def _details() -> dict[str, Any]:

@@ -74,12 +74,17 @@ function modelChoice() {
   return chosen;
 }
 
+// The one that was chosen last is asked for first: where none is named, another one might be loaded.
+async function firstAbout() {
+  const last = localStorage.getItem(MODEL);
+  const found = last && await getJSON(`paceline/about?model=${encodeURIComponent(last)}`).catch(() => null);
+  return found || getJSON("paceline/about");
+}
+
 const MODEL = "paceline-model";
 let about = null;
 try {
-  about = await getJSON("paceline/about");
-  const wanted = localStorage.getItem(MODEL);
-  if (wanted !== about.model && about.models.includes(wanted)) about = await getJSON(`paceline/about?model=${encodeURIComponent(wanted)}`);
+  about = await firstAbout();
   document.getElementById("model").textContent = about.model;
   if (about.models.length > 1) document.getElementById("model").replaceChildren(modelChoice());
   window.addEventListener("hashchange", () => { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
