@@ -62,6 +62,19 @@ def test_the_shadow_of_a_sound_text_is_equal(params: dict[str, Any]) -> None:
     engine.cache.check([])
 
 
+def test_a_text_that_nothing_was_drafted_for_has_no_shadow() -> None:
+    engine, watch = watched()
+    novel = engine.add([(i * 31 + 7) % VOCAB for i in range(30)],
+                       SamplingParams(temperature=0.9, seed=3, ignore_eos=True, max_tokens=3),
+                       speculation={"method": "ngram", "k": 3, "adaptive": False, "min_n": 3})
+    finish(engine, watch)
+    assert engine.take(novel).speculation.cycles == 0
+    assert watch.watched == 1 and not watch.outcomes and not watch.spent
+    ask(engine)
+    finish(engine, watch)
+    assert watch.outcomes == {"equal": 1}
+
+
 def test_a_device_that_drafts_by_itself_is_watched_too() -> None:
     engine, watch = watched(kernels="stepped")
     ask(engine, 40)
@@ -267,7 +280,7 @@ def test_a_shadow_for_which_there_will_never_be_room_is_not_waited_for(options: 
     ask(engine, 12, params={"n": 3})
     finish(engine, watch)
     assert watch.outcomes == {"skipped": 1}
-    engine.add(PROMPT[:8], SamplingParams(max_tokens=8, ignore_eos=True), speculation=ORACLE)
+    engine.add(PROMPT[:4] * 3, SamplingParams(max_tokens=12, ignore_eos=True), speculation=ORACLE)
     finish(engine, watch)
     assert watch.outcomes == {"skipped": 1, "equal": 1}
 
@@ -297,7 +310,7 @@ def test_a_call_does_not_wait_for_a_shadow_that_waits_for_a_stream() -> None:
     params = SamplingParams(max_tokens=200, seed=1, ignore_eos=True)
     stream = llm.stream(PROMPT, params)
     next(stream)
-    llm.generate([PROMPT], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), speculation=ORACLE)
+    llm.generate([PROMPT], SamplingParams(max_tokens=24, seed=1, ignore_eos=True), speculation=ORACLE)
     assert not next(stream).finished and llm.watch is not None and llm.watch.pending
     stream.close()  # type: ignore[attr-defined]
 
@@ -356,7 +369,7 @@ def test_what_waits_for_a_shadow_is_not_the_whole_record() -> None:
 
 def test_no_shadow_starts_while_the_engine_is_busy() -> None:
     engine, watch = watched(max_num_seqs=4)
-    short = ask(engine, 4)
+    short = ask(engine, 12)
     others = [ask(engine, 30, speculation=None) for _ in range(3)]
     while engine.record(others[0]).metrics.output_tokens < 20:
         watch.make_way()

@@ -56,7 +56,7 @@ class Text(NamedTuple):
 class Shadow:
     """What is to be run for one finished request, and how it is judged."""
 
-    __slots__ = ("exact", "failed", "id", "method", "reads", "request", "rule", "texts", "tries", "witness")
+    __slots__ = ("drafted", "exact", "failed", "id", "method", "reads", "request", "rule", "texts", "tries", "witness")
 
     def __init__(self, original: Record, witness: RequestWitness, exact: bool) -> None:
         """`exact`: the kernels promise the same bits in every batch."""
@@ -65,6 +65,8 @@ class Shadow:
         self.request = original.request
         self.method, self.rule = stats.method, stats.rule
         self.texts = [Text(one.index, one.seed, one.token_ids) for one in original.emitters]
+        self.drafted = stats.cycles > 0
+        """Some step verified a draft of it: otherwise nothing of speculation is in its text."""
         self.failed = original.error is not None
         self.witness = witness
         self.exact = exact
@@ -91,7 +93,7 @@ class Shadow:
     @property
     def worth_it(self) -> bool:
         """Whether there is anything to compare, within reason."""
-        if not self.longest or self.failed:
+        if not self.longest or self.failed or not self.drafted:
             return False
         if not self.reads:
             return True

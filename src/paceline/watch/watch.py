@@ -104,7 +104,7 @@ class DriftWatch:
 
     def _wait(self, shadow: Shadow) -> None:
         if not shadow.worth_it:
-            return
+            return  # in a crowd hardly anybody is drafted for: most texts were decoded plainly already
         if not self._fits(shadow):
             self.outcomes["skipped"] += 1
             return
