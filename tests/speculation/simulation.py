@@ -73,6 +73,8 @@ class Simulation:
         self.now = 0.0
         self.sent: list[int] = []
         """Draft rows of each step."""
+        self.asked: list[int] = []
+        """Sequences whose drafter was asked before it."""
 
     def calibrated(self, most: int = 64) -> Simulation:
         """As a server is before its first request."""
@@ -132,6 +134,7 @@ class Simulation:
         ahead = Ahead(len(asks), len(asks), sum(ask.context for ask in asks))
         asked: list[tuple[Ask, Budget]] = [
             (ask, budget) for ask, budget in zip(asks, self.control.budgets(asks, ahead)) if budget is not None]
+        self.asked.append(len(asked))
         offers = []
         for ask, budget in asked:
             one: Any = ask.sequence

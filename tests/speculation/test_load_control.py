@@ -175,6 +175,15 @@ def test_the_time_of_a_dear_drafter_is_counted_when_it_is_tried(count: int) -> N
     assert plain.now >= 0.96 * controlled.now
 
 
+@pytest.mark.parametrize(("count", "share"), [(1, 0.9), (16, 0.2)])
+def test_a_cheap_drafter_is_not_asked_where_no_draft_is_worth_its_rows(count: int, share: float) -> None:
+    """Alone it is asked always, for what it may have to say: what it says is sent."""
+    simulation = Simulation("control", count, drafting=1e-5).calibrated()
+    simulation.serve([Asked(0.0, 24, 200, 0.5, seed, 0.5) for seed in range(4 * count)])
+    asked = simulation.asked[len(simulation.asked) // 4:]
+    assert (sum(asked) > share * len(asked) * count) == (count == 1)
+
+
 def test_a_dear_drafter_that_never_has_anything_to_say_is_asked_ever_more_rarely() -> None:
     control, ahead = crowd(1, {1: 5e-3, 2: 6e-3, 8: 9e-3}), Ahead(1, 1)
     control._methods.of("drafter").cycles = 0

@@ -26,7 +26,9 @@ LEAST_WIN = 0.02
 """Tokens that the drafts of a step must be expected to win to be sent. For those that do not tell what they are worth,
 of each token that comes anyway: in a crowd what is known of costs is not more exact than that."""
 CHEAP = 0.02
-"""Share of a step that asking about drafts may always take; where it takes more, it has to save as much."""
+"""Share of a step that asking may take though it saves less; where it takes more, it has to save as much."""
+HARDLY = 0.25
+"""Of its time, what even that has to save: in a crowd where no row is cheap enough for any draft, nobody is asked."""
 RELUCTANCE = 0.1
 """By how much more than it costs a drafter must promise to be asked again once it was not worth it: forecasts waver."""
 BEHIND = 2.0
@@ -164,11 +166,11 @@ class AdaptiveController:
         for own in by_drafter.values():
             rounds = states[own[0]].history.traits.rounds
             seconds = rounds(len(own)) if rounds.measured else 0.0
-            if seconds <= CHEAP * step:
-                asked += own
-                continue
             guess = SANGUINE * seconds / len(own)
             worths = {place: self._worth(states[place], ahead.running, guess) for place in own}
+            if seconds <= CHEAP * step and sum(worths.values()) >= HARDLY * seconds:
+                asked += own
+                continue
             own.sort(key=lambda place: -worths[place])
             count = worthwhile([pace * worths[place] for place in own], [pace], rounds)
             strangers = tellers(ahead.running)
