@@ -147,6 +147,28 @@ def test_a_request_that_failed_is_compared_as_far_as_it_came() -> None:
         replay_on(tiny_engine(), replace(trace, finish_reason="length"))
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ends", [
+    {"stop_when": lambda: lambda piece: " " in piece}, {"interrupt": lambda text, ids: len(ids) >= 5}],
+    ids=lambda ends: next(iter(ends)))
+def test_what_a_callable_ended_is_compared_up_to_there(ends: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    out = family(kernels=FAST).generate([PROMPTS[0]], replace(SAMPLED, **ends),
+                                        speculation=wish(rule) | {"adaptive": False})[0]
+    assert out.trace.cut_short and 0 < len(out.trace.tokens) < 20
+    report = replay(written(out, tmp_path / "trace.json"), model=str(FAMILY / "target"))
+    assert report.equal and report.tokens == report.expected == out.outputs[0].token_ids
+    trace = read_trace(tmp_path / "trace.json")
+    assert not replay_on(family(kernels=FAST).engine, replace(trace, cut_short=False)).equal
+    trace.tokens[-1].token += 1
+    assert not replay_on(family(kernels=FAST).engine, trace).equal
+
+
+def test_a_callable_that_ended_nothing_cuts_nothing() -> None:
+    llm = family(kernels=FAST)
+    trace = llm.generate([PROMPTS[0]], replace(SAMPLED, stop_when=lambda: lambda piece: False))[0].trace
+    assert not trace.cut_short and trace.finish_reason == "length" and replay_on(llm.engine, trace).equal
+
+
 def test_a_trace_that_grew_too_large_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_NUMBERS", 400)
     made: list[Cycle] = []
