@@ -227,21 +227,28 @@ def test_progress_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "serve: closed_2: 3 of 9 done, 2 under way, 4 s\n"
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps take is kept there, and not among the user's profiles."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
 def in_process(folder: Path, target: Path, *options: str) -> dict[str, float]:
     assert main(["bench", "serve", "--in-process", "--model", str(folder), "--json", str(target), *options]) == 0
     return figures(target)
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_the_engine_is_asked_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same load, and the same figures, as a server of the same model has."""
-    monkeypatch.setattr("subprocess.Popen", None)
-    monkeypatch.setattr("asyncio.BaseEventLoop.create_connection", None)
     folder, target = write_model(tmp_path / "tiny"), tmp_path / "out.json"
-    found = in_process(folder, target, "--dataset", "shared-prefix", "--prefixes", "1", "--prefix-len", "120",
-                       "--input-len", "4", "--output-len", "24", "--ignore-eos", "--requests", "9", "--concurrency",
-                       "2", "--repeats", "2", "--warmup", "1", "--speculation", "ngram", "--engine-options",
-                       '{"max_num_seqs": 4}')
-    monkeypatch.undo()
+    with monkeypatch.context() as alone:
+        alone.setattr("subprocess.Popen", None)
+        alone.setattr("asyncio.BaseEventLoop.create_connection", None)
+        found = in_process(folder, target, "--dataset", "shared-prefix", "--prefixes", "1", "--prefix-len", "120",
+                           "--input-len", "4", "--output-len", "24", "--ignore-eos", "--requests", "9", "--concurrency",
+                           "2", "--repeats", "2", "--warmup", "1", "--speculation", "ngram", "--engine-options",
+                           '{"max_num_seqs": 4}')
     document = json.loads(target.read_text())
     assert document["measured"] == "engine" and document["settings"]["engine_options"] == {"max_num_seqs": 4}
     assert found["closed_2_completed"] == 18 and found["closed_2_output_tokens_mean"] == 24
@@ -256,6 +263,7 @@ def test_the_engine_is_asked_without_a_server(tmp_path: Path, monkeypatch: pytes
     assert set(here) == set(served)
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_chats_arrivals_and_what_goes_wrong_in_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, target = write_model(tmp_path / "tiny"), tmp_path / "out.json"
     mixed = tmp_path / "mixed.jsonl"

@@ -40,7 +40,9 @@ def test_calibration_measures_steps_and_leaves_nothing_behind(options: dict[str,
         == tiny_llm().generate([[1, 2, 3]], params)[0].outputs[0].token_ids
 
 
-def test_the_log_says_how_long_it_took(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_long_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                       caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     now = iter(range(10**6))
     engine = tiny_engine()
     engine.clock = lambda: next(now) / 1000  # type: ignore[method-assign]
