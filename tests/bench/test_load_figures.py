@@ -146,10 +146,10 @@ def test_percentiles_that_too_few_lie_beyond_have_no_interval() -> None:
 
 
 def test_addresses() -> None:
-    plan = Target.parse("https://api.example.com/openai/v1/", "k").plan("/v1/chat/completions")
+    plan = Target.parse("https://api.example.com/openai/v1/", "k").address("/v1/chat/completions")
     assert (plan["host"], plan["port"], plan["tls"]) == ("api.example.com", 443, True)
     assert plan["path"] == "/openai/v1/chat/completions" and plan["headers"] == {"authorization": "Bearer k"}
-    plan = Target.parse("[::1]:8000").plan("/v1/completions")
+    plan = Target.parse("[::1]:8000").address("/v1/completions")
     assert (plan["host"], plan["port"], plan["authority"], plan["headers"]) == ("::1", 8000, "[::1]:8000", {})
     for wrong in ("ftp://x", "http://", "http://x:99999"):
         with pytest.raises(ConfigError, match="no address"):

@@ -178,6 +178,8 @@ def test_somebody_answers_who_is_no_server(capsys: pytest.CaptureFixture[str]) -
     (["--endpoint", "embeddings"], "--endpoint"), (["--extra-body", "[1]"], "--extra-body"),
     (["--url", "ftp://x"], "no address of a server"), (["--html", "/no/such/folder/x.html"], "Cannot write"),
     (["--url", "http://x", "--speculation", "ngram"], "for a server that is started here"),
+    (["--url", "http://x", "--in-process"], "two places"),
+    (["--engine-options", "{}"], "is for --in-process"),
 ])
 def test_mistakes_are_explained(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *([] if "--url" in options else ["--url", "http://127.0.0.1:9"]), *options]) == 2
@@ -223,3 +225,56 @@ def test_progress_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(load_test, "LINES_S", 0.0)
     Progress("closed_2")(seen)
     assert capsys.readouterr().err == "serve: closed_2: 3 of 9 done, 2 under way, 4 s\n"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps take is kept there, and not among the user's profiles."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+def in_process(folder: Path, target: Path, *options: str) -> dict[str, float]:
+    assert main(["bench", "serve", "--in-process", "--model", str(folder), "--json", str(target), *options]) == 0
+    return figures(target)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_engine_is_asked_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same load, and the same figures, as a server of the same model has."""
+    folder, target = write_model(tmp_path / "tiny"), tmp_path / "out.json"
+    with monkeypatch.context() as alone:
+        alone.setattr("subprocess.Popen", None)
+        alone.setattr("asyncio.BaseEventLoop.create_connection", None)
+        found = in_process(folder, target, "--dataset", "shared-prefix", "--prefixes", "1", "--prefix-len", "120",
+                           "--input-len", "4", "--output-len", "24", "--ignore-eos", "--requests", "9", "--concurrency",
+                           "2", "--repeats", "2", "--warmup", "1", "--speculation", "ngram", "--engine-options",
+                           '{"max_num_seqs": 4}')
+    document = json.loads(target.read_text())
+    assert document["measured"] == "engine" and document["settings"]["engine_options"] == {"max_num_seqs": 4}
+    assert found["closed_2_completed"] == 18 and found["closed_2_output_tokens_mean"] == 24
+    assert 0.5 < found["closed_2_cache_hits"] < 1 and 0.5 < found["closed_2_server_cache_hits"] < 1
+    assert 0 <= found["closed_2_acceptance"] <= 1 and found["closed_2_accepted_per_draft"] >= 0
+    assert 0 < found["closed_2_ttft_p50"] < found["closed_2_e2e_p50"]
+    with ServerThread(folder, speculation={"method": "ngram"}) as server:
+        served = bench(server.url, tmp_path / "served.json", "--requests", "2", "--repeats", "2", "--output-len", "4",
+                       "--slo", "ttft=9")
+    here = in_process(folder, target, "--requests", "2", "--repeats", "2", "--output-len", "4", "--slo", "ttft=9",
+                      "--speculation", "ngram")
+    assert set(here) == set(served)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_chats_arrivals_and_what_goes_wrong_in_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, target = write_model(tmp_path / "tiny"), tmp_path / "out.json"
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text('{"messages": [{"role": "user", "content": "b"}]}\n' + json.dumps({"prompt": "a " * 9000}) + "\n")
+    found = in_process(folder, target, "--dataset", str(mixed), "--requests", "4", "--rate", "50", "--output-len", "5",
+                       "--warmup", "0", "--ignore-eos", "--temperature", "0.7", "--extra-body", '{"top_p": 0.9}')
+    assert (found["poisson_50_completed"], found["poisson_50_failed"]) == (2, 2)
+    assert "tokens" in json.loads(target.read_text())["levels"][0]["messages"]["http_400"]
+    mixed.write_text('{"prompt": "a", "max_tokens": 3000}\n{"prompt": "b", "max_tokens": 2}\n')
+    found = in_process(folder, target, "--dataset", str(mixed), "--requests", "2", "--ignore-eos", "--warmup", "0",
+                       "--timeout", "2", "--concurrency", "1")
+    assert (found["closed_1_completed"], found["closed_1_timeout"]) == (1, 1)
+    assert main(["bench", "serve", "--in-process", "--model", str(folder), "--extra-body", '{"guided_x": 1}']) == 2
+    assert "takes no 'guided_x'" in " ".join(capsys.readouterr().err.split())

@@ -71,7 +71,8 @@ def exported() -> dict[str, set[str]]:
     state, memory = engine_state(engine, watch), ProcessMemory(1, 2, 3, 4, 5, 6, 7)
     state["watch"] |= {"shadows": {"equal": 1}, "tokens": {"ngram": 8}, "acceptance": {"ngram": 0.5},
                        "evidence": [{"method": "ngram", "law": "emitted", "nats": 0.1}],
-                       "raised": [{"kind": "text", "method": "ngram", "count": 1}]}
+                       "raised": [{"kind": "text", "method": "ngram", "count": 1}],
+                       "changed": [{"direction": "fell", "method": "ngram", "count": 1}]}
     for line in metrics.exposition(state, memory).decode().splitlines():
         match = LINE.fullmatch(line)
         if match is not None and not line.startswith("#") and not match[1].endswith("_created"):

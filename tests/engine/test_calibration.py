@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,22 @@ def test_calibration_measures_steps_and_leaves_nothing_behind(options: dict[str,
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     assert llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids \
         == tiny_llm().generate([[1, 2, 3]], params)[0].outputs[0].token_ids
+
+
+def test_the_log_says_how_long_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                       caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    now = iter(range(10**6))
+    engine = tiny_engine()
+    engine.clock = lambda: next(now) / 1000  # type: ignore[method-assign]
+    with caplog.at_level(logging.INFO, "paceline"):
+        engine.warm_up()
+        begun = next(now)
+        engine.profiled = True
+        engine.warm_up()  # known: nothing is measured
+    (line,) = [one.getMessage() for one in caplog.records if "measured in" in one.getMessage()]
+    said = float(line.removeprefix("what steps take was measured in ").removesuffix(" s"))
+    assert 0 < said <= begun / 1000 + 0.005  # as it is rounded
 
 
 def test_calibration_stops_where_steps_take_long() -> None:

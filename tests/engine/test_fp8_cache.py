@@ -15,6 +15,7 @@ from paceline.cache.storage import bytes_per_token
 from paceline.config import EngineOptions
 from paceline.engine.build import build_engine
 from paceline.errors import ConfigError
+from paceline.kernels.reference.quantised import LARGEST, quantised
 from paceline.models.config import ModelConfig
 from paceline.models.registry import build
 from speculation.model_drafting import drafting_llm
@@ -90,3 +91,14 @@ def test_it_takes_half_the_bytes_of_a_bfloat16_cache_and_the_scales() -> None:
 def test_on_the_native_path_it_is_refused_with_what_takes_as_little(default_model_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"kv_dtype='fp8'.*kv_dtype='int8'"):
         build_engine(EngineOptions.of(model=str(default_model_path), device="cpu", kv_dtype="fp8", kernels="native"))
+
+
+@pytest.mark.parametrize("peak", [0.01, 1.0, 3000.0])
+def test_a_head_uses_all_of_e4m3(peak: float) -> None:
+    """It reaches 448, not 240 as texts that circulate have it: a head's largest value becomes that, and comes back."""
+    assert torch.finfo(torch.float8_e4m3fn).max == LARGEST[torch.float8_e4m3fn] == 448.0
+    k = peak * torch.tensor([[[0.25, -1.0], [0.0, 1.0]]])
+    planes = (torch.zeros(1, 2), torch.zeros(1, 2))
+    codes, _ = quantised(k, k, torch.float8_e4m3fn, torch.tensor([0]), planes)
+    assert codes.float().tolist() == [[[112.0, -448.0], [0.0, 448.0]]]
+    torch.testing.assert_close(codes.float() * planes[0][..., None], k)

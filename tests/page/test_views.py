@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,13 @@ import httpx
 import pytest
 from serving import ServerThread, until
 
+from engine.tiny import tiny_engine
 from paceline.engine.replay import replay_on
 from paceline.llm import LLM
 from paceline.sampling.trace import Trace
+from paceline.serve.drift import shown
+from paceline.watch.alarm import AcceptanceChange, Alarm
+from paceline.watch.watch import DriftWatch
 
 OpenPage = Callable[..., Any]
 VIEWS = ("", "#/live", "#/requests", "#/requests/{id}")
@@ -88,6 +93,37 @@ def test_the_live_view_lists_requests_rates_latencies_acceptance(open_page: Open
     assert any("Time to first token" in tile and "p99" in tile for tile in tiles)
     assert any("Time per token" in tile and "p99" in tile for tile in tiles)
     assert page.locator(".spark-line").first.get_attribute("d").count("L") > 50
+
+
+def test_the_drift_card_tells_alarms_from_changes(open_page: OpenPage, server: ServerThread) -> None:
+    """An alarm is one to a screen reader too; that other traffic is accepted otherwise is none."""
+    with httpx.stream("GET", f"{server.url}/paceline/live", timeout=90) as lines:
+        frame = next(json.loads(line[6:]) for line in lines.iter_lines() if line.startswith("data: "))
+    watch = DriftWatch(tiny_engine(), 0.25, seed=1)
+    watch.watched, watch.tokens["ngram"] = 1234, 777
+
+    def shows() -> str:
+        seen = frame | {"watch": shown(watch.report(), 60.0)}
+        page.route("**/paceline/live", lambda route: route.fulfill(
+            content_type="text/event-stream", body=f"data: {json.dumps(seen)}\n\n"))
+        page.reload()
+        page.wait_for_selector(".drift .num")
+        return " ".join(page.locator(".drift").inner_text().split())
+
+    page = open_page(f"{server.url}/#/live", expect_errors=True)  # a stream of one frame ends
+    told = shows()
+    assert "1,234 requests watched (25 %)" in told and "777 tokens judged" in told
+    assert "Speculation gives what plain decoding would." in told and page.locator(".drift [role=alert]").count() == 0
+    watch.changes.append(AcceptanceChange("ngram", "coupled", False, 0.6, 0.2, 12, at=30.0))
+    told = shows()
+    assert "ngram: acceptance changed. It fell from 60 % to 20 % in the last 12 requests" in told
+    assert "Speculation gives what plain decoding would." in told and page.locator(".drift [role=alert]").count() == 0
+    assert page.locator(".drift .change").get_attribute("data-direction") == "fell"
+    watch.alarms.append(Alarm("text", "suffix", "coupled", 40, "<b>token</b> 3 is another", "r-1", 7, 50.0, True))
+    told = shows()
+    assert "suffix: text <b>token</b> 3 is another" in told and "Switched off." in told
+    assert page.locator(".drift [role=alert][data-kind=text]").count() == 1
+    assert "Speculation gives what plain decoding would." not in told
 
 
 def test_the_block_map_shows_what_is_in_use(open_page: OpenPage, server: ServerThread) -> None:

@@ -136,7 +136,48 @@ def test_advice_on_caches_and_weights() -> None:
     assert 'kv_dtype="fp8"' not in options(plan("llama-2-13b", "a100", workload=Workload(batches=(64,)), drafters=()))
     assert 'kv_dtype="fp8"' not in options(plan("mamba2-2.7b", "rtx-4090", drafters=()))  # a state has no such format
     assert "paceline quantize --to int4" in options(plan("llama-3.1-8b", "epyc-9654", drafters=()))
-    assert "an AWQ or GPTQ checkpoint" in options(plan("llama-3.1-70b", "h100", drafters=()))
+
+
+@pytest.mark.parametrize(("model", "hardware", "count", "others"), [
+    ("deepseek-v3", "h100", 10, set()),
+    ("llama-3.1-70b", "h100", 3, {"fewer bits"}),
+    ("llama-3.1-70b", "h100x2", 3, {"fewer bits", 'kv_dtype="fp8"'}),  # the weights fit, and no text beside them
+    ("llama-3.1-70b", "h200", 2, {"fewer bits"}),
+    ("llama-3.1-8b", "neoverse-n1-2cores", None, {"paceline quantize --to int8"}),
+])
+def test_where_nothing_fits_only_room_is_advised(model: str, hardware: str, count: int | None,
+                                                 others: set[str]) -> None:
+    found = plan(model, hardware)
+    assert found.memory.sequences == 0
+    assert set(options(found)) == others | ({f"tensor_parallel_size={count}"} if count else set())
+    name = found.hardware.name
+    assert count is None or [plan(model, f"{name}x{size}").memory.sequences > 0 for size in (count - 1, count)] == [
+        False, True]
+
+
+MEASURED = {1: 6.50, 8: 16.8, 32: 61.2, 128: 235.0}
+"""Milliseconds of a step on two Neoverse N1 cores (docs/plan.md)."""
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_the_two_cores_that_were_measured_are_planned_as_they_are(kv_dtype: str | None) -> None:
+    """The entry is made of what the machine reads and its products reach; no step was fitted."""
+    found = plan("smollm2-135m", "neoverse-n1-2cores", dtype="int8", kv_dtype=kv_dtype, drafters=(),
+                 workload=Workload(context=128, batches=tuple(MEASURED)))
+    for row in found.rows:
+        assert 1e3 * row.tpot_s == pytest.approx(MEASURED[row.batch], rel=0.15)
+
+
+def test_four_bits_on_a_cpu_are_computed_in_int8() -> None:
+    """195 tok/s alone and 439 with eight at once, from 64 tokens to 192, were measured of a file's 4-bit blocks: one is
+    quicker than in int8, eight are slower."""
+    rows = {dtype: plan("smollm2-135m", "neoverse-n1-2cores", dtype=dtype, kv_dtype="int8", drafters=(),
+                        workload=Workload(context=128, batches=(1, 8))).rows for dtype in ("int4", "int8")}
+    assert rows["int4"][0].tpot_s < rows["int8"][0].tpot_s and rows["int4"][1].tpot_s > rows["int8"][1].tpot_s
+    for row, measured in zip(rows["int4"], (195, 439)):
+        assert row.batch / row.tpot_s == pytest.approx(measured, rel=0.15)
+    wide = find_hardware("h100")
+    assert wide.arithmetic("int4") == wide.arithmetic("bfloat16")
     assert "another device" in options(plan("llama-3.1-8b", "mi300x", drafters=()))
     assert "tensor_parallel_size=2" in options(plan("llama-3.1-8b", "h100x2", drafters=()))
 

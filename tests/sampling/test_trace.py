@@ -68,7 +68,7 @@ def broken(**changes):
     ("[]", "one object"),
     ("{}", "schema is None"),
     (broken(schema=99), "newer version of Paceline.*update"),
-    (broken(schema=1), "schema is 1 and this version reads 2"),
+    (broken(schema=1), "schema is 1 and this version reads 3"),
     (broken(setup=KeyError), "lacks 'setup'"),
     (broken(setup__model=KeyError), "of the setup, it must be an object with model"),
     (broken(setup__deterministic="yes"), "deterministic must be bool"),

@@ -1,4 +1,5 @@
-"""A prompt whose first token would be late has nobody's drafts before it."""
+"""A prompt whose first token would be late has nobody's drafts before it, and who is slower than its target is drafted
+for before others."""
 
 from __future__ import annotations
 
@@ -11,8 +12,13 @@ from paceline.engine.schedule.pace import Pace
 from paceline.engine.schedule.sequence import Sequence
 from paceline.engine.schedule.targets import any_late
 from paceline.request import Request, SamplingParams, Tenant
+from paceline.speculation.control import AdaptiveController
+from paceline.speculation.controller import Ahead, Ask
 from paceline.speculation.costs import Line
+from paceline.speculation.drafter import Needs, Observation
+from paceline.speculation.spec import Speculation
 from paceline.speculation.step_cost import Load
+from paceline.speculation.tree import DraftTree
 
 
 def prompt(tokens: int, target: float | None, arrival: float = 0.0) -> Sequence:
@@ -82,3 +88,54 @@ def test_a_tenant_among_others_cannot_take_their_drafts_by_its_haste(usual: floa
     alone = engine.add([1, 2, 3], params)
     asked = usual if own is None else own
     assert engine.record(alone).request.target_ttft_s == (None if asked is None else pytest.approx(asked / 1000))
+
+
+@pytest.mark.parametrize(("target_ms", "gap_s", "behind"), [
+    (10.0, 0.02, True), (10.0, 0.005, False), (None, 0.02, False), (10.0, None, False)])
+def test_whose_tokens_come_more_slowly_than_their_target_is_behind(target_ms: float | None, gap_s: float | None,
+                                                                   behind: bool) -> None:
+    """None: it has one token, and no time between two. The controller hears of it with the next draft."""
+    engine: Any = tiny_engine(speculation={"method": "ngram", "k": 3})
+    names = [engine.add([5, 6, 7] * 8, SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True,
+                                                      target_tpot_ms=own)) for own in (None, target_ms)]
+    for _ in range(4):
+        engine.step()
+    metrics = engine.record(names[1]).metrics
+    metrics.token_times[:] = [1.0] if gap_s is None else [1.0 + gap_s * place for place in range(5)]
+    engine.record(names[0]).metrics.token_times[:] = [1.0, 9.0]  # however slow: it has no target
+    assert engine.record(names[1]).behind is behind
+    heard: dict[Any, bool] = {}
+    controller = engine._drafting.controller
+    budgets = controller.budgets
+    controller.budgets = lambda asks, ahead: heard.update(
+        (ask.sequence.request.id, ask.behind) for ask in asks) or budgets(asks, ahead)
+    engine._drafting.propose(engine.scheduler.due())
+    assert heard == {names[0]: False, names[1]: behind}
+
+
+class Guesser:
+    name, needs = "guesser", Needs()
+
+
+@pytest.mark.parametrize(("rate", "drafted", "when_behind"), [
+    (0.1, False, False), (0.4, False, True), (0.9, True, True)])
+def test_a_draft_that_does_not_pay_by_itself_is_made_for_who_is_behind(rate: float, drafted: bool,
+                                                                       when_behind: bool) -> None:
+    """Its tokens count twice, and a row costs half a token: what is accepted four times of ten is made for it alone."""
+    for behind, wanted in ((False, drafted), (True, when_behind)):
+        control = AdaptiveController()
+        for rows in range(1, 9):
+            for _ in range(3):
+                control.cost.observe(Load(rows), 5e-3 + 2.5e-3 * (rows - 1))
+        control.begin("s", Guesser(), Speculation("guesser", k=1))  # type: ignore[arg-type]
+        draft, ahead = DraftTree.chain([1]), Ahead(1, 1)
+        for turn in range(200):  # learn what is accepted
+            hit = int((turn + 1) * rate) > int(turn * rate)
+            control.judge(Ask("s"), draft, ahead)
+            control.learn("s", Observation([1, 2] if hit else [2], [0] if hit else [], draft))
+            control.stepped(Load(2), 1, 1 + hit, 0.0)
+        given = 0
+        for _ in range(100):  # nothing is learned from now on
+            given += control.budgets([Ask("s", 0, behind)], ahead)[0] is not None
+            control.stepped(Load(1), 1, 1, 0.0)
+        assert given == 100 if wanted else given < 10, "tried now and then, whatever it promises"

@@ -14,6 +14,7 @@ from paceline.cli import serve as command
 from paceline.engine.core import Engine
 from paceline.engine.decide import decider
 from paceline.speculation.rules.verdict import Verdict
+from paceline.watch.acceptance import AcceptanceWatch, Change
 
 NGRAM = {"method": "ngram", "k": 3, "adaptive": False}
 BODY = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": 24, "temperature": 0, "speculation": NGRAM, "logprobs": 1}
@@ -67,6 +68,18 @@ def test_an_alarm_is_shown_and_the_server_goes_on_plainly(monkeypatch: pytest.Mo
     assert found['paceline_watch_alarms_total{kind="text",method="ngram"}'] == 1
     assert found['paceline_speculation_suspended{method="ngram"}'] == 1
     assert again["choices"] == plain
+
+
+def test_a_change_of_acceptance_is_counted_apart_from_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AcceptanceWatch, "observe", lambda *_: Change(False, 0.6, 0.2, 12))
+    with served(watched_engine()) as url, httpx.Client(base_url=url, timeout=WAIT) as http:
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+        until(lambda: bool(shadows(http)))
+        found, seen = parse_metrics(http.get("/metrics").text), frame(http)["watch"]
+    assert found['paceline_watch_acceptance_changes_total{direction="fell",method="ngram"}'] == 1
+    assert not any("watch_alarms" in name or "suspended" in name for name in found) and seen["alarms"] == []
+    (change,) = seen["changes"]
+    assert (change["method"], change["direction"], change["before"], change["after"]) == ("ngram", "fell", 0.6, 0.2)
 
 
 def test_clients_see_nothing_of_it() -> None:

@@ -20,6 +20,7 @@ from paceline.engine.records.record import Record
 from paceline.models.adapters import Adapter
 from paceline.request import Tenant, TokenLogprob
 from paceline.sampling.noise import gumbel, token_bits
+from paceline.watch.acceptance import WARM_UP
 from paceline.watch.alarm import DISTRIBUTION, TEXT
 from paceline.watch.shadow import EXACT_KL, Shadow
 from paceline.watch.watch import MOST_TRIES, DriftWatch
@@ -455,3 +456,28 @@ def test_a_watch_that_breaks_costs_nobody_anything(monkeypatch: pytest.MonkeyPat
     out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=12, temperature=1.0, seed=0, ignore_eos=True),
                        speculation=wish("rejection"))[0]
     assert out.error is None and len(out.outputs[0].token_ids) == 12
+
+
+def test_acceptance_that_changes_is_told_and_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """Traffic that changes does it too: it has a counter of its own, and nothing is switched off."""
+    engine, watch = watched(share=0.0)
+    told = engine.record(ask(engine, 8))
+    while told.open:
+        engine.step()
+    stats = told.speculation
+    assert stats is not None and not watch.changed
+    with caplog.at_level(logging.INFO, "paceline"):
+        for number in range(2 * WARM_UP):
+            stats.by_depth[:] = [8 if number < WARM_UP else 1]
+            stats.reached_by_depth[:] = [10]
+            watch.closed(told)
+            if watch.changed:
+                break
+    (change,) = watch.changes
+    assert (change.direction, change.before, round(change.after, 2)) == ("fell", 0.8, 0.1)
+    assert watch.changed == {("fell", "ngram"): 1} and number < WARM_UP + 10
+    assert not watch.alarms and not watch.raised and not engine.suspended
+    report = watch.report()
+    assert report["changed"] == [{"direction": "fell", "method": "ngram", "count": 1}] and report["alarms"] == []
+    (line,) = [one for one in caplog.records if "acceptance fell" in one.getMessage()]
+    assert line.levelno == logging.INFO and "no alarm" in line.getMessage()

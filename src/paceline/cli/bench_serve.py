@@ -38,7 +38,12 @@ def serve(
     model: Annotated[str | None, typer.Option("--model", "-m", help="With --url the server's name for it, by default "
                                               "the first it has; else what to serve, as everywhere.")] = None,
     pull: Pull = False,
-    speculation: Annotated[str, typer.Option(help="Of the server that is started: a method's name, or none.")] = "auto",
+    in_process: Annotated[bool, typer.Option("--in-process", help="No server: the engine in this process, asked by the "
+                                             "load generator itself.")] = False,
+    engine_options: Annotated[str | None, typer.Option(metavar="JSON", help="With --in-process: options of the engine, "
+                                                       'such as {"max_num_seqs": 64}.')] = None,
+    speculation: Annotated[str, typer.Option(help="Of the server or engine that is started: a method's name, or "
+                                                  "none.")] = "auto",
     serve_options: Annotated[str, typer.Option(metavar="WORDS", help="Further options of `paceline serve`, in one "
                                                "text.")] = "",
     arrivals: Annotated[str | None, _load("closed (a client asks again when it is answered), poisson, constant, burst "
@@ -93,7 +98,7 @@ def serve(
              prefix_len, seed),
         requests, repeats, warmup, endpoint, temperature, usage, timeout, burst, seed,
         read_trace(trace, time_scale) if trace is not None else (), parse_slo(slo), parse_percentiles(percentiles),
-        {**({"ignore_eos": True} if ignore_eos else {}), **_fields(extra_body)})
+        {**({"ignore_eos": True} if ignore_eos else {}), **_fields(extra_body, "--extra-body", '{"top_p": 0.9}')})
     for target in (json_file, html):
         if target not in (None, "-") and not Path(str(target)).absolute().parent.is_dir():
             raise ConfigError(f"Cannot write {target}: its folder does not exist; choose another file.")
@@ -107,22 +112,49 @@ def serve(
         "seed": seed, "dataset": dataset, "input_len": input_len, "output_len": output_len, "prefixes": prefixes,
         "prefix_len": prefix_len, "endpoint": test.path, "temperature": temperature, "usage": usage,
         "extra": test.extra, "slo": test.slo}
+    if engine_options is not None and not in_process:
+        raise ConfigError("--engine-options is for --in-process: use --serve-options for a server that is started "
+                          "here.")
     if url is not None:
+        if in_process:
+            raise ConfigError("--url and --in-process are two places: leave one of them out.")
         if speculation != "auto" or serve_options:
             raise ConfigError("--speculation and --serve-options are for a server that is started here: leave them "
                               "out with --url, and start that server as you want it.")
         _measure(Target.parse(url, api_key).served(model), test, asked, json_file, html, chart)
         return
-    from paceline.bench.serving.own_server import server
+    if in_process and serve_options:
+        raise ConfigError("--serve-options is for a server: use --engine-options with --in-process.")
     from paceline.models.load.resolve import resolve
 
     if pull:
         fetch_missing(model)
     with loading_bars() as progress:
         resolve(model, progress=progress)
+    if in_process:
+        _measure_here(model, speculation, _fields(engine_options, "--engine-options", '{"max_num_seqs": 64}'), test,
+                      asked, json_file, html, chart)
+        return
+    from paceline.bench.serving.own_server import server
+
     with server(model, speculation, _words(serve_options)) as (host, port, _):
         own = {"speculation": speculation, "serve_options": serve_options}
         _measure(Target.parse(f"http://{host}:{port}").served("bench"), test, asked | own, json_file, html, chart)
+
+
+def _measure_here(model: str | None, speculation: str, options: dict[str, Any], test: LoadTest, asked: dict[str, Any],
+                  json_file: str | None, html: str | None, chart: str | None) -> None:
+    from paceline.async_llm import AsyncLLM
+    from paceline.bench.serving.in_process import InProcess
+
+    wish = None if speculation == "none" else speculation
+    with loading_bars() as progress:
+        llm = AsyncLLM(model, progress=progress, warm_up=True, **{"speculation": wish, **options})
+    try:
+        own = {"in_process": True, "speculation": speculation, "engine_options": options}
+        _measure(InProcess(llm, "bench"), test, asked | own, json_file, html, chart)
+    finally:
+        llm.close()
 
 
 def _measure(target: Any, test: LoadTest, asked: dict[str, Any], json_file: str | None, html: str | None,
@@ -185,13 +217,13 @@ def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
     return found
 
 
-def _fields(text: str | None) -> dict[str, Any]:
+def _fields(text: str | None, option: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text is not None else {}
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"--extra-body must be a JSON object such as {{\"top_p\": 0.9}}, got {text!r}.")
+        raise ConfigError(f"{option} must be a JSON object such as {example}, got {text!r}.")
     return found
 
 

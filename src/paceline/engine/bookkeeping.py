@@ -138,4 +138,5 @@ class Bookkeeping:
         if record.open == 0:
             if record.trace is not None:
                 record.trace.finish_reason = record.emitters[0].finish_reason or ""
+                record.trace.cut_short = record.emitters[0].cut_short
             self._observers.closed(record)

@@ -180,7 +180,9 @@ class Engine:
         grammars' view of the vocabulary. A server calls this before it has clients and before a thread steps the
         engine; whatever is missing or broken is told to who asks for it."""
         if not self.profiled and not self.has_work:
+            begun = self.clock()
             calibrate(self)
+            log.info("what steps take was measured in %.2f s", self.clock() - begun)
             if self.revision:
                 self.profile.save(self.cost)
         if self.tokenizer is None:

@@ -17,7 +17,7 @@ from paceline.sampling.trace import Trace
 
 MOST_BYTES = 256 << 20
 """Of a trace's file."""
-CUT_SHORT = ("cancelled", "timeout", "interrupt", "error")
+CUT_SHORT = ("cancelled", "timeout", "error")
 """Ends of which the text is a beginning."""
 
 
@@ -112,7 +112,7 @@ def replay_on(engine: Engine, recorded: Trace) -> ReplayReport:
                           notes=notes, deterministic=recorded.setup.deterministic)
     if recorded.cut is not None:
         report.expected = expected = expected[:max(0, recorded.cut - len(recorded.prompt))]
-    if recorded.cut is not None or recorded.finish_reason in CUT_SHORT:
+    if recorded.cut is not None or recorded.cut_short or recorded.finish_reason in CUT_SHORT:
         report.tokens = tokens = tokens[:len(expected)]
     different = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), None)
     if different is None and len(tokens) != len(expected):

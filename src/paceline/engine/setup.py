@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.config import KERNELS, EngineOptions
+from paceline.engine.parallel.leader import Leader
 from paceline.kernels.cpu import load as native_library
 from paceline.sampling.setup import Setup
 
@@ -29,14 +30,15 @@ def setup_of(engine: Engine) -> Setup:
         dtype=dtype_name(engine.dtype), kv_dtype=dtype_name(engine.storage.dtype),
         quantization=model.quantization, kernels=engine.kernels.name, native_forward=model.self_contained,
         deterministic=engine.kernels.deterministic, max_model_len=engine.config.max_model_len,
-        built_for=model.built_for,
+        built_for=model.built_for, tensor_parallel_size=model.size if isinstance(model, Leader) else 1,
         chat_template=_template_hash(engine), processor=_processor(device), torch=torch.__version__,
         version=_version())
 
 
 def options_for(setup: Setup, *, model: str | None, adapters: Mapping[str, str] | None, rows: int) -> EngineOptions:
     """Options of an engine that is set up like that, for one request whose steps have up to so many rows. It drafts
-    nothing of its own, so it has no heads."""
+    nothing of its own, so it has no heads; and it is one process, however many ranks there were: whoever replays says
+    how many cards there are."""
     kernels = setup.kernels.removesuffix("-deterministic")
     if adapters is None and setup.quantization is not None and not setup.native_forward:
         adapters = {}  # there was room for some, which keeps the forward in torch

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.plan.capacity import memory_of
+from paceline.plan.hardware import MOST_CARDS
 from paceline.plan.planner import DraftRow, Plan, pays
-from paceline.plan.roofline import Roofline
-from paceline.plan.shape import CACHE_BITS
+from paceline.plan.roofline import Roofline, smallest
+from paceline.plan.shape import CACHE_BITS, weight_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Advice:
 
 
 def advise(plan: Plan) -> list[Advice]:
+    if plan.memory.sequences < 1:  # nothing else is of use to what cannot run
+        return [*_room(plan), *_cache_bits(plan), *_machine(plan)]
     return [*_speculation(plan), *_cache(plan), *_weights(plan), *_serving(plan), *_machine(plan)]
 
 
@@ -25,6 +28,28 @@ def best(plan: Plan, batch: int) -> DraftRow | None:
     """The drafter with the largest speed-up at a batch, at what is typical of it or was given."""
     rows = [row for row in plan.drafts if row.batch == batch]
     return max(rows, key=lambda row: row.speed_up, default=None)
+
+
+def _room(plan: Plan) -> Iterator[Advice]:
+    """Not even one text fits: on how many cards it would, and in how many bits."""
+    weights, card = f"{plan.memory.weights / 1e9:.1f}", plan.hardware.kind != "cpu"
+    count = smallest(lambda cards: _fits(plan, plan.dtype, cards), MOST_CARDS) if card else None
+    if count is not None:
+        yield Advice(f"tensor_parallel_size={count}", f"{count} of {plan.hardware.name} at least hold the weights, "
+                     f"{weights} GB in {plan.dtype}, and a text of {plan.workload.context} tokens.")
+    fewer = (dtype for dtype in ("fp8" if card else "int8", "int4") if weight_bits(dtype) < weight_bits(plan.dtype))
+    dtype = next((one for one in fewer if _fits(plan, one, plan.hardware.count)), None)
+    if dtype is not None:
+        option = "fewer bits" if card else f"paceline quantize --to {dtype}"
+        note = (f"; but Paceline widens them to {plan.dtype} on a card" if card else
+                ', as quantization="blocks" keeps them' if dtype == "int4" else "")
+        yield Advice(option, f"In {dtype} the weights take {plan.shape.weight_bytes(dtype) / 1e9:.1f} GB instead of "
+                     f"{weights}, and a text fits beside them{note}.")
+
+
+def _fits(plan: Plan, dtype: str, cards: int) -> bool:
+    roofline = replace(plan.roofline, dtype=dtype, hardware=replace(plan.hardware, count=cards))
+    return memory_of(roofline, plan.workload.context).sequences > 0
 
 
 def _speculation(plan: Plan) -> Iterator[Advice]:
@@ -50,7 +75,7 @@ def _speculation(plan: Plan) -> Iterator[Advice]:
                      "beyond: leave the depth to the controller, which is the default.")
 
 
-def _cache(plan: Plan) -> Iterator[Advice]:
+def _cache_bits(plan: Plan) -> Iterator[Advice]:
     work, most = plan.workload, plan.memory.sequences
     wanted = max(work.batches)
     shared = plan.memory.sequence * wanted
@@ -63,8 +88,14 @@ def _cache(plan: Plan) -> Iterator[Advice]:
             yield Advice(f'kv_dtype="{smaller}"', f"Caches of {wanted} texts take {shared / 1e9:.1f} GB beside "
                          f"{plan.memory.weights / 1e9:.1f} of weights; in {smaller} {other} texts fit instead of "
                          f"{most}, and attention reads less.")
+
+
+def _cache(plan: Plan) -> Iterator[Advice]:
+    work, most = plan.workload, plan.memory.sequences
+    wanted = max(work.batches)
+    yield from _cache_bits(plan)
     if most < wanted:
-        yield Advice(f"max_num_seqs={max(1, most)}", f"Of {wanted} texts of {work.context} tokens {most} fit at once: "
+        yield Advice(f"max_num_seqs={most}", f"Of {wanted} texts of {work.context} tokens {most} fit at once: "
                      "more would be preempted, so let them wait.")
         yield Advice("host_cache", "With little room beside running texts, prefixes are soon forgotten: some GiB of "
                      "host memory keep them.")
@@ -75,17 +106,16 @@ def _cache(plan: Plan) -> Iterator[Advice]:
 
 def _weights(plan: Plan) -> Iterator[Advice]:
     first = plan.rows[0]
-    if first.compute_bound or plan.dtype not in ("float32", "bfloat16", "float16") or plan.memory.weights < 1e9:
+    wide = plan.dtype in ("float32", "bfloat16", "float16")
+    if plan.hardware.kind != "cpu" or not wide or first.compute_bound or plan.memory.weights < 1e9:
         return
     smaller = Roofline(plan.shape, plan.hardware.sustained(), "int4", plan.kv_dtype)
     quicker = plan.roofline.decode(first.batch, plan.workload.context) / smaller.decode(
         first.batch, plan.workload.context)
-    if plan.hardware.kind == "cpu":
+    if quicker > 1.0:
         yield Advice("paceline quantize --to int4", f"Decoding reads {plan.memory.weights / 1e9:.1f} GB of weights a "
-                     f"step; in 4 bits it would be {quicker:.1f}x as quick at {first.batch} at once.")
-    elif plan.memory.left <= 0:
-        yield Advice("an AWQ or GPTQ checkpoint", f"In 4 bits the weights take "
-                     f"{plan.shape.weight_bytes('int4') / 1e9:.1f} GB instead of {plan.memory.weights / 1e9:.1f}.")
+                     f'step; in 4 bits, which quantization="blocks" keeps, it would be {quicker:.1f}x as quick at '
+                     f"{first.batch} at once.")
 
 
 def _serving(plan: Plan) -> Iterator[Advice]:
@@ -98,7 +128,7 @@ def _serving(plan: Plan) -> Iterator[Advice]:
 
 
 def _machine(plan: Plan) -> Iterator[Advice]:
-    if plan.hardware.count > 1:
+    if plan.hardware.count > 1 and plan.memory.sequences:
         yield Advice(f"tensor_parallel_size={plan.hardware.count}", "Shares the model between the cards, planned with "
                      "two sums a layer over their links; in deterministic mode results are gathered instead, twice as "
                      "often. Where the model fits one card, an engine on each needs no links at all.")

@@ -17,10 +17,13 @@ GB = 10**9
 STARTS, DRAFTED = 30e-6, 12.5e-6
 """Of a card, seconds a layer: layer_s and drafted_s, as Paceline's own steps have them on an H200."""
 _COUNTED = re.compile(r"(.+?)x(\d+)")
-_MOST_CARDS = 4096
+MOST_CARDS = 4096
 _WIDER = {"float32": (), "bfloat16": ("float16", "float32"), "float16": ("bfloat16", "float32"),
           "fp8": ("bfloat16", "float16", "float32"), "int8": ("bfloat16", "float16", "float32")}
 """What a format is computed in where there are no instructions for it."""
+BLOCKS = 0.69
+"""Of a CPU's arithmetic in int8: what its products reach on 4-bit blocks, which they unpack first (38 billion
+multiply-adds a second instead of 55, docs/notebook.md)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Hardware:
         return self.name if self.count == 1 else f"{self.name}x{self.count}"
 
     def arithmetic(self, dtype: str) -> float:
-        """FLOP/s of one, with weights of this format; those of fewer bits are widened before they are computed with."""
+        """FLOP/s of one, with weights of this format; those of fewer bits are widened before they are computed with: on
+        a card to floats, by the native code of CPUs to int8."""
+        if self.kind == "cpu" and dtype == "int4" and "int8" in self.flops:
+            return BLOCKS * self.flops["int8"]
         usual = dtype if dtype in _WIDER else "bfloat16"
         found = next((self.flops[one] for one in (usual, *_WIDER[usual]) if one in self.flops), None)
         if found is None:
@@ -97,10 +103,10 @@ def _card(name: str, memory: float, bandwidth: float, bf16: float, price: float 
 
 
 def _cpu(name: str, bandwidth: float, single: float, bf16: float = 0.0, int8: float = 0.0, memory: float = 64,
-         price: float | None = None) -> Hardware:
+         price: float | None = None, reads: float = 0.8, computes: float = 0.5) -> Hardware:
     flops = {"float32": single} | ({"bfloat16": bf16} if bf16 else {}) | ({"int8": int8} if int8 else {})
     return Hardware(name, memory * GB, bandwidth * GB, {dtype: rate * 1e12 for dtype, rate in flops.items()},
-                    price=price, kind="cpu", reads=0.8, computes=0.5)
+                    price=price, kind="cpu", reads=reads, computes=computes)
 
 
 _ALL = (
@@ -134,7 +140,9 @@ _ALL = (
     _cpu("graviton3", 307, 5.3, 10, 21, memory=128, price=2.3),
     _cpu("ryzen-7950x", 83, 2.3, 4.6, 9.2),
     _cpu("core-i9-14900k", 90, 1.6, 0, 6.4),
-    _cpu("neoverse-n1-2cores", 20, 0.08, 0, 0.32, memory=16, price=0.08),
+    # Its memory was read with 38 GB/s, by products with 33; a core can do 80 billion multiply-adds in int8 a second,
+    # and does 50 in a step (docs/notebook.md).
+    _cpu("neoverse-n1-2cores", 38, 0.08, 0, 0.32, memory=16, price=0.08, reads=33 / 38, computes=50 / 80),
 )
 KNOWN: Mapping[str, Hardware] = {one.name: one for one in _ALL}
 
@@ -156,8 +164,8 @@ def find_hardware(text: str) -> Hardware:
 
 
 def times(one: Hardware, count: int) -> Hardware:
-    if not 1 <= count <= _MOST_CARDS:
-        raise ConfigError(f"--hardware: from 1 to {_MOST_CARDS} of {one.name} can share a model, not {count}.")
+    if not 1 <= count <= MOST_CARDS:
+        raise ConfigError(f"--hardware: from 1 to {MOST_CARDS} of {one.name} can share a model, not {count}.")
     return replace(one, count=count)
 
 

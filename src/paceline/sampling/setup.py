@@ -7,7 +7,7 @@ from typing import Any
 
 LONGEST = 1 << 22
 """Tokens of a context: more would only be written to have somebody run out of memory."""
-NOTED = frozenset({"version", "torch", "processor", "chat_template"})
+NOTED = frozenset({"tensor_parallel_size", "version", "torch", "processor", "chat_template"})
 """What is not meant to change a text, and may be where to look if one changed all the same."""
 
 
@@ -37,6 +37,9 @@ class Setup:
     """Where texts end."""
     built_for: int = 0
     """Positions that the model was built for: more where the cache holds fewer. Some models rotate by it."""
+    tensor_parallel_size: int = 1
+    """Ranks that held the model: the bits are those of one but where kernels promise none, and with latent attention
+    of few heads a rank."""
     chat_template: str | None = None
     """A hash; the prompt's tokens are in the trace already."""
     processor: str = ""
@@ -58,7 +61,7 @@ class Setup:
             right = value is None or isinstance(value, str) if kind is type(None) else type(value) is kind
             if not right:
                 raise ValueError(f"its {name} must be {'text or null' if kind is type(None) else kind.__name__}")
-        for name in ("max_model_len", "built_for"):
+        for name in ("max_model_len", "built_for", "tensor_parallel_size"):
             if not 0 <= found[name] <= LONGEST:
                 raise ValueError(f"its {name} must be 0 to {LONGEST}")
         return cls(**found)

@@ -12,7 +12,7 @@ from paceline.request import SamplingParams
 from paceline.sampling.cycles import MOST_NUMBERS, Cycle
 from paceline.sampling.setup import Setup
 
-SCHEMA = 2
+SCHEMA = 3
 OUTCOMES = ("plain", "accepted", "corrected", "bonus")
 
 _CALLABLES = frozenset(("interrupt", "stop_when"))
@@ -57,6 +57,9 @@ class Trace:
     cut: int | None = None
     """Position from which cycles are not kept, because they had grown too many: a replay compares up to there."""
     finish_reason: str = ""
+    cut_short: bool = False
+    """A callable of the request ended the text, which no trace can hold: a replay, which has none, compares up to
+    there."""
     _numbers: int = field(default=0, repr=False, compare=False)
 
     def add_cycle(self, cycle: Cycle) -> None:
@@ -76,7 +79,7 @@ class Trace:
             "schema": SCHEMA, "setup": self.setup.as_dict(), "adapter": self.adapter, "seed": self.seed,
             "speculation": self.speculation, "rule": self.rule, "params": params_to_dict(self.params),
             "prompt": list(self.prompt), "finish_reason": self.finish_reason,
-            "tokens": [{
+            "cut_short": self.cut_short, "tokens": [{
                 "token": t.token, "position": t.position, "raw_logprob": _plain(t.raw_logprob),
                 "processed_logprob": _plain(t.processed_logprob), "support": t.support,
                 "processors": list(t.processors), "drafter": t.drafter, "outcome": t.outcome,
@@ -107,7 +110,7 @@ class Trace:
         if schema != SCHEMA:
             raise _bad(f"its schema is {schema!r} and this version reads {SCHEMA}")
         _check_keys(document, {"schema", "setup", "adapter", "seed", "speculation", "rule", "params", "prompt",
-                               "finish_reason", "tokens", "cycles", "cut"}, "the trace")
+                               "finish_reason", "cut_short", "tokens", "cycles", "cut"}, "the trace")
         speculation = document["speculation"]
         if speculation is not None and not isinstance(speculation, dict):
             raise _bad("speculation must be an object or null")
@@ -122,12 +125,14 @@ class Trace:
             raise _bad("seed must be a whole number below 2^64")
         if cut is not None and not _is_id(cut):
             raise _bad("cut must be a position or null")
+        if not isinstance(document["cut_short"], bool):
+            raise _bad("cut_short must be true or false")
         found = cls(setup=_setup(document["setup"]), prompt=prompt, params=params_from_dict(document["params"]),
                     seed=seed, speculation=speculation,
                     rule=None if document["rule"] is None else _text(document, "rule"),
                     adapter=None if document["adapter"] is None else _text(document, "adapter"),
                     tokens=[_token(entry, i) for i, entry in enumerate(document["tokens"])],
-                    finish_reason=_text(document, "finish_reason"))
+                    finish_reason=_text(document, "finish_reason"), cut_short=document["cut_short"])
         for index, entry in enumerate(document["cycles"]):
             found.add_cycle(_cycle(entry, index))
         found.cut = cut if found.cut is None else found.cut

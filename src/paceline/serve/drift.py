@@ -49,6 +49,12 @@ def families(report: Report, model: tuple[str, str]) -> Iterator[Metric]:
     for alarm in report["raised"]:
         alarms.add_metric((name, alarm["kind"], alarm["method"]), alarm["count"])
     yield alarms
+    changes = made(CounterMetricFamily, "acceptance_changes",
+                   "Times that acceptance was told to have changed, which is no alarm: other traffic alone does it.",
+                   "direction", "method")
+    for change in report["changed"]:
+        changes.add_metric((name, change["direction"], change["method"]), change["count"])
+    yield changes
 
 
 def shown(report: Report | None, clock: float) -> Report | None:
@@ -59,4 +65,7 @@ def shown(report: Report | None, clock: float) -> Report | None:
             "tokens": sum(report["tokens"].values()), "kl": report["kl"]["highest"],
             "alarms": [{"kind": one["kind"], "method": one["method"], "evidence": one["evidence"],
                         "request": one["request"], "suspended": one["suspended"], "age_s": clock - one["at"]}
-                       for one in reversed(report["alarms"])][:10]}
+                       for one in reversed(report["alarms"])][:10],
+            "changes": [{"method": one["method"], "direction": one["direction"], "before": one["before"],
+                         "after": one["after"], "requests": one["requests"], "age_s": clock - one["at"]}
+                        for one in reversed(report["changes"])][:3]}

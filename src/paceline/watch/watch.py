@@ -19,7 +19,7 @@ from paceline.engine.schedule.step import Step
 from paceline.errors import PacelineError, RequestError
 from paceline.speculation.verify import RULES
 from paceline.watch.acceptance import AcceptanceWatch, Change
-from paceline.watch.alarm import DISTRIBUTION, FELL, ROSE, TEXT, Alarm
+from paceline.watch.alarm import DISTRIBUTION, TEXT, AcceptanceChange, Alarm
 from paceline.watch.martingale import THRESHOLD
 from paceline.watch.shadow import EXACT_KL, ROUNDED_KL, Outcome, Shadow
 from paceline.watch.witness import MethodLaws, RequestWitness
@@ -31,6 +31,7 @@ MOST_WAITING = 64
 MOST_TRIES = 3
 """How often a shadow may be put aside for others before it is given up."""
 ALARMS_KEPT = 50
+CHANGES_KEPT = 50
 
 
 class DriftWatch:
@@ -44,6 +45,10 @@ class DriftWatch:
         self.alarms: deque[Alarm] = deque(maxlen=ALARMS_KEPT)
         self.raised: Counter[tuple[str, str]] = Counter()
         """Alarms by kind and method."""
+        self.changes: deque[AcceptanceChange] = deque(maxlen=CHANGES_KEPT)
+        """What is no alarm."""
+        self.changed: Counter[tuple[str, str]] = Counter()
+        """Those by direction and method."""
         self.outcomes: Counter[str] = Counter()
         """Shadows by what came of them: equal, tie, different, read, interrupted, skipped."""
         self.acceptance = AcceptanceWatch()
@@ -256,19 +261,17 @@ class DriftWatch:
     def _note(self, change: Change, record: Record) -> None:
         stats = record.speculation
         assert stats is not None
-        self._raise(Alarm(ROSE if change.rose else FELL, stats.method, stats.rule, stats.emitted,
-                          f"acceptance was {change.before:.2f} and has been {change.after:.2f} in the last "
-                          f"{change.requests} requests"))
+        note = AcceptanceChange(stats.method, stats.rule, *change, at=self._engine.clock())
+        self.changes.append(note)
+        self.changed[note.direction, note.method] += 1
+        log.info("%s", note.sentence())
 
     def _raise(self, alarm: Alarm) -> None:
-        off = self.action == "off" and not alarm.note
+        off = self.action == "off"
         alarm = Alarm(alarm.kind, alarm.method, alarm.rule, alarm.tokens, alarm.evidence, alarm.request, alarm.seed,
                       self._engine.clock(), off)
         self.alarms.append(alarm)
         self.raised[alarm.kind, alarm.method] += 1
-        if alarm.note:
-            log.info("%s", alarm.sentence())
-            return
         log.error("%s", alarm.sentence())
         if off and alarm.method not in self._engine.suspended:
             self._engine.suspend(alarm.method, f"switched off by the drift watch ({alarm.kind}: {alarm.evidence})")
@@ -285,7 +288,10 @@ class DriftWatch:
                 "acceptance": {method: one.mean for method, one in self.acceptance.methods.items()},
                 "raised": [{"kind": kind, "method": method, "count": count}
                            for (kind, method), count in self.raised.items()],
-                "alarms": [alarm.as_dict() for alarm in self.alarms]}
+                "alarms": [alarm.as_dict() for alarm in self.alarms],
+                "changed": [{"direction": direction, "method": method, "count": count}
+                            for (direction, method), count in self.changed.items()],
+                "changes": [change.as_dict() for change in self.changes]}
 
 
 def _broken_law(kind: str, nats: float) -> str:

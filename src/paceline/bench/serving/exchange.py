@@ -60,6 +60,9 @@ class Exchange(asyncio.Protocol):
         """Hang up, if it is not over."""
         self._transport.abort()
 
+    def read(self) -> dict[str, Any]:
+        return read(self)
+
     def connection_lost(self, problem: Exception | None) -> None:
         if not self.done.done():
             self.done.set_result(None)

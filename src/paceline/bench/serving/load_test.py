@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +18,9 @@ from paceline.bench.serving.datasets import Ask, Asks, body
 from paceline.bench.serving.figures import LATENCIES, Run, rows
 from paceline.bench.serving.target import Target, refuse_key
 from paceline.errors import ConfigError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.bench.serving.in_process import InProcess
 
 ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 WARM_UP_CLIENTS = 4
@@ -70,8 +71,8 @@ class LoadTest:
                 **({"seed": seed} if self.temperature > 0 else {}), **self.extra}
 
 
-def run(target: Target, test: LoadTest, settings: dict[str, Any]) -> dict[str, Any]:
-    """The bench document of a load test on a server that is there."""
+def run(target: Target | InProcess, test: LoadTest, settings: dict[str, Any]) -> dict[str, Any]:
+    """The bench document of a load test on whoever is there."""
     luck = random.Random(f"{test.seed} arrivals")
     warm_up(target, test)
     found: list[Row] = []
@@ -79,10 +80,10 @@ def run(target: Target, test: LoadTest, settings: dict[str, Any]) -> dict[str, A
     for level in test.levels:
         runs = []
         for turn in range(test.repeats):
-            plan = target.plan(test.path) | {"timeout_s": test.timeout_s} | plan_of(level, test, target.model, luck)
+            plan = {"timeout_s": test.timeout_s} | plan_of(level, test, target.model, luck)
             title = level.name + (f", run {turn + 1} of {test.repeats}" if test.repeats > 1 else "")
             before = target.counters()
-            result = drive(plan, Progress(title))
+            result = target.drive(test.path, plan, Progress(title))
             after = target.counters()
             counted = None if before is None or after is None else {
                 name: after[name] - before.get(name, 0.0) for name in after}
@@ -98,7 +99,7 @@ def run(target: Target, test: LoadTest, settings: dict[str, Any]) -> dict[str, A
     asked = test.warmup + sum(one["requests"] for one in described)
     if test.asks.size is not None and asked > test.asks.size:
         say(f"serve: {asked} requests came from {test.asks.size} prompts: some came again, which caches notice")
-    return document(found, **settings, server_model=target.model) | {"measured": "server", "levels": described}
+    return document(found, **settings, server_model=target.model) | {"measured": target.kind, "levels": described}
 
 
 def plan_of(level: Level, test: LoadTest, model: str, luck: random.Random) -> dict[str, Any]:
@@ -112,15 +113,15 @@ def plan_of(level: Level, test: LoadTest, model: str, luck: random.Random) -> di
             "clients": level.clients}
 
 
-def warm_up(target: Target, test: LoadTest) -> None:
+def warm_up(target: Target | InProcess, test: LoadTest) -> None:
     """A server that refuses everything is told of here, before anything is measured."""
     if not test.warmup:
         return
     say(f"serve: {test.warmup} requests to warm up")
     bodies = [test.body(test.asks.next(), target.model, place) for place in range(test.warmup)]
-    plan = target.plan(test.path) | {"bodies": bodies, "arrivals": None, "timeout_s": test.timeout_s,
-                                     "clients": min(WARM_UP_CLIENTS, test.warmup)}
-    for one in drive(plan, Progress("warm-up"))["requests"]:
+    plan = {"bodies": bodies, "arrivals": None, "timeout_s": test.timeout_s,
+            "clients": min(WARM_UP_CLIENTS, test.warmup)}
+    for one in target.drive(test.path, plan, Progress("warm-up"))["requests"]:
         if one["fault"] is None or one["status"] == 429:
             continue
         refuse_key(one["status"], target.base)
@@ -130,27 +131,6 @@ def warm_up(target: Target, test: LoadTest) -> None:
                               f"--model, --endpoint or the dataset.{hint}")
         raise PacelineError(f"A request to warm up failed ({one['fault']}: {one['message']}): see whether the server "
                             "is well.")
-
-
-def drive(plan: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Have the load generator do it, in a process of its own; what it saw."""
-    process = subprocess.Popen([sys.executable, "-m", "paceline.bench.serving.client"], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with process:
-        try:
-            process.stdin.write(json.dumps(plan))
-            process.stdin.close()
-            for line in process.stdout:
-                said = json.loads(line)
-                if "result" in said:
-                    found: dict[str, Any] = said["result"]
-                    return found
-                progress(said)
-            problem = process.stderr.read().strip().splitlines()
-            raise PacelineError(f"The load generator failed: {problem[-1] if problem else 'it said nothing'}")
-        finally:
-            process.kill()
 
 
 class Progress:

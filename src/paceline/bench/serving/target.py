@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from paceline.bench.serving.own_server import scrape
@@ -27,6 +30,7 @@ COUNTERS = {
 class Target:
     """`base`: the URL without /v1 and without a slash at its end."""
 
+    kind: ClassVar[str] = "server"
     base: str
     api_key: str | None = None
     model: str = ""
@@ -43,12 +47,32 @@ class Target:
         path = parts.path.rstrip("/").removesuffix("/v1")
         return Target(f"{parts.scheme}://{parts.netloc}{path}", api_key)
 
-    def plan(self, endpoint: str) -> dict[str, Any]:
+    def address(self, endpoint: str) -> dict[str, Any]:
         """What the load generator needs to know of it."""
         parts = urlsplit(self.base)
         tls = parts.scheme == "https"
         return {"host": parts.hostname, "port": parts.port or (443 if tls else 80), "tls": tls,
                 "authority": parts.netloc.rpartition("@")[2], "headers": self.headers, "path": parts.path + endpoint}
+
+    def drive(self, endpoint: str, plan: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Have the load generator do it, in a process of its own; what it saw."""
+        process = subprocess.Popen([sys.executable, "-m", "paceline.bench.serving.client"], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with process:
+            try:
+                process.stdin.write(json.dumps(self.address(endpoint) | plan))
+                process.stdin.close()
+                for line in process.stdout:
+                    said = json.loads(line)
+                    if "result" in said:
+                        found: dict[str, Any] = said["result"]
+                        return found
+                    progress(said)
+                problem = process.stderr.read().strip().splitlines()
+                raise PacelineError(f"The load generator failed: {problem[-1] if problem else 'it said nothing'}")
+            finally:
+                process.kill()
 
     @property
     def headers(self) -> dict[str, str]:

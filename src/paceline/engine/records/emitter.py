@@ -53,6 +53,7 @@ class Emitter:
         "broken",
         "closes",
         "cumulative",
+        "cut_short",
         "finish_reason",
         "index",
         "logprobs",
@@ -80,6 +81,8 @@ class Emitter:
         self.score: float | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.cut_short = False
+        """One of the request's callables ended the text."""
         self.broken: StepError | None = None
         """Why the text ends before its tokens do: the detokenizer failed. No one else's request is to hear of it."""
         self._pieces: list[str] = []
@@ -181,12 +184,14 @@ class Emitter:
             if self.finish_reason is not None:
                 return self.finish_reason
             if piece and self._stop_when is not None and self._enough(piece) and count >= self._min_tokens:
+                self.cut_short = True
                 return self.finish("stop")
         if self.broken is not None:
             raise self.broken
         if self.closes is not None and count >= self._min_tokens and self._closed():
             return self.finish("stop")
         if self._interrupt is not None and self._interrupted():
+            self.cut_short = True
             return self.finish("interrupt")
         if count >= self.max_tokens:
             return self.finish("length")

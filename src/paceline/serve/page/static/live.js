@@ -104,7 +104,8 @@ export function live() {
     drift.replaceChildren(
       h("p", { class: "soft small num" }, `${count(seen.watched)} requests watched (${percent(seen.share)}) · ${count(compared)} shadows compared · ${count(seen.tokens)} tokens judged`),
       ...(seen.alarms.length ? seen.alarms.map((one) => h("p", { class: "alarm", role: "alert", "data-kind": one.kind }, h("b", {}, `${one.method}: ${one.kind}`), ` ${one.evidence}, ${seconds(one.age_s)} ago.`, one.suspended && " Switched off."))
-        : [h("p", { class: "soft small" }, compared || seen.tokens ? "Speculation gives what plain decoding would." : "Nothing has been compared yet.")]));
+        : [h("p", { class: "soft small" }, compared || seen.tokens ? "Speculation gives what plain decoding would." : "Nothing has been compared yet.")]),
+      ...seen.changes.map((one) => h("p", { class: "change soft small", "data-direction": one.direction }, `${one.method}: acceptance changed. It ${one.direction} from ${percent(one.before)} to ${percent(one.after)} in the last ${count(one.requests)} requests, ${seconds(one.age_s)} ago. Other traffic alone does that: not an alarm.`)));
   }
 
   // Rows are kept from frame to frame: a focused link stays focused, a row that is pointed at stays marked.
