@@ -279,6 +279,92 @@ def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatc
     assert run(llm, test) == (0 if busy else 1)
 
 
+@pytest.mark.parametrize("cancels_travel", [True, False])
+def test_orders_on_their_way_to_a_frozen_replica_go_elsewhere(
+        cluster: Any, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch, cancels_travel: bool) -> None:
+    """It neither answers the roll call nor takes orders, while others are taken all the time. Once it wakes up it
+    computes nothing of what it was sent meanwhile, even where Serve could not take that back."""
+    handle, llm = cluster
+    monkeypatch.setattr(fronts, "ROLL_CALL_ANSWER_S", 0.1)
+    frozen, begun = ["one"], []
+    hello, carry_out = Replica.hello, Replica.carry_out
+
+    async def woken(self: Replica) -> None:
+        while self.name in frozen:
+            await asyncio.sleep(0.01)
+
+    async def silent(self: Replica) -> Any:
+        await woken(self)
+        return await hello(self)
+
+    async def late(self: Replica, wanted: Any, order: Order, *rest: Any) -> Any:
+        await woken(self)
+        begun.append((self.name, order.request_id))
+        return await carry_out(self, wanted, order, *rest)
+
+    monkeypatch.setattr(Replica, "hello", silent)
+    monkeypatch.setattr(Replica, "carry_out", late)
+    if not cancels_travel:
+        monkeypatch.setattr(Response, "cancel", lambda self: None)
+        monkeypatch.setattr(Response, "__await__", lambda self: asyncio.shield(self._task).__await__())
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: "two" if "one" in order.avoid else "one")
+
+    async def test(client: httpx.AsyncClient) -> None:
+        llm._replicas.calls.last_taken = math.inf
+        before = (await replicas[0]._local.report())["output_tokens"]
+        stream = await llm.stream(llm.engine.prepare("Once upon a time", wanted_params(3000)), request_id="early")
+        told = [(await anext(stream)).samples for _ in range(3)]
+        assert stream.moves == 1 and all(told)
+        stream.close()
+        await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(1)), request_id="later")
+        assert handle.sent == ["one", "two", "two"], "nothing new is sent to it"
+        frozen.clear()
+        while "one" not in llm.replicas or replicas[0]._orders:
+            await asyncio.sleep(0.01)
+        assert (("one", "early") in begun) is not cancels_travel
+        assert replicas[0]._llm.live == 0
+        assert (await replicas[0]._local.report())["output_tokens"] - before < 1000
+        assert not llm._replicas.calls._inboxes
+        output = await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(2)))
+        assert handle.sent[-1] == "one" and output.moved is None
+
+    run(llm, test)
+
+
+def test_what_is_sent_to_a_replica_that_is_known_to_be_silent_does_not_stay_there(
+        cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's router may choose it all the same, when it has told the front no better."""
+    handle, llm = cluster
+    monkeypatch.setattr(fronts, "ROLL_CALL_ANSWER_S", 0.1)
+    frozen = True
+    hello, carry_out = Replica.hello, Replica.carry_out
+
+    async def silent(self: Replica) -> Any:
+        while frozen and self.name == "one":
+            await asyncio.sleep(0.01)
+        return await hello(self)
+
+    async def never(self: Replica, *order: Any) -> Any:
+        if frozen and self.name == "one":
+            await asyncio.Event().wait()
+        return await carry_out(self, *order)
+
+    monkeypatch.setattr(Replica, "hello", silent)
+    monkeypatch.setattr(Replica, "carry_out", never)
+    turns = iter(["one", "two"] * 3)
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: next(turns))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        nonlocal frozen
+        llm._replicas.calls.last_taken = math.inf
+        for _ in range(3):
+            output = await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(2)))
+            assert output.moved is not None and output.moved.times == 1
+        frozen = False
+
+    run(llm, test)
+
+
 def test_every_end_is_counted_once(cluster: Any) -> None:
     _, llm = cluster
 
