@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import parse_metrics, write_model
+from serving import parse_metrics
 
 from cluster.handles import Handle, Response
 from paceline.errors import ConfigError, QueueFullError
@@ -22,7 +22,6 @@ from ray.exceptions import RayActorError
 
 from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
-from paceline.cluster.autoscaling import wanted
 from paceline.cluster.calls import LETTERS_S
 from paceline.cluster.features import block_set, features
 from paceline.cluster.front import ClusterLLM
@@ -36,11 +35,6 @@ from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
 HASHES = [-3797102770502019873, 126518397432286533]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -536,11 +530,3 @@ def test_a_front_knows_blocks_by_the_hashes_that_replicas_publish(cluster: Any, 
 
 def test_hashes_are_the_same_in_every_process() -> None:
     assert chain(list(range(40)), "pepper", 16) == HASHES
-
-
-@pytest.mark.parametrize(("state", "number"), [
-    ((2, 0, 1, 0), 2), ((2, 0, 0, 0), 1), ((1, 0, 0, 0), 1), ((2, 9, 4, 0), 3), ((2, 40, 4, 0), 10),
-    ((2, 0, 9, 0.5), 3), ((2, 0, 0, 0.5), 3), ((0, 1, 0, 0), 1), ((0, 0, 0, 0), 0)])
-def test_how_many_replicas_there_should_be(state: tuple[int, float, float, float], number: int) -> None:
-    """By replicas, requests that wait, that run, the share of targets missed."""
-    assert wanted(*state) == number

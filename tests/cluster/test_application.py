@@ -1,0 +1,140 @@
+"""`paceline.cluster:app`: what `serve run` and `serve deploy` are given, and one such application on a real Ray."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import CONTEXT, events
+
+import paceline.cluster as cluster_package
+from cluster.real_ray import WAIT
+from paceline import LLM, SamplingParams
+from paceline.cluster.family import descendants, end
+from paceline.cluster.options import ClusterOptions
+from paceline.errors import ConfigError
+
+pytest.importorskip("ray")
+
+from ray import serve
+
+from paceline.cluster import deploy
+from paceline.cluster.application import FRONT_DRAIN_S, app
+from paceline.cluster.autoscaling import policy
+
+TEMPLATE = "{% for message in messages %}TEMPLATE {{ message['content'] }}{% endfor %}"
+
+
+def test_the_name_stays_that_of_the_application() -> None:
+    """Importing a module sets its name on the package: `serve run` may look twice."""
+    assert callable(cluster_package.app) and cluster_package.app is cluster_package.app is app
+    assert not hasattr(cluster_package, "nothing")
+
+
+def test_values_may_be_texts() -> None:
+    """As `serve run` hands them over."""
+    front = app({"model": "m", "replicas": "3", "deterministic": "true", "drain_s": "7", "device": "cpu",
+                 "chat_template": "a.jinja", "cors_origins": '["https://a.example"]'})
+    made, prefill, model, settings, template = front._bound_deployment.init_args
+    replica, = made._bound_deployment.init_args
+    assert (prefill, model, template) == (None, "m", "a.jinja")
+    assert settings.cors_origins == ("https://a.example",)
+    assert made._bound_deployment.num_replicas == 3
+    assert made._bound_deployment._deployment_config.graceful_shutdown_timeout_s == 7
+    assert replica.engine["deterministic"] is True and replica.engine["chat_template"] == "a.jinja"
+
+
+@pytest.mark.parametrize(("given", "seconds"), [({}, FRONT_DRAIN_S), ({"front_drain_s": "90", "drain_s": 7}, 90.0)])
+def test_a_new_front_begins_before_the_old_one_has_ended(given: dict[str, Any], seconds: float) -> None:
+    config = app({"model": "m", **given})._bound_deployment._deployment_config
+    assert config.max_surge_percent == 100
+    assert config.graceful_shutdown_timeout_s == seconds
+
+
+def test_an_application_may_scale() -> None:
+    front = app({"model": "m", "autoscale": "2:5", "device": "cpu"})
+    scaling = front._bound_deployment.init_args[0]._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 5)
+    found = scaling.policy.get_policy()
+    assert (found.__module__, found.__name__) == (policy.__module__, policy.__name__)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"quota": {"requests_per_minute": 3}}, "an application has none"), ({"autoscale": "3"}, "MIN:MAX"),
+    ({"replicas": 0}, "at least 1")])
+def test_mistakes_are_told(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        app({"model": "m", **given})
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of Serve's proxy, on a Ray of this process's own."""
+    port, start = free_port(), serve.start
+    monkeypatch.setattr(deploy.serve, "start", lambda **given: start(
+        http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "WARNING"}))
+    with deploy.running_ray(ClusterOptions(replicas=2, threads=1)):
+        yield f"http://127.0.0.1:{port}"
+    end(descendants())
+
+
+def arguments(folder: Path, **more: str) -> dict[str, str]:
+    return {"model": str(folder), "replicas": "1", "threads": "1", "deterministic": "true", "device": "cpu",
+            "model_name": "tiny", "warm_up": "false", "page": "false", **more}
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+
+
+@pytest.mark.slow
+def test_an_application_answers(folder: Path, alone: LLM, url: str, tmp_path: Path) -> None:
+    (template := tmp_path / "template").write_text(TEMPLATE)
+    serve.run(app(arguments(folder, chat_template=str(template))), name="paceline", route_prefix="/")
+    asked = {"model": "tiny", "max_tokens": 8, "seed": 3, "temperature": 1.0, "ignore_eos": True,
+             "messages": [{"role": "user", "content": "hello"}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=WAIT)
+    assert answer.status_code == 200, answer.text
+    output, = alone.generate(["TEMPLATE hello"], SamplingParams(max_tokens=8, seed=3, temperature=1.0, ignore_eos=True))
+    assert answer.json()["choices"][0]["message"]["content"] == output.outputs[0].text
+    assert answer.json()["usage"]["prompt_tokens"] == len(output.prompt_token_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_stream_outlives_its_front(folder: Path, alone: LLM, url: str) -> None:
+    """Another deployment replaces all there is; the stream takes longer than that and than replicas may take."""
+    given = arguments(folder, drain_s="2")
+    serve.run(app(given), name="paceline", route_prefix="/")
+    params: dict[str, Any] = {"max_tokens": CONTEXT - 100, "seed": 3, "temperature": 1.0, "ignore_eos": True}
+    text, moved, replaced = "", 0, 0.0
+
+    def change() -> None:
+        nonlocal replaced
+        serve.run(app(given | {"max_num_seqs": "7"}), name="paceline", route_prefix="/")
+        replaced = time.monotonic()
+
+    changing = threading.Thread(target=change)
+    with httpx.stream("POST", f"{url}/v1/completions", timeout=WAIT, json={
+            "model": "tiny", "prompt": "Once", "stream": True, **params}) as response:
+        for number, event in enumerate(events(response)):
+            assert "error" not in event, event
+            if number == 3:
+                changing.start()
+            text += "".join(choice["text"] for choice in event["choices"])
+            moved = max(moved, ((event.get("paceline") or {}).get("moved") or {}).get("times", 0))
+    took = time.monotonic() - replaced
+    changing.join()
+    assert moved >= 1 and replaced > 0 and took > 4.0, "the stream was too short to tell anything"
+    assert [text] == [one.text for one in alone.generate(["Once"], SamplingParams(**params))[0].outputs]
