@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -13,12 +14,14 @@ from fastapi import FastAPI
 from ray import serve
 
 from paceline.cluster import deploy
+from paceline.cluster.front import COMING_S
 from paceline.cluster.options import ClusterOptions, read_autoscale
 from paceline.cluster.reading import ModelTexts
 from paceline.cluster.replica import ReplicaOptions
 from paceline.cluster.serving import app as front_app
 from paceline.cluster.serving import front
-from paceline.errors import ConfigError
+from paceline.cluster.views import GONE
+from paceline.errors import ConfigError, EngineError
 from paceline.serve.options import ServeOptions
 
 OF_CLUSTER = ("replicas", "prefill_replicas", "decode_replicas", "transfer", "routing", "autoscale", "threads",
@@ -34,8 +37,14 @@ class Front:
     async def __init__(self, serving: Any, prefill: Any, model: str | None,  # type: ignore[misc]
                        settings: ServeOptions, chat_template: str | None = None) -> None:
         def begin() -> Any:
-            return front(deploy.Deployments(serving, prefill), ModelTexts.read(model, chat_template=chat_template),
-                         deploy.node_address())
+            texts, until = ModelTexts.read(model, chat_template=chat_template), time.monotonic() + COMING_S
+            while True:
+                try:
+                    return front(deploy.Deployments(serving, prefill), texts, deploy.node_address())
+                except (*GONE, EngineError):  # Serve is about to start them, or to replace them
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(1.0)
 
         self._llm = await asyncio.to_thread(begin)
         self._settings = settings
