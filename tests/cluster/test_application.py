@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import threading
@@ -18,15 +19,16 @@ from cluster.real_ray import WAIT
 from paceline import LLM, SamplingParams
 from paceline.cluster.family import descendants, end
 from paceline.cluster.options import ClusterOptions
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EngineError
 
 pytest.importorskip("ray")
 
 from ray import serve
 
-from paceline.cluster import deploy
-from paceline.cluster.application import FRONT_DRAIN_S, app
+from paceline.cluster import application, deploy
+from paceline.cluster.application import FRONT_DRAIN_S, Front, app
 from paceline.cluster.autoscaling import policy
+from paceline.serve.options import ServeOptions
 
 TEMPLATE = "{% for message in messages %}TEMPLATE {{ message['content'] }}{% endfor %}"
 
@@ -71,6 +73,34 @@ def test_an_application_may_scale() -> None:
 def test_mistakes_are_told(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         app({"model": "m", **given})
+
+
+@pytest.mark.parametrize(("problem", "times"), [(EngineError("No replica is there."), 3), (TimeoutError(), 3),
+                                               (ConfigError("Another version."), 1)])
+def test_a_front_waits_for_replicas_that_are_coming(folder: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception,
+                                                    times: int) -> None:
+    """Serve replaces all deployments at once. What will not become better is told."""
+    tried: list[Any] = []
+
+    def front(handles: Any, texts: Any, host: str) -> Any:
+        tried.append((handles.serving, texts.chat.source, host))
+        if len(tried) < 3:
+            raise problem
+        return "llm"
+
+    monkeypatch.setattr(application, "front", front)
+    monkeypatch.setattr(application.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(application.deploy, "node_address", lambda: "127.0.0.1")
+    (template := folder / "template").write_text(TEMPLATE)
+    made = object.__new__(Front)
+    beginning = Front.__init__(made, "handle", None, str(folder), ServeOptions(), str(template))
+    if times == 1:
+        with pytest.raises(ConfigError, match="Another version"):
+            asyncio.run(beginning)
+    else:
+        asyncio.run(beginning)
+        assert made._llm == "llm"
+    assert tried == [("handle", TEMPLATE, "127.0.0.1")] * times
 
 
 def free_port() -> int:
