@@ -4,9 +4,10 @@
 
 Starts a plain server, asks it everything once, ends it; starts `paceline serve --replicas N`, has so many streams ask
 the same things again and again, and kills (-9) one replica after the other. Tells how many streams were answered, how
-many moved, which texts differ, what failed, and what blocks the survivors still hold when all is over. Exits with 1
-where a text differs, a request that was accepted was not answered or a block is left. Who is refused because no replica
-is there asks again. Linux alone: replicas are found in /proc.
+many moved, which answers (texts, calls of tools, counted tokens) differ, what failed, and what blocks the survivors
+still hold when all is over. Exits with 1 where an answer differs, a request that was accepted was not answered or a
+block is left. Who is turned away at the door because no replica is there asks again. Linux alone: replicas are found in
+/proc.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -37,8 +38,16 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "presence_penalty": 0.4, "stop": ["\n\n"]}, {"temperature": 0.8, "logprobs": True},
     {"temperature": 0.6, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
         "type": "object", "properties": {"answer": {"type": "string", "maxLength": 60}}, "required": ["answer"],
-        "additionalProperties": False}}}})
+        "additionalProperties": False}}}},
+    {"temperature": 0.7, "tool_choice": "required", "tools": [{"type": "function", "function": {
+        "name": "look_up", "parameters": {"type": "object", "properties": {
+            "words": {"type": "string", "maxLength": 30}, "most": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["words", "most"], "additionalProperties": False}}}]},
+    {"temperature": 0.8, "speculation": {"method": "ngram", "k": 4, "adaptive": False}},
+    {"temperature": 0.0, "speculation": None})
 """How requests are sampled, in turn."""
+AT_THE_DOOR = "No replica is healthy now"
+"""What a request is refused with that was never accepted. Any other 503 is of one that was."""
 
 
 @contextmanager
@@ -84,27 +93,52 @@ class Refused(Exception):
     """Nobody is there to accept the request: ask again after so many seconds."""
 
 
-async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> tuple[dict[int, str], int]:
-    """Texts of a streamed answer by sample, and how often the request moved."""
+class Answer(NamedTuple):
+    texts: dict[int, str]
+    """By sample; what it calls of tools stands behind what it says."""
+    tokens: tuple[int, int]
+    """Of the prompt and of the answer, as they are counted for who pays."""
+    moved: int = 0
+    """How often the request moved."""
+
+    def same_as(self, other: Answer) -> bool:
+        return (self.texts, self.tokens) == (other.texts, other.tokens)
+
+
+async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> Answer:
     texts: dict[int, str] = {}
+    tokens: tuple[int, int] | None = None
     moved = 0
-    async with client.stream("POST", f"{url}/v1/chat/completions", json={**body, "stream": True}) as response:
-        if response.status_code == 503:
-            raise Refused(float(response.headers.get("retry-after", 1)))
+    sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=sent) as response:
         if response.status_code != 200:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread())[:200]!r}")
+            told = (await response.aread()).decode()
+            if response.status_code == 503 and AT_THE_DOOR in told:
+                raise Refused(float(response.headers.get("retry-after", 1)))
+            raise RuntimeError(f"{response.status_code}: {told[:200]}")
         async for line in response.aiter_lines():
             if not line.startswith("data: "):
                 continue
             if line == "data: [DONE]":
-                return texts, moved
+                if tokens is None:
+                    raise RuntimeError("the stream ended without usage")
+                return Answer(texts, tokens, moved)
             event = json.loads(line[6:])
             if "error" in event:
                 raise RuntimeError(str(event["error"])[:200])
             moved = max(moved, (event.get("paceline") or {}).get("moved", {}).get("times", 0))
+            if (usage := event.get("usage")) is not None:
+                tokens = usage["prompt_tokens"], usage["completion_tokens"]
             for choice in event["choices"]:
-                texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
+                texts[choice["index"]] = texts.get(choice["index"], "") + _said(choice["delta"])
     raise RuntimeError("the stream broke off")
+
+
+def _said(delta: dict[str, Any]) -> str:
+    """Ids of calls are made up for each answer, all else is not."""
+    calls = [call["function"] for call in delta.get("tool_calls") or ()]
+    return (delta.get("content") or "") + "".join(
+        (call.get("name") or "") + (call.get("arguments") or "") for call in calls)
 
 
 def bodies(prompts: list[str], tokens: int) -> list[dict[str, Any]]:
@@ -112,17 +146,17 @@ def bodies(prompts: list[str], tokens: int) -> list[dict[str, Any]]:
              "seed": 1000 + place, **kind} for place, (prompt, kind) in enumerate(zip(prompts, itertools.cycle(KINDS)))]
 
 
-async def undisturbed(url: str, asked: list[dict[str, Any]], at_once: int) -> list[dict[int, str]]:
+async def undisturbed(url: str, asked: list[dict[str, Any]], at_once: int) -> list[Answer]:
     gate = asyncio.Semaphore(at_once)
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        async def one(body: dict[str, Any]) -> dict[int, str]:
+        async def one(body: dict[str, Any]) -> Answer:
             async with gate:
-                return (await answer(client, url, body))[0]
+                return await answer(client, url, body)
 
         return list(await asyncio.gather(*map(one, asked)))
 
 
-async def disturbed(url: str, server: int, asked: list[dict[str, Any]], texts: list[dict[int, str]], streams: int,
+async def disturbed(url: str, server: int, asked: list[dict[str, Any]], calm: list[Answer], streams: int,
                     seconds: float, every: float, chance: random.Random) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     failures: list[str] = []
@@ -134,7 +168,7 @@ async def disturbed(url: str, server: int, asked: list[dict[str, Any]], texts: l
                 place = next(order) % len(asked)
                 counts["asked"] += 1
                 try:
-                    got, moved = await answer(client, url, asked[place])
+                    got = await answer(client, url, asked[place])
                 except Refused as problem:
                     counts["refused"] += 1
                     await asyncio.sleep(problem.args[0])
@@ -143,11 +177,11 @@ async def disturbed(url: str, server: int, asked: list[dict[str, Any]], texts: l
                     failures.append(f"{type(problem).__name__}: {problem}")
                     continue
                 counts["answered"] += 1
-                counts["moved"] += moved > 0
-                counts["moves"] += moved
-                if got != texts[place]:
+                counts["moved"] += got.moved > 0
+                counts["moves"] += got.moved
+                if not got.same_as(calm[place]):
                     counts["different"] += 1
-                    failures.append(f"another text: {asked[place]} {got} {texts[place]}")
+                    failures.append(f"another answer: {asked[place]} {got} {calm[place]}")
 
         async def kill() -> None:
             while time.monotonic() < until - every:
@@ -186,11 +220,11 @@ def main() -> None:
     asked = bodies([prompt for prompt in prompts if len(prompt) <= 400][:given.requests], given.max_tokens)
     common = ["--kv-blocks", str(given.kv_blocks), *([] if given.model is None else [given.model])]
     with serving(common, Path("chaos-plain.log")) as (url, _):
-        texts = asyncio.run(undisturbed(url, asked, 16))
-    print(f"chaos: {len(texts)} answers of a server that nobody disturbs", file=sys.stderr, flush=True)
+        calm = asyncio.run(undisturbed(url, asked, 16))
+    print(f"chaos: {len(calm)} answers of a server that nobody disturbs", file=sys.stderr, flush=True)
     several = ["--replicas", str(given.replicas), "--threads", "1", *common]
     with serving(several, Path("chaos-cluster.log")) as (url, server):
-        result = asyncio.run(disturbed(url, server, asked, texts, given.streams, given.seconds, given.every,
+        result = asyncio.run(disturbed(url, server, asked, calm, given.streams, given.seconds, given.every,
                                        random.Random(1)))
     print(json.dumps(result, indent=1))
     if given.json is not None:

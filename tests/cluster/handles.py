@@ -15,10 +15,11 @@ class Results:
     def __init__(self, answers: Callable[[], list[Any]]) -> None:
         self._answers = answers
 
-    def results(self, **_: Any) -> list[Any]:
+    def results(self, timeout_s: float | None = None, **_: Any) -> list[Any]:
         """As Serve's: one that fails, or takes too long, is an exception among the answers of the others."""
         async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*self._answers(), return_exceptions=True)
+            answers = (asyncio.wait_for(one, timeout_s) for one in self._answers())
+            return await asyncio.gather(*answers, return_exceptions=True)
 
         return asyncio.run(all_of_them())
 

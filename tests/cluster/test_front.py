@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import parse_metrics, write_model
+from serving import parse_metrics
 
 from cluster.handles import Handle, Response
 from paceline.errors import ConfigError, QueueFullError
@@ -22,7 +22,6 @@ from ray.exceptions import RayActorError
 
 from paceline.cache.prefix import chain
 from paceline.cluster import front as fronts
-from paceline.cluster.autoscaling import wanted
 from paceline.cluster.calls import LETTERS_S
 from paceline.cluster.features import block_set, features
 from paceline.cluster.front import ClusterLLM
@@ -36,11 +35,6 @@ from paceline.serve.options import ServeOptions
 
 WAIT = 60.0
 HASHES = [-3797102770502019873, 126518397432286533]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +273,92 @@ def test_an_order_waits_its_turn_while_others_are_taken(cluster: Any, monkeypatc
     assert run(llm, test) == (0 if busy else 1)
 
 
+@pytest.mark.parametrize("cancels_travel", [True, False])
+def test_orders_on_their_way_to_a_frozen_replica_go_elsewhere(
+        cluster: Any, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch, cancels_travel: bool) -> None:
+    """It neither answers the roll call nor takes orders, while others are taken all the time. Once it wakes up it
+    computes nothing of what it was sent meanwhile, even where Serve could not take that back."""
+    handle, llm = cluster
+    monkeypatch.setattr(fronts, "ROLL_CALL_ANSWER_S", 0.1)
+    frozen, begun = ["one"], []
+    hello, carry_out = Replica.hello, Replica.carry_out
+
+    async def woken(self: Replica) -> None:
+        while self.name in frozen:
+            await asyncio.sleep(0.01)
+
+    async def silent(self: Replica) -> Any:
+        await woken(self)
+        return await hello(self)
+
+    async def late(self: Replica, wanted: Any, order: Order, *rest: Any) -> Any:
+        await woken(self)
+        begun.append((self.name, order.request_id))
+        return await carry_out(self, wanted, order, *rest)
+
+    monkeypatch.setattr(Replica, "hello", silent)
+    monkeypatch.setattr(Replica, "carry_out", late)
+    if not cancels_travel:
+        monkeypatch.setattr(Response, "cancel", lambda self: None)
+        monkeypatch.setattr(Response, "__await__", lambda self: asyncio.shield(self._task).__await__())
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: "two" if "one" in order.avoid else "one")
+
+    async def test(client: httpx.AsyncClient) -> None:
+        llm._replicas.calls.last_taken = math.inf
+        before = (await replicas[0]._local.report())["output_tokens"]
+        stream = await llm.stream(llm.engine.prepare("Once upon a time", wanted_params(3000)), request_id="early")
+        told = [(await anext(stream)).samples for _ in range(3)]
+        assert stream.moves == 1 and all(told)
+        stream.close()
+        await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(1)), request_id="later")
+        assert handle.sent == ["one", "two", "two"], "nothing new is sent to it"
+        frozen.clear()
+        while "one" not in llm.replicas or replicas[0]._orders:
+            await asyncio.sleep(0.01)
+        assert (("one", "early") in begun) is not cancels_travel
+        assert replicas[0]._llm.live == 0
+        assert (await replicas[0]._local.report())["output_tokens"] - before < 1000
+        assert not llm._replicas.calls._inboxes
+        output = await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(2)))
+        assert handle.sent[-1] == "one" and output.moved is None
+
+    run(llm, test)
+
+
+def test_what_is_sent_to_a_replica_that_is_known_to_be_silent_does_not_stay_there(
+        cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's router may choose it all the same, when it has told the front no better."""
+    handle, llm = cluster
+    monkeypatch.setattr(fronts, "ROLL_CALL_ANSWER_S", 0.1)
+    frozen = True
+    hello, carry_out = Replica.hello, Replica.carry_out
+
+    async def silent(self: Replica) -> Any:
+        while frozen and self.name == "one":
+            await asyncio.sleep(0.01)
+        return await hello(self)
+
+    async def never(self: Replica, *order: Any) -> Any:
+        if frozen and self.name == "one":
+            await asyncio.Event().wait()
+        return await carry_out(self, *order)
+
+    monkeypatch.setattr(Replica, "hello", silent)
+    monkeypatch.setattr(Replica, "carry_out", never)
+    turns = iter(["one", "two"] * 3)
+    monkeypatch.setattr(handle.policy, "choose", lambda order, candidates: next(turns))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        nonlocal frozen
+        llm._replicas.calls.last_taken = math.inf
+        for _ in range(3):
+            output = await llm.complete(llm.engine.prepare("Once upon a time", wanted_params(2)))
+            assert output.moved is not None and output.moved.times == 1
+        frozen = False
+
+    run(llm, test)
+
+
 def test_every_end_is_counted_once(cluster: Any) -> None:
     _, llm = cluster
 
@@ -450,11 +530,3 @@ def test_a_front_knows_blocks_by_the_hashes_that_replicas_publish(cluster: Any, 
 
 def test_hashes_are_the_same_in_every_process() -> None:
     assert chain(list(range(40)), "pepper", 16) == HASHES
-
-
-@pytest.mark.parametrize(("state", "number"), [
-    ((2, 0, 1, 0), 2), ((2, 0, 0, 0), 1), ((1, 0, 0, 0), 1), ((2, 9, 4, 0), 3), ((2, 40, 4, 0), 10),
-    ((2, 0, 9, 0.5), 3), ((2, 0, 0, 0.5), 3), ((0, 1, 0, 0), 1), ((0, 0, 0, 0), 0)])
-def test_how_many_replicas_there_should_be(state: tuple[int, float, float, float], number: int) -> None:
-    """By replicas, requests that wait, that run, the share of targets missed."""
-    assert wanted(*state) == number

@@ -75,6 +75,27 @@ def test_cancels_travel_back() -> None:
     run(test)
 
 
+def test_a_replica_that_came_again_is_not_lost_when_its_first_connection_ends() -> None:
+    """What it had then is lost when it comes again, and not later: by then it has other orders."""
+    async def test(front: Front, address: Address) -> None:
+        first = await Sender.connect(address, "r1", lambda key: None)
+        first.post(1, "begun")
+        await until(front.said)
+        given_up: list[int] = []
+        second = await Sender.connect(address, "r1", given_up.append)
+        await until(lambda: front.lost == ["r1"])
+        second.post(2, "begun")
+        await until(lambda: (2, "begun") in front.said())
+        await until(lambda: not first.open)
+        front.room.cancel("r1", 2)
+        await until(lambda: given_up == [2])
+        assert front.lost == ["r1"]
+        second.close()
+        await until(lambda: front.lost == ["r1", "r1"])
+
+    run(test)
+
+
 def test_a_replica_with_another_token_is_not_read() -> None:
     async def test(front: Front, address: Address) -> None:
         with pytest.raises((Stranger, EOFError, OSError)):

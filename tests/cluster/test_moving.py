@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.mortal import UNBORN, Crew, Heard, Mortal, check_nothing_runs, follow, hear, mortal
 from grammar.structured import token, tokenizer
+from paceline.async_llm import AsyncLLM
 from paceline.cluster.moving import MovingStream
 from paceline.cluster.order import Order
+from paceline.cluster.worker import LocalWorker
 from paceline.request import SamplingParams, Tenant
 
 PROMPT = tokenizer().encode('A list: {"name": "Ada", "age": 36, "tags": ["yes", "no"]} and another: ')
@@ -25,6 +28,8 @@ PENALISED: dict[str, Any] = {"temperature": 1.2, "repetition_penalty": 1.3, "pre
                              "frequency_penalty": 0.4, "logit_bias": {token("a"): 3.0, token("b"): -5.0}}
 MASKED: dict[str, Any] = {"temperature": 1.0, "bad_words": ("a", "name"), "no_repeat_ngram_size": 2,
                           "min_tokens": 6, "stop_token_ids": (token("e"), token('"'))}
+FAMILY = Path(__file__).parents[1] / "family"
+HEADS = ("eagle3", "mtp", "dspark")
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "greedy": (GREEDY, None),
     "greedy, ngram": (GREEDY, "ngram"),
@@ -98,6 +103,38 @@ def test_on_a_device(name: str, devices: list[Mortal]) -> None:
     order = order_of(params, speculation, luck.randrange(1 << 64))
     calm, _ = follow(order, devices[:1], [])
     follow(order, devices, deaths_for(luck))[0].check_same(calm)
+
+
+@pytest.fixture(scope="module")
+def family() -> Iterator[tuple[list[int], list[Mortal]]]:
+    """A prompt, and two of a small model that was really trained, with heads that were too."""
+    options: dict[str, Any] = {"deterministic": True, "threads": 1, "max_model_len": 256, "warm_up": False,
+                               "heads": [str(FAMILY / kind) for kind in HEADS]}
+    made = [Mortal(LocalWorker(AsyncLLM(str(FAMILY / "target"), **own, **options), name))
+            for name, own in (("six", {}), ("seven", {"block_size": 8, "max_batch_tokens": 19}))]
+    tokenizer = made[0].inner._llm.engine.tokenizer
+    assert tokenizer is not None
+    yield tokenizer.encode("It is a truth universally acknowledged, that a"), made
+    for worker in made:
+        worker.inner._llm.close()
+
+
+@pytest.mark.parametrize(("kind", "more"), [("eagle3", {"tree": True, "top_k": 4, "nodes": 12}), ("mtp", {}),
+                                            ("dspark", {})])
+def test_a_trained_head_drafts_after_the_move_as_before(kind: str, more: dict[str, Any],
+                                                        family: tuple[list[int], list[Mortal]]) -> None:
+    """What it knows of the text is made anew from the tokens: the same text, and drafts that are accepted."""
+    prompt, workers = family
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=20, ignore_eos=True, logprobs=1)
+    order = Order.of("r", prompt, params, speculation={"method": kind, "k": 4, "adaptive": False, **more})
+    calm, _ = follow(order, workers[:1], [])
+    wild, _ = follow(order, workers, [6, UNBORN, 5])
+    wild.check_same(calm)
+    assert wild.output is not None and wild.output.moved is not None
+    assert (wild.output.moved.times, wild.output.moved.exact) == (3, True)
+    stats = wild.output.speculation
+    assert stats is not None and stats.failure is None and stats.accepted > 0
+    asyncio.run(check_nothing_runs(workers))
 
 
 @pytest.mark.full

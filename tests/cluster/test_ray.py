@@ -10,103 +10,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from serving import ServerProcess, events, until, write_model
+from serving import events, until
 
 import paceline.cluster as cluster_package
-from paceline import LLM, SamplingParams
-from paceline.cli.main import main
+from cluster.real_ray import (
+    WAIT,
+    Cluster,
+    ask,
+    body,
+    check_nothing_stays,
+    command,
+    listening,
+    running,
+    stream,
+    texts,
+)
+from paceline import LLM
 from paceline.cluster import environment
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"), pytest.mark.slow]
 
-WAIT = 120.0
 PROMPTS = ["Once upon a time there was a small engine that", "The sum of two and three", "A", "To be or not to be " * 9]
-
-
-class Cluster(ServerProcess):
-    def family(self) -> dict[int, str]:
-        """Every process below the server's, by id: its title."""
-        parents: dict[int, int] = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError):
-                continue
-        found, fresh = set(), {self.process.pid}
-        while fresh:
-            found |= fresh
-            fresh = {child for child, parent in parents.items() if parent in found} - found
-        return {pid: title(pid) for pid in found - {self.process.pid}}
-
-    def replicas(self) -> list[int]:
-        return sorted(pid for pid, name in self.family().items() if "ServeReplica" in name)
-
-
-def title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> LLM:
-    """One engine in this process: what everybody should answer."""
-    return LLM(str(folder), deterministic=True)
 
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(folder, tmp_path_factory.mktemp("log") / "log", "--deterministic", "--replicas", "2", "--threads",
-                   "1", "--drain", "5")
-    try:
-        until(lambda: httpx.get(f"{made.url}/ready").status_code == 200, WAIT)
+    with running(folder, tmp_path_factory.mktemp("log") / "log", "--replicas", "2") as made:
         yield made
-    finally:
-        if made.process.poll() is None:
-            made.stop()
-
-
-def body(prompt: str, **more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": prompt, "ignore_eos": True, "temperature": 1.0, **more}
-
-
-def ask(cluster: Cluster, prompt: str, **more: Any) -> dict[str, Any]:
-    response = httpx.post(f"{cluster.url}/v1/completions", json=body(prompt, **more), timeout=WAIT)
-    assert response.status_code == 200, response.text
-    told: dict[str, Any] = response.json()
-    return told
-
-
-def stream(cluster: Cluster, prompt: str, begun: Any = None, **more: Any) -> tuple[str, dict[str, Any]]:
-    """The text, and the last chunk."""
-    text, last = "", {}
-    sent = body(prompt, stream=True, stream_options={"include_usage": True}, **more)
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=sent, timeout=WAIT) as response:
-        assert response.status_code == 200
-        for number, last in enumerate(events(response)):
-            assert "error" not in last, last
-            text += "".join(choice["text"] for choice in last["choices"])
-            if number == 3 and begun is not None:
-                begun()
-    return text, last
-
-
-def texts(alone: LLM, prompts: list[str], seeds: list[int], **params: Any) -> list[list[str]]:
-    wanted = [SamplingParams(temperature=1.0, ignore_eos=True, seed=seed, **params) for seed in seeds]
-    return [[one.text for one in output.outputs] for output in alone.generate(prompts, wanted)]
 
 
 def test_texts_are_those_of_one_engine(cluster: Cluster, alone: LLM) -> None:
@@ -159,23 +94,46 @@ def test_who_hangs_up_is_not_computed_for(cluster: Cluster) -> None:
     until(lambda: sum(count for name, count in cluster.metrics().items() if "num_requests_running" in name) == 0, WAIT)
 
 
-def listening(pid: int) -> list[str]:
-    """Addresses, as the kernel writes them, at which a process waits for connections."""
-    own = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            own.add(os.readlink(one))
-    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").read_text(
-        ).splitlines()[1:]]
-    return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
-
-
 def test_ray_is_reached_from_this_machine_alone(cluster: Cluster) -> None:
     """But for a port of each replica, at which Serve itself listens everywhere; it asks for the token."""
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     for pid, name in cluster.family().items():
         open_to_all = [address for address in listening(pid) if address not in loopback]
         assert len(open_to_all) <= ("ServeReplica" in name), (name, open_to_all)
+
+
+@pytest.mark.full
+def test_a_frozen_replica_holds_nobody_up(cluster: Cluster, alone: LLM) -> None:
+    """Neither those whose streams it has nor those that are on their way to it; and it goes on when it wakes up."""
+    victim = cluster.replicas()[0]
+    prompts = [f"{number} frozen {PROMPTS[number % 4]}" for number in range(16)]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        begun: list[bool] = []
+        early = [pool.submit(stream, cluster, prompt, lambda: begun.append(True), max_tokens=150, seed=number)
+                 for number, prompt in enumerate(prompts[:8])]
+        until(lambda: len(begun) == len(early), WAIT)
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            frozen = time.monotonic()
+            late = [pool.submit(ask, cluster, prompt, max_tokens=20, seed=number)
+                    for number, prompt in enumerate(prompts[8:])]
+            told = [one.result(WAIT)[0] for one in early]
+            answers = [one.result(WAIT)["choices"][0]["text"] for one in late]
+            assert time.monotonic() - frozen < 60.0
+            for number in range(4):
+                ask(cluster, f"{number} later", max_tokens=2)
+        finally:
+            os.kill(victim, signal.SIGCONT)
+    assert [[text] for text in told] == texts(alone, prompts[:8], list(range(8)), max_tokens=150)
+    assert [[text] for text in answers] == texts(alone, prompts[8:], list(range(8)), max_tokens=20)
+
+    def rests() -> bool:
+        found = cluster.metrics()
+        names = {name.partition('replica="')[2] for name in found if name.startswith("paceline_steps_total{")}
+        return len(names) == 2 and not sum(count for name, count in found.items() if (
+            "num_requests_running" in name or ("paceline_cache_blocks{" in name and 'state="used"' in name)))
+
+    until(rests, WAIT)
 
 
 def test_a_killed_replica_is_not_noticed_by_clients(cluster: Cluster, alone: LLM) -> None:
@@ -198,18 +156,7 @@ def test_a_killed_replica_is_not_noticed_by_clients(cluster: Cluster, alone: LLM
 
 
 def test_nothing_stays_behind(cluster: Cluster) -> None:
-    family = cluster.family()
-    assert any("raylet" in name for name in family.values())
-    assert cluster.stop() == 0
-    end = time.monotonic() + WAIT
-    while left := [pid for pid in family if title(pid)]:
-        assert time.monotonic() < end, [title(pid) for pid in left]
-        time.sleep(0.1)
-    assert "Traceback" not in cluster.log()
-
-
-def command(folder: Path, *words: str) -> int:
-    return main(["serve", str(folder), "--port", "0", *words])
+    check_nothing_stays(cluster)
 
 
 @pytest.fixture
@@ -236,6 +183,17 @@ def test_mistakes_are_told_at_once(folder: Path, said: Callable[[], str], words:
 def test_a_model_that_is_not_there_costs_no_ray(said: Callable[[], str], tmp_path: Path) -> None:
     assert command(tmp_path / "nobody", "--replicas", "2") == 2
     assert "nobody" in said()
+    assert not ray.is_initialized()
+
+
+def test_an_old_ray_is_told_before_it_opens_a_port(folder: Path, said: Callable[[], str],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("deploy", "serving"):
+        monkeypatch.delitem(sys.modules, f"paceline.cluster.{name}", raising=False)
+        monkeypatch.delattr(cluster_package, name, raising=False)
+    monkeypatch.setattr(ray, "__version__", "2.59.1")
+    assert command(folder, "--replicas", "2") == 2
+    assert "Replicas need Ray 2.60 or later, and 2.59.1 is installed" in said()
     assert not ray.is_initialized()
 
 

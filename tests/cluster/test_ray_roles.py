@@ -7,18 +7,16 @@ import concurrent.futures
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from serving import until, write_model
 
 pytest.importorskip("ray")
 
-from cluster.test_ray import WAIT, Cluster, ask, command, environment, listening, stream, texts, title
+from cluster.real_ray import WAIT, Cluster, ask, check_nothing_stays, command, listening, running, stream, texts, title
 from paceline import LLM
+from paceline.cluster import environment
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"), pytest.mark.slow]
 
@@ -27,25 +25,10 @@ LONG = [f"{number}: It was a bright cold day in April, and the clocks were strik
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> LLM:
-    return LLM(str(folder), deterministic=True)
-
-
-@pytest.fixture(scope="module")
 def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(folder, tmp_path_factory.mktemp("log") / "log", "--deterministic", "--prefill-replicas", "1",
-                   "--decode-replicas", "1", "--threads", "1", "--prefill-speculation", "none", "--drain", "5")
-    try:
-        until(lambda: httpx.get(f"{made.url}/ready").status_code == 200, WAIT)
+    with running(folder, tmp_path_factory.mktemp("log") / "log", "--prefill-replicas", "1", "--decode-replicas", "1",
+                 "--prefill-speculation", "none") as made:
         yield made
-    finally:
-        if made.process.poll() is None:
-            made.stop()
 
 
 def counted(cluster: Cluster, name: str) -> float:
@@ -82,13 +65,7 @@ def test_a_killed_prefill_replica_is_not_noticed(cluster: Cluster, alone: LLM) -
 
 
 def test_nothing_stays_behind(cluster: Cluster) -> None:
-    family = cluster.family()
-    assert cluster.stop() == 0
-    end = time.monotonic() + WAIT
-    while left := [pid for pid in family if title(pid)]:
-        assert time.monotonic() < end, [title(pid) for pid in left]
-        time.sleep(0.1)
-    assert "Traceback" not in cluster.log()
+    check_nothing_stays(cluster)
 
 
 @pytest.mark.parametrize(("words", "sentence"), [

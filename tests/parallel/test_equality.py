@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from serving import write_model
 
 from engine.test_equality_matrix import (
     FAST_MODELS,
@@ -17,6 +20,7 @@ from engine.test_equality_matrix import (
     reference,
     run_cell,
 )
+from paceline import LLM
 from parallel.ranks import shared_model
 
 CELLS = [Cell("batch 8, chunks of 7", batch=8, options={"max_prefill_chunk": 7}),
@@ -46,3 +50,20 @@ def test_every_architecture_is_equal(place: int) -> None:
 @pytest.mark.parametrize("cell", [*fast_cells(), *host_cells(), *CELLS], ids=lambda cell: cell.name)
 def test_the_whole_matrix(name: str, size: int, cell: Cell) -> None:
     check(name, size, cell)
+
+
+@pytest.fixture(scope="module")
+def by_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    """A model of two ranks, each a process, with gloo between them; and the same model of one rank."""
+    folder = str(write_model(tmp_path_factory.mktemp("ranks")))
+    llm = LLM(folder, deterministic=True, tensor_parallel_size=2)
+    assert llm.engine.model._followers.pids  # type: ignore[attr-defined]
+    yield llm.engine.model, LLM(folder, deterministic=True).engine.model
+    assert llm.engine.model.lost is None
+
+
+@pytest.mark.parametrize("cell", [*CELLS[:3], *(Cell(name, draft=draft) for name, draft in drafts().items())],
+                         ids=lambda cell: cell.name)
+def test_processes_are_equal(by_processes: tuple[Any, Any], cell: Cell) -> None:
+    subject, alone = by_processes
+    run_cell(subject, "seeded", cell, reference(alone, "seeded"))

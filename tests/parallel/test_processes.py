@@ -75,7 +75,7 @@ def test_two_processes_say_what_one_says_until_one_is_killed(folder: Path, expec
     assert llm.engine.model.lost is not None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_four_processes_say_what_one_says(folder: Path, expected: list[list[int]]) -> None:
     llm = LLM(str(folder), deterministic=True, tensor_parallel_size=4)
     assert tokens(llm) == expected

@@ -153,6 +153,15 @@ def test_what_who_decodes_has_does_not_travel(planned: Plan) -> None:
     assert [job.cached for job in (first, second, third)] == [0, 512, 512]
 
 
+def test_who_decodes_is_chosen_for_its_load_more_than_for_what_it_has(planned: Plan) -> None:
+    """As the real router does: to bring a beginning is cheaper than to decode beside somebody. To compute it is not."""
+    trace = [Asked(0.0, 1024, 1000, "p", 512), Asked(1.0, 1024, 10, "p", 512)]
+    apart, together = Layout(prefill=1, decode=2, routing="prefix"), Layout(replicas=2, routing="prefix")
+    busy, brought = simulate(trace, engine(planned, rows=2048), apart).jobs
+    assert brought.decodes_at not in (None, busy.decodes_at)
+    assert [job.cached for job in simulate(trace, engine(planned, rows=2048), together).jobs] == [0, 512]
+
+
 def test_texts_that_travel_at_once_share_the_link(planned: Plan) -> None:
     one = replace(engine(planned, rows=2048), link=engine(planned).link / 1000)
     jobs = simulate([Asked(0.0, 1024, 2), Asked(0.0, 1024, 2)], one, Layout(prefill=2, decode=1, routing="round-robin"))

@@ -281,7 +281,7 @@ def test_a_shadow_for_which_there_will_never_be_room_is_not_waited_for(options: 
     ask(engine, 12, params={"n": 3})
     finish(engine, watch)
     assert watch.outcomes == {"skipped": 1}
-    engine.add(PROMPT[:4] * 3, SamplingParams(max_tokens=12, ignore_eos=True), speculation=ORACLE)
+    engine.add(PROMPT[:4] * 3, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True), speculation=ORACLE)
     finish(engine, watch)
     assert watch.outcomes == {"skipped": 1, "equal": 1}
 

@@ -8,9 +8,9 @@ __all__ = ["app"]
 
 
 def __getattr__(name: str) -> Any:
-    """`app` needs Ray, and nothing else here does."""
+    """`app` needs Ray, and nothing else here does. No module may have its name: importing one sets the attribute."""
     if name == "app":
-        from paceline.cluster.app import app
+        from paceline.cluster.application import app
 
         return app
     raise AttributeError(name)

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.cluster.mail import Address, Farewell, Letter, MailRoom
 from paceline.cluster.order import Order
 from paceline.cluster.reading import Identity
-from paceline.cluster.routing import Features
+from paceline.cluster.routing import Features, Progress
 from paceline.cluster.worker import WorkerLost
 from paceline.engine.records.deltas import Delta
 
@@ -44,18 +44,18 @@ class Calls:
         if self._address is None:
             self._address = asyncio.ensure_future(self._room.open(self._host))
         address = await asyncio.shield(self._address)  # whoever asked first may leave meanwhile
-        key, inbox = next(self._keys), Inbox()
+        key, inbox = next(self._keys), Inbox(wanted.progress)
         self._inboxes[key] = inbox
         response = getattr(self._handle, what).remote(wanted, order, address, key, self._identity, *more)
         return Call(wanted, inbox, response, lambda: self._give_up(key, inbox, response),
                     lambda: self._inboxes.pop(key, None))
 
     def _give_up(self, key: int, inbox: Inbox, response: Any) -> None:
-        if key not in self._inboxes or inbox.ended:
+        if key not in self._inboxes:
             return
         if inbox.replica is None:
-            response.cancel()
-        else:
+            response.cancel()  # also where somebody else has it by now: who wakes up late is not to begin
+        elif not inbox.ended:
             self._room.cancel(inbox.replica, key)
 
     def _deliver(self, replica: str, letters: list[Letter]) -> None:
@@ -65,15 +65,20 @@ class Calls:
                     self.last_taken = asyncio.get_running_loop().time()
                 inbox.replica = replica
                 inbox.hear(news)
+            elif not is_last(news):  # it took an order that was given up meanwhile
+                self._room.cancel(replica, key)
 
     def lost(self, replica: str) -> None:
-        """Its connection has ended, or it is about to leave: its orders go elsewhere."""
+        """Its connection has ended, and with that the orders it had: they go elsewhere."""
         for inbox in list(self._inboxes.values()):
             if inbox.replica == replica:
                 inbox.hear(WorkerLost(f"The replica {replica} is gone."))
 
     def part(self, replica: str) -> None:
-        """It is leaving; see lost()."""
+        """It is leaving, or says nothing any more: its orders go elsewhere, and those on their way to it."""
+        for inbox in list(self._inboxes.values()):
+            if inbox.replica is None and inbox.progress.replica == replica:
+                inbox.hear(WorkerLost(f"The replica {replica} did not take the order."))
         self.lost(replica)
         self._room.part(replica)
 
@@ -131,7 +136,9 @@ class Call:
 class Inbox:
     """What is new of one call. News after an exception, or after the end, are nobody's."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        """To whom it was sent, as the router knows."""
         self.replica: str | None = None
         """Who has it, once that is known."""
         self.ended = False
@@ -141,7 +148,7 @@ class Inbox:
     def hear(self, news: Any) -> None:
         if self.ended:
             return
-        self.ended = isinstance(news, Exception | Farewell) or (isinstance(news, Delta) and news.output is not None)
+        self.ended = is_last(news)
         self._heard.append(news)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -157,3 +164,8 @@ class Inbox:
             async with asyncio.timeout(seconds):
                 await self._waiter
         return self._heard.pop(0)
+
+
+def is_last(news: Any) -> bool:
+    """Of a call nothing more comes."""
+    return isinstance(news, Exception | Farewell) or (isinstance(news, Delta) and news.output is not None)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline import errors
+from paceline.cluster.environment import check_ray
 from paceline.cluster.family import descendants, end, ends_with_signals
 from paceline.cluster.options import ClusterOptions
 from paceline.cluster.replica import Replica, ReplicaOptions
@@ -21,6 +22,8 @@ from paceline.errors import ConfigError, EngineError, PacelineError
 
 try:
     import ray
+
+    check_ray(ray.__version__)
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 except ImportError as missing:

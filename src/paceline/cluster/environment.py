@@ -1,10 +1,16 @@
-"""What a Ray of our own is told by its environment. Ray reads it when it is imported, so this does not import it."""
+"""Which Ray it has to be, and what one of our own is told by its environment. Ray reads that when it is imported, so
+this does not import it."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 
+from paceline.errors import ConfigError
+
+OLDEST_RAY = (2, 60)
+"""The one that this was tested with. Older ones lack a part of what is used of Serve, or ignore RAY_AUTH_MODE."""
 CALM = {
     "RAY_worker_niceness": "0",  # it is 15: whatever else runs would go before the engines
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",  # it is 0.1
@@ -28,3 +34,12 @@ def set_for_own_ray() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
     os.environ.pop("RAY_ADDRESS", None)
+
+
+def check_ray(version: str) -> None:
+    """An old one would not just fail: its ports might let everybody in."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_RAY:
+        wanted = ".".join(map(str, OLDEST_RAY))
+        raise ConfigError(f"Replicas need Ray {wanted} or later, and {version} is installed: pip install -U "
+                          "'paceline[cluster]'.")

@@ -32,6 +32,10 @@ from paceline.text_threads import TextThreads, closed
 
 log = logging.getLogger("paceline.cluster")
 ROLL_CALL_S = 1.0
+ROLL_CALL_ANSWER_S = 10.0
+"""Who takes longer to answer the roll call is missing; who is missing twice has no orders of ours any more."""
+SILENT_S = 300.0
+"""So long such a replica is sent something only where there is no other. If it is still there then, it answers."""
 ADMITTED_S = 20.0
 """An order that no replica has taken after so long, and no other order either, is sent anew."""
 ADMITTED_AT_MOST_S = 300.0
@@ -47,6 +51,8 @@ class Replicas:
         """`host`: where replicas find this front."""
         self._model = model
         self.calls = Calls(handle, model.facts.identity, host)
+        self.silent: Set[str] = frozenset()
+        """Replicas that do not answer the roll call."""
 
     async def stream(self, order: Order, asked: _ForOne) -> AsyncGenerator[Delta, None]:
         """As Worker.stream(). One whose queue is full is no reason to refuse as long as there is another."""
@@ -63,7 +69,8 @@ class Replicas:
                     raise
 
     async def _attempt(self, order: Order, asked: _ForOne, full: set[str]) -> AsyncGenerator[Delta, None]:
-        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, asked.lost | full)
+        avoid = asked.lost | full | self.silent
+        wanted = features(order, self._model.config.block_size, self._model.facts.adapters, avoid)
         call = await self.calls.begin("carry_out", wanted, order)
         try:
             while True:
@@ -242,25 +249,28 @@ class ClusterLLM:
     # ---------------------------------------------------------------- roll call
 
     def _keep_calling(self) -> None:
-        """In a thread of its own. Who does not answer twice and still has orders of ours is leaving, or lost: Serve
-        takes those that drain off the list first, and waits for them."""
-        missing: set[str] = set()
-        known = set(self._here)
+        """In a thread of its own. Who does not answer twice and still has orders of ours, or is to get some, is
+        leaving, frozen or lost: Serve takes those that drain off the list first, and waits for them."""
+        seen = dict.fromkeys(self._here, time.monotonic())
+        before: Set[str] = self._here
         while not self._closing.wait(ROLL_CALL_S):
             self._call_roll()
-            known |= self._here
-            gone = known - self._here
-            for name in gone & missing:
-                known.discard(name)
+            now = time.monotonic()
+            seen |= dict.fromkeys(self._here, now)
+            seen = {name: when for name, when in seen.items() if now - when < SILENT_S}
+            silent = seen.keys() - self._here - before
+            self._replicas.silent = silent
+            for name in silent:
                 if self._loop is not None:
                     with suppress(RuntimeError):  # closed
                         self._loop.call_soon_threadsafe(self._replicas.calls.part, name)
-            missing = gone
+            before = self._here
 
     def _call_roll(self) -> None:
         here = set()
         try:
-            for answer in self.handle.broadcast("hello").results(timeout_s=10.0, return_exceptions=True):
+            for answer in self.handle.broadcast("hello").results(timeout_s=ROLL_CALL_ANSWER_S,
+                                                                    return_exceptions=True):
                 if not isinstance(answer, BaseException):
                     name, facts = answer
                     if self._fits(name, facts.identity):

@@ -168,6 +168,9 @@ class MailRoom:
         try:
             await asyncio.wait_for(_greet(reader, writer, self._token, b"front", b"replica"), PATIENCE_S)
             name = str(await asyncio.wait_for(_read(reader), PATIENCE_S))
+            if (before := self._replicas.get(name)) is not None:  # it hung up; that news is on its way still
+                before.close()
+                self._lost(name)
             self._replicas[name] = writer
             while True:
                 self._deliver(name, await _read(reader))
@@ -175,9 +178,8 @@ class MailRoom:
             pass  # cancelled: the event loop ends, and asyncio's streams would log that
         finally:
             writer.close()
-            if name is not None:
-                if self._replicas.get(name) is writer:
-                    del self._replicas[name]
+            if name is not None and self._replicas.get(name, writer) is writer:
+                self._replicas.pop(name, None)
                 self._lost(name)
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class _Fleet:
 
         first = replicas("r", layout.replicas) + replicas("d", layout.decode)
         apart = replicas("p", layout.prefill, prefills=True)
-        self._front = Front(layout.routing, first, self.clock, seed)
+        self._front = Front(layout.routing, first, self.clock, seed, handed_over=bool(apart))
         self._prefill = Front(layout.routing, apart, self.clock, seed) if apart else None
         self._replicas = {one.name: one for one in (*first, *apart)}
         self._ends: Ends = Apart() if engine.host is None else Shared(engine.host, engine.front.token)

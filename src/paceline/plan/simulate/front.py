@@ -10,7 +10,16 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from paceline.cache.prefix import chain
-from paceline.cluster.routing import POLICIES, SEQUENCE_TOKENS, Candidate, Features, Policy, PrefixAware, Random
+from paceline.cluster.routing import (
+    HANDED_OVER,
+    POLICIES,
+    SEQUENCE_TOKENS,
+    Candidate,
+    Features,
+    Policy,
+    PrefixAware,
+    Random,
+)
 from paceline.errors import ConfigError
 from paceline.plan.simulate.replica import Job, Replica
 from paceline.request import Tenant, scope_of
@@ -28,10 +37,13 @@ REMEMBERED = 1 << 20
 class Front:
     """Sends requests to one group of replicas."""
 
-    def __init__(self, routing: str, replicas: Sequence[Replica], clock: Callable[[], float], seed: int = 0) -> None:
+    def __init__(self, routing: str, replicas: Sequence[Replica], clock: Callable[[], float], seed: int = 0,
+                 handed_over: bool = False) -> None:
+        """`handed_over`: the replicas do not compute prompts, they are brought them."""
         self.replicas = {replica.name: replica for replica in replicas}
         self._clock = clock
-        self._policy = _policy(routing, clock, seed)
+        self._prompt_cost = HANDED_OVER if handed_over else 1.0
+        self._policy = _policy(routing, clock, seed, self._prompt_cost)
         self._said = {name: self._state(replica) for name, replica in self.replicas.items()}
         self._heard = dict.fromkeys(self.replicas, -math.inf)
         self._places = {name: place for place, name in enumerate(self.replicas)}
@@ -39,7 +51,7 @@ class Front:
         self._load = np.zeros(len(self._names))
         self._sent: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         """Where the last few requests with a block went."""
-        self._orders: dict[int, tuple[Features, str, int]] = {}
+        self._orders: dict[int, tuple[Features, str, float]] = {}
 
     def send(self, job: Job, full: AbstractSet[str] = frozenset()) -> Replica | None:
         """The replica that it goes to, which is none of those that are full; None: there is no other."""
@@ -53,7 +65,7 @@ class Front:
             return None
         self._policy.begun(order, name)
         order.progress.replica = name
-        load = asked.prompt_tokens + SEQUENCE_TOKENS
+        load = self._prompt_cost * asked.prompt_tokens + SEQUENCE_TOKENS
         self._load[self._places[name]] += load
         self._orders[job.number] = (order, name, load)
         if self._large:
@@ -114,9 +126,9 @@ class Front:
                          dict(replica.pending))
 
 
-def _policy(routing: str, clock: Callable[[], float], seed: int) -> Policy:
+def _policy(routing: str, clock: Callable[[], float], seed: int, prompt_cost: float) -> Policy:
     if routing not in POLICIES:
         raise ConfigError(f"--routing must be one of {', '.join(POLICIES)}, got {routing!r}.")
     if routing == "prefix":
-        return PrefixAware(clock)
+        return PrefixAware(clock, prompt_cost=prompt_cost)
     return Random(seed) if routing == "random" else POLICIES[routing]()
