@@ -167,7 +167,7 @@ def test_after_a_prefix_hit_as_much_is_accepted_as_after_a_cold_start(name: str)
 
 
 def test_the_family_is_small_and_names_nobodys_folders() -> None:
-    assert sum(file.stat().st_size for file in FAMILY.rglob("*") if file.is_file()) < 6 << 20
+    assert sum(file.stat().st_size for file in FAMILY.rglob("*") if file.is_file()) < 6_000_000
     for kind in KINDS:
         written = read_json(FAMILY / kind / "config.json")
         assert written["speculators_config"]["verifier"]["name_or_path"] == "tiny family"
