@@ -86,7 +86,7 @@ def tensors_of(config: HeadConfig) -> dict[str, torch.Tensor]:
     found = {}
     for key, shape in expected(config).items():
         if key == "d2t":
-            ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:shape[0]].sort().values
+            ids = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(5))[:shape[0]].sort().values
             found[key] = ids - torch.arange(shape[0])
         elif "norm" in key:
             found[key] = 1 + noise(shape, key, 0.3)
