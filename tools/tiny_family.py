@@ -92,7 +92,7 @@ def write_target(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file({f"model.{name}": one.detach().half().cpu().contiguous() for name, one in model.named_parameters()},
               folder / "model.safetensors", metadata={"format": "pt"})
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": END}, indent=1))
 
 

@@ -3,8 +3,10 @@ with speculation off, whatever drafts for it, as chain or tree, greedy or drawn 
 chunks, preempted, swapped, on a warm cache or beside requests with an adapter.
 
 Subjects: a small model of random weights, where look-ups and the target's own layers draft; with --family FOLDER
-(tests/family) a tiny trained one with a draft model and heads; with --model a real one. --least says how much trained
-drafters must have had accepted in a cell that proves something.
+(tests/family) a tiny trained one with a draft model and heads, random ones of the kinds that nobody has trained; with
+--model a real one. --quantization first rounds the target of the latter two, as `paceline quantize` does. --least says
+how much trained drafters must have had accepted in a cell that proves something. What cannot run is named, with what it
+lacks.
 
 Prints a table, a line a drafter and a column a circumstance, and exits with 1 where a token differs or a drafter fails.
 Without a card (--device cpu with TRITON_INTERPRET=1) the same code runs in Triton's interpreter.
@@ -15,17 +17,20 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from made import QUANTIZATIONS, in_few_bits
 from paceline.bench.report import Row, document, json_argument, say
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.request import SamplingParams
 from paceline.speculation.spec import HEADS, TOLD
-from subjects import LOADED, SMALL, FamilySubject, RandomSubject, RealSubject, Subject, random_adapter
+from subjects import LOADED, OPENINGS, SMALL, FamilySubject, RandomSubject, RealSubject, Subject, random_adapter
 
 WISHES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
@@ -215,27 +220,38 @@ def run(subject: Subject, wishes: Sequence[str] = tuple(WISHES), styles: Sequenc
         wrong = [name for name in given if name not in known]
         if wrong:
             raise ConfigError(f"No {what} {wrong[0]!r}: use some of {', '.join(known)}.")
-    cases = cases_of(subject, [wish for wish in wishes if subject.can(WISHES[wish])], styles, count)
+    skipped = {wish: lack for wish in wishes if (lack := subject.lacks(WISHES[wish])) is not None}
+    if "adapters" in circumstances and not subject.adapts:
+        skipped["adapters"] = "a model that runs in native code as a whole"
+    for name, lack in skipped.items():
+        say(f"matrix: {name} skipped: {lack}")
+    wishes = [wish for wish in wishes if wish not in skipped]
+    circumstances = [circumstance for circumstance in circumstances if circumstance not in skipped]
+    if not wishes or not circumstances:
+        raise ConfigError("Nothing of what was asked for can run with this subject.")
+    began = time.perf_counter()
+    cases = cases_of(subject, wishes, styles, count)
     expected = plain_texts(subject, cases)
     if sum(len(set(tokens)) > 2 for tokens, _ in expected) * 2 < len(expected):
         raise PacelineError("Most texts are one token over and over: equality would mean nothing.")
-    say(f"matrix: {len(cases)} requests decoded plainly")
+    say(f"matrix: {len(cases)} requests decoded plainly ({time.perf_counter() - began:.0f} s)")
     rows: list[Row] = []
     wrong_ones: list[dict[str, Any]] = []
     for circumstance in circumstances:
-        if circumstance == "adapters" and not subject.adapts:
-            continue
         found = outcomes(subject, circumstance, cases, expected)
         for wish in dict.fromkeys(case.wish for case in cases):
             own = [one for one in found if one.case.wish == wish]
             rows.append(Row(f"{wish} / {circumstance}", "equal", sum(one.fine for one in own),
                             note=f"of {len(own)}, {sum(one.accepted for one in own)} drafts accepted"))
             tokens = sum(len(one.found[0]) for one in own)
-            if wish in TRAINED and sum(one.accepted for one in own) < least * tokens:
+            learned = wish in TRAINED and wish not in subject.untrained
+            if learned and sum(one.accepted for one in own) < least * tokens:
                 raise PacelineError(f"{rows[-1].case}: {rows[-1].note} in {tokens} tokens: this cell proves nothing.")
         wrong_ones += [one.as_dict() for one in found if not one.fine]
-        say(f"matrix: {circumstance}: {sum(one.fine for one in found)} of {len(found)} equal")
-    return document(rows, subject=subject.name, tokens=count, styles=list(styles)) | {"differences": wrong_ones}
+        say(f"matrix: {circumstance}: {sum(one.fine for one in found)} of {len(found)} equal "
+            f"({time.perf_counter() - began:.0f} s)")
+    return document(rows, subject=subject.name, tokens=count, styles=list(styles)) | {
+        "differences": wrong_ones, "skipped": skipped}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -249,7 +265,8 @@ def table(result: dict[str, Any]) -> str:
     width = max(len(wish) for wish in cells)
     lines = [" " * width + "".join(f"  {name:>12}" for name in columns)]
     lines += [f"{wish:{width}}" + "".join(f"  {line[name]:>12}" for name in columns) for wish, line in cells.items()]
-    return "\n".join([*lines, "equal/requests (drafts accepted)"])
+    lines += [f"{name}: skipped, {lack}" for name, lack in result["skipped"].items()]
+    return "\n".join([*lines, f"{result['settings']['subject']}: equal/requests (drafts accepted)"])
 
 
 def _texts(outs: Sequence[Any]) -> list[Text]:
@@ -268,12 +285,31 @@ def _blocks(cases: Sequence[Case]) -> int:
     return sum(-(-(_length(case) + 32) // BLOCK) for case in cases)
 
 
+def chosen(given: argparse.Namespace, made: Path) -> Subject:
+    """What the command line says; a target in few bits is written to `made`."""
+    if given.quantization is not None and given.family is None and given.model is None:
+        raise ConfigError("--quantization rounds a model that is stored: give one (--family or --model).")
+    model = given.model if given.family is None else str(given.family / "target")
+    if given.quantization is not None:
+        model = str(in_few_bits(model, given.quantization, "\n".join(OPENINGS), made, given.device))
+    if given.family is not None:
+        return FamilySubject.of(given.family, given.device, given.dtype, given.kernels, given.kv_dtype,
+                                target=Path(model))
+    if model is None:
+        return RandomSubject.small(given.device, given.dtype)
+    return RealSubject.of(LLM(model, device=given.device, dtype=given.dtype, deterministic=True,
+                              kernels=given.kernels, kv_blocks=64, max_model_len=1024))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/gpu/matrix.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="a model's file or name instead of random weights")
     parser.add_argument("--family", type=Path, default=None, help="a folder that tools/tiny_family.py made, instead")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=None,
+                        help="of the target; a card computes with what the codes stand for")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--kernels", default="triton", help="`stepped`: a card's steps in plain torch on a CPU")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--least", type=float, default=0.0, metavar="SHARE",
@@ -285,16 +321,9 @@ def main() -> None:
     given = parser.parse_args()
     wishes, styles, around = (getattr(given, name).split(",") for name in ("drafters", "styles", "circumstances"))
     try:
-        subject: Subject
-        if given.family is not None:
-            subject = FamilySubject.of(given.family, given.device, given.dtype, kv_dtype=given.kv_dtype)
-        elif given.model is None:
-            subject = RandomSubject.small(given.device, given.dtype)
-        else:
-            subject = RealSubject.of(LLM(given.model, device=given.device, dtype=given.dtype, deterministic=True,
-                                      kernels="triton", kv_blocks=64, max_model_len=1024))
-        result = run(replace(subject, kv_dtype=given.kv_dtype), wishes, styles, around, given.tokens,
-                     given.least)
+        with tempfile.TemporaryDirectory() as made:
+            subject = replace(chosen(given, Path(made)), kv_dtype=given.kv_dtype, kernels=given.kernels)
+            result = run(subject, wishes, styles, around, given.tokens, given.least)
     except PacelineError as problem:
         raise SystemExit(f"error: {problem}") from None
     text = json.dumps(result, indent=2)

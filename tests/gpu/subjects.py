@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from made import random_head
 from paceline.config import EngineOptions
 from paceline.engine.build import DTYPES, ModelFiles, build_model, choose_device, engine_for, load_heads
 from paceline.engine.drafting.models import LoadedModel
@@ -29,6 +30,8 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.spec import HEADS
 from truth import questions
 
+UNTRAINED = ("eagle1", "dflash")
+"""Kinds of heads that the tiny family has none of."""
 LOADED, SMALL = "same", "small"
 """Names under which an engine finds draft models: the target once more, and a model of one layer."""
 SHAPE: dict[str, Any] = {
@@ -107,6 +110,8 @@ class Subject(ABC):
     kernels: str = "triton"
     heads: dict[str, Head] = field(default_factory=dict)
     """Trained heads by their kind."""
+    untrained: frozenset[str] = frozenset()
+    """Those of the heads that have learned nothing: their drafts need not be right."""
     adapter_scale: float = 0.3
     """Of what a random adapter adds: it is to change texts, and leave a trained model one that foresees something."""
 
@@ -128,15 +133,18 @@ class Subject(ABC):
             engine.draft_models.add(name, LoadedModel(model, self.tokenizer, engine.kernels, cache))
         return LLM.from_engine(engine)
 
-    def can(self, wish: Any) -> bool:
-        """Whether there is what a wish of the matrix needs: the heads and models that it names, wherever it does, and
-        bits to leave out."""
+    def lacks(self, wish: Any) -> str | None:
+        """What a wish of the matrix needs and nobody has here: the heads and models that it names, wherever it does,
+        and bits to leave out."""
         if isinstance(wish, dict):
-            lacks = {"draft": wish.get("model") not in self.more, "precision": self.model.bits <= wish.get("bits", 0)}
-            return not lacks.get(wish.get("method", ""), False) and all(self.can(part) for part in wish.values())
+            if wish.get("method") == "draft" and wish.get("model") not in self.more:
+                return f"no draft model {wish.get('model')!r}"
+            if wish.get("method") == "precision" and self.model.bits <= wish.get("bits", 0):
+                return f"weights of {self.model.bits} bits, and drafts in {wish.get('bits')} are asked for"
+            wish = list(wish.values())
         if isinstance(wish, list):
-            return all(self.can(part) for part in wish)
-        return wish not in HEADS or wish in self.heads
+            return next((found for part in wish if (found := self.lacks(part)) is not None), None)
+        return f"no trained head {wish!r}" if wish in HEADS and wish not in self.heads else None
 
     @abstractmethod
     def prompt(self, seed: int) -> list[int]: ...
@@ -188,26 +196,31 @@ class RealSubject(Subject):
 
 @dataclass(frozen=True)
 class FamilySubject(Subject):
-    """A tiny model that has read some books, with a draft model and heads trained for it (tools/tiny_family.py)."""
+    """A tiny model that has read some books, with a draft model and heads trained for it (tools/tiny_family.py), and
+    random heads of the other kinds."""
 
     @staticmethod
     def of(folder: Path, device: str, dtype: str, kernels: str = "triton", kv_dtype: str = "auto",
-           adapts: bool = True) -> FamilySubject:
-        """`adapts`: requests may have adapters, for which native code leaves the layers to torch."""
+           adapts: bool = True, target: Path | None = None) -> FamilySubject:
+        """`adapts`: requests may have adapters, for which native code leaves the layers to torch. `target`: the same
+        in few bits."""
         where, number = choose_device(device), DTYPES[dtype]
         options = EngineOptions.of(deterministic=True, kernels=kernels, kv_dtype=kv_dtype, threads=1,
                                    adapters={} if adapts else None)
+        target = target or folder / "target"
         found: dict[str, CausalLM] = {}
-        for name in ("target", "draft"):
-            with open_checkpoint(folder / name) as checkpoint:
+        for name, place in {"target": target, "draft": folder / "draft"}.items():
+            with open_checkpoint(place) as checkpoint:
                 found[name] = build_model(options, checkpoint, where, number, None)
                 tokenizer = Tokenizer.from_checkpoint(checkpoint)
         model = found["target"]
         heads = load_heads({kind: folder / kind for kind in HEADS if (folder / kind).is_dir()}, model, tokenizer,
                            options)
-        return FamilySubject("tiny family", model, where, number,
-                             ModelFiles(options, folder / "target", where, number),
-                             {LOADED: model, SMALL: found["draft"]}, tokenizer, kv_dtype, kernels, heads, 0.05)
+        others = {kind: random_head(kind, model) for kind in UNTRAINED if kind not in heads}
+        return FamilySubject("tiny family" if target == folder / "target" else f"tiny family, {target.name}",
+                             model, where, number, ModelFiles(options, target, where, number),
+                             {LOADED: model, SMALL: found["draft"]}, tokenizer, kv_dtype, kernels, heads | others,
+                             frozenset(others), 0.05)
 
     def prompt(self, seed: int) -> list[int]:
         tokens = self.tokenizer.encode(OPENINGS[seed % len(OPENINGS)], add_special=False)

@@ -70,18 +70,23 @@ class RandomWeights(DictWeights):
 
 
 @functools.cache
-def target(packed: bool = False) -> Any:
+def target(packed: bool = False, layers: int = LAYERS) -> Any:
     weights: Any = RandomWeights()
-    return build(ModelConfig.from_dict(TARGET), PackingWeights(weights) if packed else weights, MAX_LEN)
+    shape = ModelConfig.from_dict(TARGET | {"num_hidden_layers": layers})
+    return build(shape, PackingWeights(weights) if packed else weights, MAX_LEN)
 
 
 @functools.cache
 def tensors(name: str) -> dict[str, torch.Tensor]:
+    return tensors_of(CONFIGS[name])
+
+
+def tensors_of(config: HeadConfig) -> dict[str, torch.Tensor]:
     """Of a head, such that every part of it matters."""
-    config, found = CONFIGS[name], {}
+    found = {}
     for key, shape in expected(config).items():
         if key == "d2t":
-            ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:shape[0]].sort().values
+            ids = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(5))[:shape[0]].sort().values
             found[key] = ids - torch.arange(shape[0])
         elif "norm" in key:
             found[key] = 1 + noise(shape, key, 0.3)
@@ -156,16 +161,20 @@ def made(name: str, packed: bool = False, changed: Mapping[str, torch.Tensor] | 
 def published(name: str, tokens: list[int], packed: bool = False, tapped_by: Any = None,
               changed: Mapping[str, torch.Tensor] | None = None) -> Published:
     """For a text whose last token is the anchor. What the target saw of the others is its own to say."""
-    model = target(packed)
-    hand = Hand(model, tapped_by)
+    read = seen(target(packed), CONFIGS[name].taps, tokens, tapped_by)
+    return Published(CONFIGS[name], tensors(name) | dict(changed or {}), read)
+
+
+def seen(model: Any, taps: Sequence[int], tokens: list[int], kernels: Any = None) -> Text:
+    """What this target knows of a text, its streams at `taps` with it."""
+    hand = Hand(model, kernels)
     seq = hand.new()
-    context = hand.forward([Rows(seq, tokens[:-1])], frozenset(CONFIGS[name].taps))
+    context = hand.forward([Rows(seq, tokens[:-1])], frozenset(taps))
     with torch.inference_mode():
         model.forward(torch.tensor(tokens[:-1]), context)
     embedding = model.embed(torch.arange(VOCAB)).double()
-    text = Text(embedding, embedding, model.norm.weight.double(), model.norm.eps, tokens,
+    return Text(embedding, embedding, model.norm.weight.double(), model.norm.eps, tokens,
                 {tap: stream.clone() for tap, stream in context.tapped.items()})
-    return Published(CONFIGS[name], tensors(name) | dict(changed or {}), text)
 
 
 def text(seed: int, length: int) -> list[int]:

@@ -11,13 +11,29 @@ from typing import Any
 import pytest
 import torch
 from harness import Rows
-from head_models import CONFIGS, LAYERS, MAX_LEN, TARGET, VOCAB, DraftHand, choices, longest, target, tensors, text
+from head_models import (
+    CONFIGS,
+    LAYERS,
+    MAX_LEN,
+    TARGET,
+    VOCAB,
+    DraftHand,
+    choices,
+    longest,
+    seen,
+    target,
+    tensors,
+    tensors_of,
+    text,
+)
+from published import Published
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 from paceline.kernels import select
 from paceline.models.config import ModelConfig
 from paceline.models.heads.build import build_head
+from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.formats.read import load_head, read_head
 from paceline.models.heads.formats.write import GROUP, rounded, write_head
 from paceline.models.heads.tensors import MTP, expected
@@ -298,6 +314,54 @@ def test_official_eagle1(tmp_path):
     path = folder(tmp_path / "head", raw, tensors("eagle1"), "pytorch_model.bin")
     assert read_head(path, SHAPE).config.kind == "eagle1"
     same_drafts(path, "eagle1")
+
+
+DEEP = ModelConfig.from_dict(TARGET | {"num_hidden_layers": 6})
+LEAVING = (0, 1, 3, 4, 5)
+DEEPSPEC = LAYER | {
+    "architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "num_hidden_layers": 1, "hidden_act": "silu",
+    "layer_types": ["full_attention"], "tie_word_embeddings": False, "attention_bias": False, "sliding_window": None,
+    "use_sliding_window": False, "max_window_layers": 6, "target_layer_ids": list(LEAVING), "ttt_length": 7,
+    "step_loss_decay": 0.8, "draft_num_hidden_layers": 1, "num_target_layers": 6,
+    "target_model_name_or_path": "x/y", "fc_norm": False}
+
+
+def eagle3_of_deepspec() -> HeadConfig:
+    """Five streams, norms of queries and keys, the whole vocabulary with the target's matrices stored once more."""
+    return replace(CONFIGS["eagle3"], taps=(1, 2, 4, 5, 6), draft_vocab_size=VOCAB, qk_norm=True, own_embedding=True,
+                   own_lm_head=True, target="x/y")
+
+
+def test_eagle3_of_deepspec_drafts_what_was_published(tmp_path):
+    """Its layers are named by their output. Read as inputs they would be others: drafts of those are far away."""
+    config, model, tokens = eagle3_of_deepspec(), target(layers=6), text(6, 14)
+    path = folder(tmp_path / "head", DEEPSPEC, tensors_of(config))
+    assert read_head(path, DEEP).config == config
+    write_head(tmp_path / "again", config, tensors_of(config), storage="float32")
+    for where in (path, tmp_path / "again"):
+        hand = DraftHand(model, load_head(where, model, MAX_LEN), EAGER)
+        seq = hand.new()
+        hand.step([Rows(seq, tokens[:-1])])
+        chosen = choices([seq], 4)
+        found = hand.draft([seq], [tokens[-1]], chosen)[0][0].double()
+        right, off = (Published(replace(config, taps=taps), tensors_of(config),
+                                seen(model, taps, tokens, EAGER)).draft(chosen[0])[0]
+                      for taps in (config.taps, LEAVING))
+        torch.testing.assert_close(found, right, atol=2e-4, rtol=1e-4)
+        assert ((found - off).pow(2).mean().sqrt() / right.std()) > 0.1
+
+
+@pytest.mark.parametrize(("change", "drop", "sentence"), [
+    ({"fc_norm": True}, "", "sets fc_norm = True, which this version does not know"),
+    ({"num_hidden_layers": 2, "layer_types": None}, "", "num_layers to be 1"),
+    ({"target_layer_ids": [0, 1, 3, 4, 6]}, "", "reads layer 7 of its target.*has 6"),
+    ({"target_layer_ids": [1, 3, 5]}, "", r"'fc\.weight'.*\[64, 320\].*\[64, 192\]"),
+    ({}, "layers.0.hidden_norm.weight", r"lacks 'layers\.0\.hidden_norm\.weight'.*incomplete"),
+])
+def test_eagle3_of_deepspec_that_is_refused(change, drop, sentence, tmp_path):
+    stored = {name: tensor for name, tensor in tensors_of(eagle3_of_deepspec()).items() if name != drop}
+    with pytest.raises(ModelFormatError, match=sentence):
+        read_head(folder(tmp_path / "head", DEEPSPEC | change, stored), DEEP)
 
 
 @pytest.mark.parametrize("nested", [True, False])

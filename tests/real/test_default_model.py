@@ -12,9 +12,28 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.peers import TransformersPeer
 from paceline.engine.replay import replay
+from paceline.measure.agreement import judge
+from paceline.measure.perplexity import Scorer
 
 pytestmark = pytest.mark.real_model
+WINDOW = 200
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+OPENING = """
+It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a
+wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood,
+this truth is so well fixed in the minds of the surrounding families, that he is considered the rightful
+property of some one or other of their daughters. "My dear Mr. Bennet," said his lady to him one day, "have you
+heard that Netherfield Park is let at last?" Mr. Bennet replied that he had not. "But it is," returned she; "for
+Mrs. Long has just been here, and she told me all about it." Mr. Bennet made no answer. "Do you not want to know
+who has taken it?" cried his wife impatiently. "You want to tell me, and I have no objection to hearing it."
+This was invitation enough. "Why, my dear, you must know, Mrs. Long says that Netherfield is taken by a young
+man of large fortune from the north of England; that he came down on Monday in a chaise and four to see the
+place, and was so much delighted with it, that he agreed with Mr. Morris immediately; that he is to take
+possession before Michaelmas, and some of his servants are to be in the house by the end of next week." "What is
+his name?" "Bingley." "Is he married or single?" "Oh! Single, my dear, to be sure! A single man of large
+fortune; four or five thousand a year. What a fine thing for our girls!"
+""".replace("\n", " ").strip()
+"""Of Pride and Prejudice, which is in the public domain."""
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 
 
@@ -82,10 +101,21 @@ def test_a_trace_of_it_replays(exact: LLM, default_model_path: Path, tmp_path: P
 def test_native_kernels_stay_close_to_the_files_weights_in_floats(llm: LLM, floats: LLM) -> None:
     if llm.engine.kernels.name != "native":
         pytest.skip("the native kernels are not built here (no C++ compiler)")
-    text = ("It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in "
-            "want of a wife. However little known the feelings or views of such a man may be on his first entering a "
-            "neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is "
-            "considered the rightful property of some one or other of their daughters.")
     score = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    means = [sum(s.raw for s in model.generate([text], score)[0].prompt_logprobs[1:]) for model in (llm, floats)]
+    means = [sum(s.raw for s in model.generate([OPENING[:371]], score)[0].prompt_logprobs[1:])
+             for model in (llm, floats)]
     assert abs(means[0] - means[1]) / 80 < 0.03
+
+
+def test_by_default_it_says_what_the_files_weights_say_in_floats(llm: LLM, floats: LLM) -> None:
+    """Perplexity hides errors of both signs; agreement does not. Measured here: .0015 and 98.2 % of the positions;
+    with the file's 4-bit blocks as they are and an int8 cache .0028."""
+    if llm.engine.kernels.name != "native":
+        pytest.skip("the native kernels are not built here (no C++ compiler)")
+    tokens = llm.engine.tokenizer.encode(OPENING, add_special=False)  # type: ignore[union-attr]
+    reference, found = (Scorer(one.engine.model, one.engine.kernels, WINDOW, one.engine.runner.storage.dtype)
+                        for one in (floats, llm))
+    judged = judge(found, tokens, WINDOW, judge(reference, tokens, WINDOW).best)
+    assert len(tokens) > 300
+    assert judged.kl < 0.0025, judged.kl
+    assert judged.top1 > 0.96, judged.top1

@@ -3,7 +3,9 @@ drafts accepted in every cell, greedy or sampled with all controls, and every te
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ import pytest
 import torch
 
 import matrix
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.kernels import cpu
 from paceline.models.load.reading import read_json
 from paceline.request import SamplingParams
-from subjects import FamilySubject
+from subjects import UNTRAINED, FamilySubject, RandomSubject
 
 FAMILY = Path(__file__).parents[1] / "family"
 KINDS = ("dspark", "eagle3", "mtp", "medusa", "hydra")
@@ -51,6 +53,51 @@ def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CELLS])
 def test_trained_drafters_are_accepted_and_change_nothing(name: str) -> None:
     assert matrix.run(subject(name), *CELLS[name], count=12, least=matrix.LEAST)["differences"] == []
+
+
+def test_what_cannot_run_is_named_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    small = RandomSubject.small("cpu", "float32", vocab_size=97, hidden_size=32, num_attention_heads=4,
+                                num_key_value_heads=2, head_dim=16, intermediate_size=48, num_hidden_layers=1)
+    small = dataclasses.replace(small, kernels="reference")
+    result = matrix.run(small, ["ngram", "merge of heads", "dflash"], ["greedy"], ["crowd"], 4)
+    assert result["skipped"] == {"merge of heads": "no trained head 'eagle3'", "dflash": "no trained head 'dflash'"}
+    assert "matrix: dflash skipped: no trained head 'dflash'" in capsys.readouterr().err
+    assert "dflash: skipped, no trained head 'dflash'" in matrix.table(result)
+    with pytest.raises(ConfigError, match="Nothing of what was asked for can run"):
+        matrix.run(small, ["dflash"], ["greedy"], ["crowd"], 4)
+
+
+@pytest.mark.parametrize("to", ["int4", *(pytest.param(to, marks=pytest.mark.full) for to in ("int8", "awq"))])
+def test_the_command_with_a_quantised_target(to: str, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a card: its steps, an fp8 cache, heads that were trained and heads that were not."""
+    drafters = ("dspark", "dflash", "eagle3", "eagle1", "precision", "plain")
+    command = ["matrix", "--family", str(FAMILY), "--quantization", to, "--kv-dtype", "fp8", "--device", "cpu",
+               "--dtype", "float32", "--kernels", "stepped", "--styles", "greedy", "--circumstances", "crowd",
+               "--drafters", ",".join(drafters), "--tokens", "8", "--json", "-"]
+    monkeypatch.setattr("sys.argv", command)
+    matrix.main()
+    result = json.loads(capsys.readouterr().out)
+    assert result["settings"]["subject"] == f"tiny family, {to}" and result["skipped"] == {}
+    notes = {row["case"].split(" / ")[0]: row["note"] for row in result["rows"]}
+    assert tuple(notes) == drafters
+    assert all(int(notes[kind].split(", ")[1].split()[0]) > 0 for kind in ("dspark", "eagle3", "precision")), notes
+    monkeypatch.setattr("sys.argv", ["matrix", "--quantization", to])
+    with pytest.raises(SystemExit, match="rounds a model that is stored"):
+        matrix.main()
+
+
+def test_random_heads_draft_in_every_step_and_are_sometimes_right() -> None:
+    one = subject("floats")
+    assert one.untrained == {*UNTRAINED}
+    llm = one.llm(kv_blocks=200, block_size=8)
+    prompts = [one.prompt(seed) for seed in range(8)]
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.2, seed=seed) for seed in range(8)]
+    for kind in UNTRAINED:
+        outs = llm.generate(prompts, params, speculation={"method": kind, "k": 4, "adaptive": False})
+        stats = [out.speculation for out in outs]
+        assert all(stat.failure is None and stat.drafted > 24 for stat in stats)
+        assert sum(stat.accepted for stat in stats) > 0
 
 
 @pytest.mark.full
@@ -120,7 +167,7 @@ def test_after_a_prefix_hit_as_much_is_accepted_as_after_a_cold_start(name: str)
 
 
 def test_the_family_is_small_and_names_nobodys_folders() -> None:
-    assert sum(file.stat().st_size for file in FAMILY.rglob("*") if file.is_file()) < 6 << 20
+    assert sum(file.stat().st_size for file in FAMILY.rglob("*") if file.is_file()) < 6_000_000
     for kind in KINDS:
         written = read_json(FAMILY / kind / "config.json")
         assert written["speculators_config"]["verifier"]["name_or_path"] == "tiny family"

@@ -59,7 +59,8 @@ def load_heads(folders: Mapping[str, Path], model: CausalLM, tokenizer: Tokenize
 
 def comes_along(device: torch.device, wish: Speculation | None) -> bool:
     """Whether packaged heads are loaded though nobody has named one. On a card only for their own methods: `auto` wins
-    by them with few at once there, and loses with 128 (docs/benchmarks.md, Many requests at once)."""
+    by them there, but where 32 sample at once, and plain decoding pays for what a loaded head stores of every step, 4 %
+    with 8 at once (docs/benchmarks.md, Many requests at once)."""
     return device.type != "cuda" or (wish is not None and wish.method in HEADS)
 
 

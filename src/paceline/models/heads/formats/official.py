@@ -14,16 +14,27 @@ from paceline.models.heads.formats.shape import read_shape
 from paceline.models.heads.formats.speculators import default_taps
 
 BLOCK_ONLY = ("num_target_layers", "num_anchors", "target_model_type")
+EAGLE_ONLY = ("bias", "num_aux_hidden_states", "target_model_type", "num_target_layers", "ttt_length",
+              "step_loss_decay", "draft_num_hidden_layers")
+"""Keys that say how it was trained, or what is found otherwise."""
+
+
+def is_eagle3(raw: dict[str, Any], tensors: Tensors, where: str) -> bool:
+    """Of heads with target_layer_ids those of DeepSpec that are no blocks."""
+    named = any("Eagle3" in name for name in HeadFields(raw, where).texts("architectures") or ())
+    return named or "layers.0.hidden_norm.weight" in tensors
 
 
 def read_eagle(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                where: str) -> tuple[HeadConfig, Tensors]:
-    """EAGLE-1 and EAGLE-3, which are told apart by their one layer's name or its norms."""
+    """EAGLE-1 and EAGLE-3, which are told apart by the norms of their one layer, and DeepSpec's EAGLE-3, whose
+    target_layer_ids i name what LEAVES layer i."""
     renamed = {name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name: tensor
                for name, tensor in tensors.items()}
     fields = HeadFields(raw, where)
     found = read_shape(fields)
-    third = "layers.0.hidden_norm.weight" in renamed
+    leaving = fields.counts("target_layer_ids")
+    third = leaving is not None or "layers.0.hidden_norm.weight" in renamed
     found |= {"kind": "eagle3" if third else "eagle1", "own_embedding": "embed_tokens.weight" in renamed,
               "own_lm_head": "lm_head.weight" in renamed, "fc_bias": "fc.bias" in renamed,
               "qk_norm": "layers.0.self_attn.q_norm.weight" in renamed}
@@ -31,6 +42,7 @@ def read_eagle(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
     if third:
         taps = fields.counts("eagle_aux_hidden_state_layer_ids")
         taps = said.counts("eagle_aux_hidden_state_layer_ids") if taps is None else taps
+        taps = tuple(layer + 1 for layer in leaving) if leaving is not None else taps
         found |= {"taps": default_taps(target) if taps is None else taps,
                   "draft_vocab_size": fields.count("draft_vocab_size", found["vocab_size"]),
                   "norm_before_residual": fields.flag("norm_before_residual"),
@@ -42,7 +54,8 @@ def read_eagle(raw: dict[str, Any], tensors: Tensors, target: ModelConfig,
                                "supported: take a head of the target's own width.")
     said.get("use_aux_hidden_state")
     said.done()
-    fields.done(("bias", "num_aux_hidden_states", "target_model_type"))
+    found["target"] = fields.text("target_model_name_or_path", "") or None
+    fields.done(EAGLE_ONLY)
     return HeadConfig(**found), renamed
 
 

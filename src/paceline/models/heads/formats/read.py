@@ -56,7 +56,9 @@ def _read(raw: dict[str, Any], path: Path, target: ModelConfig, where: str) -> t
     if "speculators_model_type" in raw:
         return speculators.read(raw, read_tensors(path), target, where)
     if "dflash_config" in raw or "target_layer_ids" in raw:
-        return official.read_block(raw, read_tensors(path), target, where)
+        tensors = read_tensors(path)
+        read = official.read_eagle if official.is_eagle3(raw, tensors, where) else official.read_block
+        return read(raw, tensors, target, where)
     if "medusa_num_heads" in raw or "hydra_num_heads" in raw:
         return official.read_stacked(raw, read_tensors(path), target, where)
     if raw.get("num_nextn_predict_layers") or raw.get("mtp_num_hidden_layers") \
