@@ -75,7 +75,7 @@ def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> Ch
         "reasoning_effort": _effort(body)}
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
-    return chat_body(fields)
+    return chat_body(fields, WORDS)
 
 
 def _effort(body: ResponsesBody) -> str | None:
