@@ -100,6 +100,8 @@ def test_code_is_drawn_as_code(open_page: OpenPage, server: ServerThread) -> Non
         page.wait_for_selector(f"[data-lane={lane}] pre:has-text('x = 1')")
         font = page.locator(f"[data-lane={lane}] pre").evaluate("node => getComputedStyle(node).fontFamily")
         assert "mono" in font
+    page.locator("input[name=formatted]").uncheck()
+    page.wait_for_selector("[data-lane=on] .tokens:not(.formatted):has-text('```')")
 
 
 def test_company_is_mentioned(open_page: OpenPage, server: ServerThread) -> None:
