@@ -28,13 +28,18 @@ class RequestError(PacelineError, ValueError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context. `tokens`: how many it has at least, of `context`."""
+
+    tokens: int = 0
+    context: int = 0
 
     @classmethod
-    def of(cls, context: int, length: str, param: str = "prompt") -> ContextLengthError:
+    def of(cls, context: int, length: str, tokens: int, param: str = "prompt") -> ContextLengthError:
         """In the words that clients know. `length`: how long it is."""
-        return cls(f"This model's maximum context length is {context} tokens. However, your {param} resulted in "
+        made = cls(f"This model's maximum context length is {context} tokens. However, your {param} resulted in "
                    f"{length}: please reduce the length of the {param}, or raise max_model_len.", param)
+        made.tokens, made.context = tokens, context
+        return made
 
 
 class QueueFullError(RequestError):

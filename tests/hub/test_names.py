@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from hub.stand_in import StandIn
 from paceline import LLM
-from paceline.cli.main import app
+from paceline.cli.main import app, main
 from paceline.errors import ModelNotFoundError
 from paceline.hub.catalogue import CATALOGUE, SUGGESTED, smaller_relatives, suggestion
 from paceline.hub.listing import quant_of
@@ -107,15 +109,44 @@ def test_python_is_told_the_same(hub: StandIn) -> None:
     assert not hub.asked
 
 
-def test_every_command_with_a_model_can_pull_it() -> None:
-    without = []
+def commands() -> Iterator[tuple[str, list[Any]]]:
+    """Those that take a model, with their parameters."""
 
-    def walk(command: object, path: str) -> None:
+    def walk(command: Any, path: str) -> Iterator[tuple[str, list[Any]]]:
         for name, inner in getattr(command, "commands", {}).items():
-            walk(inner, f"{path} {name}")
-        names = {parameter.name for parameter in getattr(command, "params", ())}
-        if "model" in names and "pull" not in names:
-            without.append(path)
+            yield from walk(inner, f"{path} {name}".strip())
+        if any(one.name == "model" for one in command.params):
+            yield path, command.params
 
-    walk(typer.main.get_command(app), "paceline")
-    assert without == []
+    return walk(typer.main.get_command(app), "")
+
+
+def test_every_command_with_a_model_can_pull_it() -> None:
+    assert [path for path, own in commands() if not any(one.name == "pull" for one in own)] == []
+
+
+ARGUMENTS_OF_THEIR_OWN = {"generate", "replay", "train datastore"}
+
+
+def test_every_command_names_its_model_both_ways() -> None:
+    found = {path: ([one.name for one in own if one.param_type_name == "argument"],
+                    [flag for one in own if one.param_type_name == "option" for flag in one.opts])
+             for path, own in commands()}
+    assert {"chat", "show", "verify", "quantize", "plan", "serve", "bench latency", "bench serve"} <= found.keys()
+    for path, (arguments, flags) in found.items():
+        assert "--model" in flags and "-m" in flags, path
+        assert (arguments == ["model"]) is (path not in ARGUMENTS_OF_THEIR_OWN), path
+
+
+@pytest.mark.parametrize("way", [["owner/none"], ["--model", "owner/none"], ["-m", "owner/none"]])
+@pytest.mark.parametrize("command", ["chat", "show", "verify", "quantize", "plan", "bench latency"])
+def test_whichever_way_a_model_is_named_it_is_looked_for(command: str, way: list[str], hub: StandIn,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), *way]) == 2
+    assert "owner/none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["chat", "show", "plan", "bench latency", "serve"])
+def test_a_model_that_is_named_both_ways_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "one", "--model", "other"]) == 2
+    assert "named twice, 'one' and --model 'other'" in capsys.readouterr().err

@@ -72,6 +72,38 @@ def test_speeds_are_the_engines_and_there_is_one_ratio(open_page: OpenPage, serv
     assert page.locator("[data-lane=on] .tok:visible").count() < 11, "a replay begins with no token"
 
 
+def test_code_is_drawn_as_code(open_page: OpenPage, server: ServerThread) -> None:
+    page = open_page(server.url)
+    settle(page, formatted=True)
+    text = "Like this:\n\n```python\nx = 1\n```\nand `y` too.\n"
+
+    def say(route: Any) -> None:
+        """The engine's own answer, with other words in it."""
+        answer, lines, left = route.fetch(timeout=90_000), [], text
+        for line in answer.text().split("\n\n"):
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                for choice in chunk["choices"]:
+                    for token in choice.get("tokens", ()):
+                        token["text"], left = left[:3], left[3:]
+                    if "content" in choice["delta"]:
+                        choice["delta"]["content"] = "".join(token["text"] for token in choice.get("tokens", ()))
+                line = f"data: {json.dumps(chunk)}"
+            lines.append(line)
+        route.fulfill(response=answer, body="\n\n".join(lines))
+
+    page.route("**/v1/chat/completions", say)
+    page.click("[data-mode=race]")
+    page.fill("#prompt", "code, please")
+    page.press("#prompt", "Enter")
+    for lane in ("off", "on"):
+        page.wait_for_selector(f"[data-lane={lane}] pre:has-text('x = 1')")
+        font = page.locator(f"[data-lane={lane}] pre").evaluate("node => getComputedStyle(node).fontFamily")
+        assert "mono" in font
+    page.locator("input[name=formatted]").uncheck()
+    page.wait_for_selector("[data-lane=on] .tokens:not(.formatted):has-text('```')")
+
+
 def test_company_is_mentioned(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(server.url)
     settle(page, max_tokens="8")

@@ -126,6 +126,18 @@ def test_the_drift_card_tells_alarms_from_changes(open_page: OpenPage, server: S
     assert "Speculation gives what plain decoding would." not in told
 
 
+def test_running_requests_are_known_by_their_prompts(open_page: OpenPage, server: ServerThread) -> None:
+    page = open_page(f"{server.url}/#/live")
+    page.wait_for_selector(".pulse[data-on]")
+    page.evaluate("""() => {
+        window.pieces = new Set();
+        new MutationObserver(() => document.querySelectorAll('td.piece').forEach(cell => pieces.add(cell.textContent)))
+            .observe(document.querySelector('tbody'), { childList: true, subtree: true });
+    }""")
+    with crowd(server.url, "about"):
+        until(lambda: page.evaluate("[...pieces].some(text => text)"))
+
+
 def test_the_block_map_shows_what_is_in_use(open_page: OpenPage, server: ServerThread) -> None:
     page = open_page(f"{server.url}/#/live")
     page.wait_for_selector("canvas[data-shown='40']")

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from calling import CallingModel
 from serving import NAME, WAIT, ServerThread, held, served, until
 
 from engine.tiny import tiny_engine
@@ -52,11 +53,21 @@ def test_both_formats(server: ServerThread, vectors: list[list[float]]) -> None:
 
 @pytest.mark.parametrize(("more", "word"), [
     ({"dimensions": 8}, "dimensions"), ({"input": []}, "empty"), ({"input": ""}, "empty"), ({"input": [[]]}, "empty"),
-    ({"input": [1 << 40]}, "out of range"), ({"input": ["x"] * 2049}, "2049 entries"),
+    ({"input": [1 << 40]}, "out of range"), ({"input": "word " * 9000}, "your input resulted in"),
+    ({"input": ["x"] * 2049}, "2049 entries"),
     ({"pooling": "last"}, "pooling")])
 def test_what_cannot_be_done_is_refused(server: ServerThread, more: dict[str, Any], word: str) -> None:
     refused = httpx.post(f"{server.url}/v1/embeddings", json={"input": "x"} | more, timeout=WAIT)
     assert refused.status_code == 400 and word in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == next(iter(more))
+
+
+def test_a_model_without_hidden_states_is_the_wrong_one() -> None:
+    engine = tiny_engine(CallingModel())
+    with served(engine) as url:
+        refused = httpx.post(f"{url}/v1/embeddings", json={"input": [1, 2]}, timeout=WAIT)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "model"
+    assert "pooling" not in refused.json()["error"]["message"]
 
 
 def test_a_long_list_takes_its_turns_and_leaves_the_queue_to_others() -> None:

@@ -64,11 +64,118 @@ def test_controls(server: ServerThread) -> None:
 
 
 @pytest.mark.parametrize(("more", "word"), [
-    ({"mirostat": 2}, "mirostat"), ({"n_probs": 3}, "n_probs"), ({"n_predcit": 3}, "n_predcit"),
+    ({"mirostat": 2}, "mirostat"), ({"n_probs": 300}, "n_probs is 300"), ({"n_predcit": 3}, "n_predcit"),
+    ({"repeat_penalty": -1}, "repeat_penalty must be"), ({"repeat_penalty": "x"}, "repeat_penalty"),
+    ({"n_predict": "x"}, "n_predict: "), ({"json_schema": {"type": "x"}}, "json_schema"),
+    ({"grammar": "root ::= ("}, "grammar"), ({"top_n_sigma": 1.5}, "top_n_sigma"),
+    ({"repeat_last_n": 7, "repeat_penalty": 1.1}, "repeat_last_n"), ({"repeat_last_n": "x"}, "repeat_last_n"),
+    ({"prompt": [[1, "a"], []]}, "empty"), ({"prompt": [1, None]}, "prompt"), ({"prompt": []}, "empty"),
     ({"logit_bias": [[1]]}, "logit_bias"), ({"logit_bias": [["a b", 1]]}, "logit_bias"), ({"prompt": ""}, "empty"),
     ({"prompt": None}, "prompt")])
 def test_what_cannot_be_done_is_refused(server: ServerThread, more: dict[str, Any], word: str) -> None:
     assert word in ask(server.url, **more)["error"]["message"]
+
+
+def test_a_prompt_alone_is_computed_and_kept(server: ServerThread) -> None:
+    prompt = "A prompt of its own, long enough for blocks of the cache to hold some of it: " + "one, two, three, " * 6
+    for _ in range(2):
+        answer = ask(server.url, prompt=prompt, n_predict=0, return_tokens=True)
+        assert (answer["content"], answer["tokens"], answer["tokens_predicted"]) == ("", [], 0)
+        assert answer["stop"] is True and answer["generation_settings"]["n_predict"] == 0
+        assert answer["tokens_evaluated"] > 20 and answer["stop_type"] == "limit"
+    assert ask(server.url, prompt=prompt)["timings"]["cache_n"] > 0
+    body = {"prompt": prompt, "n_predict": 0, "stream": True}
+    with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=WAIT) as response:
+        assert [(one["content"], one["stop"]) for one in events(response)] == [("", True)]
+
+
+def test_likely_tokens_are_told(server: ServerThread, offline: LLM) -> None:
+    params = SamplingParams(max_tokens=4, seed=7, logprobs=3, ignore_eos=True)
+    scores = offline.generate([PROMPT], params)[0].outputs[0].logprobs
+    assert scores is not None
+    whole = ask(server.url, n_predict=4, n_probs=3, ignore_eos=True)["completion_probabilities"]
+    assert [(one["id"], one["logprob"]) for one in whole] == [(score.token, score.raw) for score in scores]
+    for one, score in zip(whole, scores, strict=True):
+        assert {top["id"]: top["logprob"] for top in one["top_logprobs"]} == dict(score.top)
+        assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
+    body = {"prompt": PROMPT, "n_predict": 4, "seed": 7, "n_probs": 3, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=WAIT) as response:
+        assert [one for chunk in events(response) for one in chunk.get("completion_probabilities", ())] == whole
+    assert "completion_probabilities" not in ask(server.url, n_probs=0)
+
+
+def test_prompts_of_every_kind(server: ServerThread, offline: LLM) -> None:
+    assert offline.engine.tokenizer is not None
+    encode = offline.engine.tokenizer.encode
+    texts = ask(server.url, prompt=[PROMPT, "The sea"])
+    assert [one["index"] for one in texts] == [0, 1] and texts[0]["content"] == ask(server.url)["content"]
+    assert texts[1]["content"] == ask(server.url, prompt="The sea")["content"]
+    mixed = [*encode("Once upon"), " a", *encode(" time", add_special=False)]
+    assert ask(server.url, prompt=mixed)["tokens_evaluated"] == len(
+        [*encode("Once upon"), *encode(" a", add_special=False), *encode(" time", add_special=False)])
+    assert ask(server.url, prompt=[PROMPT])["content"] == texts[0]["content"], "a list of one is no list"
+    several = ask(server.url, prompt=[encode(PROMPT), "The sea", mixed])
+    assert [one["content"] for one in several[:2]] == [one["content"] for one in texts] and len(several) == 3
+    body = {"prompt": [PROMPT, "The sea"], "n_predict": 10, "seed": 7, "stream": True}
+    with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=WAIT) as response:
+        found = list(events(response))
+    for place, one in enumerate(texts):
+        assert "".join(chunk["content"] for chunk in found if chunk["index"] == place) == one["content"]
+        assert [chunk["stop"] for chunk in found if chunk["index"] == place][-1] is True
+
+
+def test_only_the_fields_that_are_asked_for(server: ServerThread) -> None:
+    whole = ask(server.url)
+    fields = ["content", "generation_settings/n_predict", "timings/nothing", "nothing"]
+    assert ask(server.url, response_fields=fields) == {"content": whole["content"], "n_predict": 10}
+    assert ask(server.url, response_fields=[]).keys() == whole.keys()
+
+
+def test_values_that_switch_something_off(server: ServerThread) -> None:
+    plain = ask(server.url)["content"]
+    for off in ({"top_n_sigma": -1}, {"repeat_last_n": 7}, {"repeat_last_n": 0, "repeat_penalty": 1.8},
+                {"repeat_last_n": 0, "presence_penalty": 2.0}, {"repeat_last_n": 9, "repeat_penalty": 1.0}):
+        assert ask(server.url, **off)["content"] == plain, off
+    assert ask(server.url, repeat_last_n=-1, repeat_penalty=1.8)["content"] == ask(
+        server.url, repeat_penalty=1.8)["content"]
+
+
+def test_texts_are_tokenised_as_its_clients_ask(server: ServerThread, offline: LLM) -> None:
+    assert offline.engine.tokenizer is not None
+    ids = offline.engine.tokenizer.encode("Hello there", add_special=False)
+
+    def tokens(**more: Any) -> Any:
+        return httpx.post(f"{server.url}/tokenize", json={"content": "Hello there"} | more).json()
+
+    assert tokens()["tokens"] == ids and tokens(content="")["tokens"] == []
+    pieces = tokens(with_pieces=True)["tokens"]
+    assert [one["id"] for one in pieces] == ids and "".join(one["piece"] for one in pieces) == "Hello there"
+    assert "error" in tokens(prompt="x"), "two texts"
+    told = httpx.post(f"{server.url}/detokenize", json={"tokens": ids}).json()
+    assert told["content"] == told["prompt"] == "Hello there"
+
+
+def test_chats_take_what_its_clients_send(server: ServerThread) -> None:
+    def chat(**more: Any) -> Any:
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "seed": 1} | more
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT).json()
+
+    plain = chat(top_k=5)["choices"]
+    assert chat(top_k=5, cache_prompt=True, timings_per_token=True, samplers=["top_k", "temperature"])[
+        "choices"] == plain
+    assert chat(top_k=5, samplers=["temperature"])["error"]["param"] == "samplers"
+    assert chat(top_k=5, modalities=["text"], audio={"voice": "alloy", "format": "wav"}, web_search_options={})[
+        "choices"] == plain
+    assert chat(web_search_options={"search_context_size": "low"})["error"]["param"] == "web_search_options"
+    assert "error" in chat(modalities=["text", "audio"])
+
+
+@pytest.mark.parametrize(("more", "param"), [
+    ({"repeat_penalty": -1}, "repeat_penalty"), ({"n_predict": 1.5}, "n_predict"), ({"n_probs": 999}, "n_probs"),
+    ({"grammar": "root ::= ("}, "grammar"), ({"json_schema": {"type": "x"}}, "json_schema"), ({"prompt": ""}, "prompt"),
+    ({"top_k": -7}, "top_k")])
+def test_faults_are_told_by_the_names_that_were_sent(server: ServerThread, more: dict[str, Any], param: str) -> None:
+    assert ask(server.url, **more)["error"]["param"] == param
 
 
 def test_what_a_client_asks_first(server: ServerThread, offline: LLM) -> None:

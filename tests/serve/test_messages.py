@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,18 @@ def told(response: httpx.Response) -> list[dict[str, Any]]:
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
+
+
+def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_look_for(server: ServerThread) -> None:
+    for text in ("word " * 4200, "x" * 500_000):
+        refused = ask(server.url, messages=[{"role": "user", "content": text}])
+        found = re.match(r"prompt is too long: (\d+) tokens > 4096 maximum", refused.json()["error"]["message"])
+        assert refused.status_code == 400 and found is not None and int(found[1]) > 4096, refused.text
+
+
+def test_a_fault_is_told_by_the_name_that_was_sent(server: ServerThread) -> None:
+    refused = ask(server.url, output_format={"type": "json_schema", "schema": {"type": "x"}})
+    assert "output_format" in refused.json()["error"]["message"]
 
 
 def test_a_message_is_what_a_chat_says(server: ServerThread, offline: LLM) -> None:

@@ -68,6 +68,29 @@ def test_options_are_those_of_the_engine(server: ServerThread, offline: LLM) -> 
     assert stopped["message"]["content"] == want[:want.index(stop)] and stopped["done_reason"] == "stop"
 
 
+@pytest.mark.parametrize(("options", "word"), [
+    ({"num_predict": 0}, "num_predict"), ({"repeat_penalty": -1}, "repeat_penalty"),
+    ({"num_predict": "x"}, "num_predict")])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_faults_are_told_by_the_names_that_were_sent(server: ServerThread, path: str, options: dict[str, Any],
+                                                     word: str) -> None:
+    more = {} if path == "/api/chat" else {"prompt": "x"}
+    for raw in ({}, {"raw": True}) if more else ({},):
+        refused = ask(server.url, path, options=options, **more, **raw)
+        assert refused.status_code == 400 and word in refused.json()["error"], refused.text
+        assert "max_tokens" not in refused.text and "repetition" not in refused.text
+
+
+def test_a_prompt_that_is_too_long_is_one_here(server: ServerThread) -> None:
+    refused = ask(server.url, "/api/generate", prompt="word " * 9000)
+    assert refused.status_code == 400 and "your prompt resulted in" in refused.json()["error"]
+
+
+def test_log_probabilities_may_be_declined(server: ServerThread) -> None:
+    assert ask(server.url, stream=False, logprobs=False).status_code == 200
+    assert "logprobs" in ask(server.url, logprobs=True).json()["error"]
+
+
 def test_prompts_are_answered_or_continued(server: ServerThread, offline: LLM) -> None:
     params = SamplingParams(max_tokens=12, seed=7)
     messages = [{"role": "system", "content": "Be brief."}, *ASKED]

@@ -168,7 +168,10 @@ def test_calls_are_streamed(caller: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(("more", "word"), [
-    ({"background": True}, "background"), ({"truncation": "auto"}, "truncation"), ({"n": 2}, "n must be 1"),
+    ({"background": True}, "background"), ({"truncation": "some"}, "truncation"),
+    ({"max_tool_calls": 0}, "max_tool_calls"),
+    ({"truncation": "auto", "input": "word " * 9000}, "maximum context length"),
+    ({"n": 2}, "n must be 1"),
     ({"tools": [{"type": "web_search"}]}, "runs no tools"), ({"include": ["x"]}, "include"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"), ({"conversation": "x"}, "conversation"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text only"),

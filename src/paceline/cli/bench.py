@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import bench_serve, options
+from paceline.cli.naming import both_ways
 from paceline.cli.pulling import pulls
 from paceline.cli.terminal import loading_bars
 from paceline.errors import ConfigError
@@ -17,7 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("serve")(bench_serve.serve)
+app.command("serve")(both_ways(bench_serve.serve))
 app.command("compare")(bench_serve.compare)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each case; the best counts.")]

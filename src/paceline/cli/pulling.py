@@ -1,4 +1,5 @@
-"""`--pull`, for every command that takes a model: what is not on this machine is fetched before the command runs."""
+"""What every command has that takes a model: both ways to name it, and `--pull`, by which what is not on this machine
+is fetched before the command runs."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.naming import both_ways
 from paceline.cli.terminal import loading_bars
 
 Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub first, if it is not on this machine.",
@@ -17,7 +19,8 @@ Pull = Annotated[bool, typer.Option("--pull", help="Fetch the model from the hub
 
 def pulls(command: Callable[..., None],
           also: Callable[[Mapping[str, Any]], Iterable[str | None]] = lambda given: ()) -> Callable[..., None]:
-    """The command with that option. `also`: further models that it takes, by what it is given."""
+    """The command with these. `also`: further models that it takes, by what it is given."""
+    command = both_ways(command)
 
     @functools.wraps(command)
     def run(*, pull: bool = False, **given: Any) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.naming import named_twice
 from paceline.config import GIB, available_memory
 from paceline.errors import ConfigError
 
@@ -39,8 +40,7 @@ def wanted(context: typer.Context, argument: str | None, named: Sequence[str] | 
     tables: list[dict[str, Any]] = context.meta.get(TABLES, [])
     source = context.get_parameter_source("named")
     if argument is not None and named and source is not None and source.name == "COMMANDLINE":
-        raise ConfigError(f"The model is named twice, {argument!r} and --model {named[0]!r}: leave one out. Several "
-                          "models are served with a --model for each.")
+        raise ConfigError(f"{named_twice(argument, named[0])} Several models are served with a --model for each.")
     if tables and (argument is not None or named):
         raise ConfigError(f"The file has tables [[models]], and the model {argument or (named or ())[0]!r} is named "
                           "beside them: leave it out, or give it a table too.")

@@ -142,5 +142,5 @@ def check_prompt(prompt: str | list[int], params: SamplingParams, tokenizer: Tok
     longest = max_model_len if params.max_tokens == 0 else max_model_len - 1
     if len(ids) > longest:
         raise ContextLengthError.of(max_model_len, f"{len(ids)} tokens, {len(ids) - longest} too many" + (
-            "" if longest == max_model_len else " beside one for the answer"))
+            "" if longest == max_model_len else " beside one for the answer"), len(ids))
     return ids

@@ -249,8 +249,8 @@ class Engine:
         if params.pooling is not None:
             wish = None  # there is nothing to draft
             if not hasattr(self.model, "norm"):
-                raise RequestError("This model has no hidden states that embeddings could be made of: leave pooling "
-                                   "out.", "pooling")
+                raise RequestError("This model has no hidden states that embeddings could be made of: choose another "
+                                   "one.", "pooling")
         failure = None if wish is None else self._drafting.suspended.get(wish.method)
         drafter = None
         if wish is not None and drafts is None and failure is None:

@@ -131,5 +131,7 @@ def _in_a_line(message: str) -> str:
     first = lines[0].rpartition("failed to compile JSON schema: ")[2]
     if "recursion limit exceeded" in first:
         return "it is nested too deeply"
+    if first.startswith("oneOf constraints"):  # what the library advises is its own option, which would keep less
+        return "a text could fit two branches of its oneOf, of which only one may hold; write anyOf, or branches apart"
     why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
     return f"{first} {why}" if why and first.endswith(":") else first

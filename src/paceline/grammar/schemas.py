@@ -6,7 +6,9 @@ know are written in others that it does. What is left, and not known, the librar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,22 +24,30 @@ FORMAT_PATTERNS = {"date": f"^{_YEAR}", "time": f"^{_CLOCK}", "date-time": f"^{_
 ANNOTATIONS = ("uniqueItems", "propertyNames")
 """What a grammar cannot keep, and texts mostly keep by themselves: ignored, or refused where a schema is strict."""
 KEYWORDS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties",
+    **dict.fromkeys(("type", "enum", "const", "properties", "required", "additionalProperties",
                      "items", "prefixItems", "additionalItems", "minItems", "maxItems", "minLength", "maxLength",
-                     "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf",
-                     "allOf", "$ref", "$defs", "definitions", "minProperties", "maxProperties"), ("enforced", "")),
+                     "minimum", "maximum", "multipleOf", "anyOf", "allOf", "$defs", "definitions"), ("enforced", "")),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ("enforced", "Draft 4's `true` and `false`, too")),
+    "pattern": ("enforced", "Rust's syntax: no look-around, no back-references; else refused"),
+    "patternProperties": ("enforced", "where no name can match two of its patterns, else refused"),
+    "$ref": ("enforced", "within the schema, by path or `$anchor`; else refused"),
+    **dict.fromkeys(("minProperties", "maxProperties"), (
+        "enforced", "where all that are listed are required; where no others are allowed, also a least of 1 and a most "
+                    "of 1, or of all that are listed; else refused")),
     "format": ("enforced", "those below; any other is an annotation"),
     "oneOf": ("enforced", "where its branches are provably apart, else refused"),
-    "not": ("enforced", "of a type, of values beside `enum`, of required properties; else refused"),
+    "not": ("enforced", "of types, also by `anyOf`, of values beside `enum` or of integers, of `\"\"`, of required "
+                        "properties; else refused"),
     "dependencies": ("enforced", "written as `anyOf`"),
     "dependentRequired": ("enforced", "written as `anyOf`"),
     "dependentSchemas": ("enforced", "written as `anyOf`"),
     **dict.fromkeys(ANNOTATIONS, ("annotation", "refused with `strict_schema`")),
     **dict.fromkeys(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
-                     "$id", "$schema", "$anchor", "contentEncoding", "contentMediaType", "contentSchema",
-                     "discriminator"), ("annotation", "")),
+                     "$id", "$schema", "$vocabulary", "$anchor", "contentEncoding", "contentMediaType",
+                     "contentSchema", "discriminator"), ("annotation", "")),
     **dict.fromkeys(("if", "then", "else", "contains", "minContains", "maxContains", "unevaluatedProperties",
-                     "unevaluatedItems", "$dynamicRef"), ("refused", "")),
+                     "unevaluatedItems", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+                    ("refused", "")),
 }
 """(what becomes of it, when); docs/structured-output.md has them as a table. Keywords that nobody knows are ignored."""
 
@@ -78,8 +88,11 @@ def _prepared(schema: Any, strict: bool) -> Any:
             del found["format"]
         elif found["format"] in FORMAT_PATTERNS:
             found["allOf"] = [*found.get("allOf", ()), {"pattern": FORMAT_PATTERNS[found["format"]]}]
+    if isinstance(excluded := found.get("not"), Mapping) and all(
+            KEYWORDS.get(name, ("annotation", "")) == ("annotation", "") for name in excluded):
+        found["not"] = True  # of what holds for everything, before annotations of other kinds are left out
     found = _each(found, lambda inner: _prepared(inner, strict))
-    return _without_not(_without_dependencies(found))
+    return _without_not(_without_counts(_without_dependencies(found)))
 
 
 def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -113,28 +126,76 @@ def _without_dependencies(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def _without_counts(schema: dict[str, Any]) -> dict[str, Any]:
+    """One property at least, of those that are listed: any of them is required. At most all of them: nothing is said.
+    (The library counts properties only where all that are listed are required, or at most one.)"""
+    listed = schema.get("properties")
+    if (not isinstance(listed, Mapping) or not listed or schema.get("additionalProperties") is not False
+            or schema.get("patternProperties") or schema.get("type") != "object"):
+        return schema
+    most = schema.get("maxProperties")
+    if isinstance(most, int | float) and most >= len(listed):
+        schema = {key: inner for key, inner in schema.items() if key != "maxProperties"}
+    if schema.get("minProperties") != 1 or "maxProperties" in schema:
+        return schema
+    left = {key: inner for key, inner in schema.items() if key != "minProperties"}
+    if schema.get("required"):
+        return left
+    some = {"anyOf": [{"required": [key]} for key in listed]}
+    return left | {"allOf": [*schema.get("allOf", ()), some]}
+
+
 def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
     """What is excluded, as what is left; where that cannot be said, `not` stays and is refused."""
     excluded = schema.get("not")
     left = {key: inner for key, inner in schema.items() if key != "not"}
     if excluded is False:
         return left
+    if excluded is True:
+        return left | {"allOf": [*schema.get("allOf", ()), False]}
     if not isinstance(excluded, Mapping):
         return schema
     says = [(key, inner) for key, inner in excluded.items() if KEYWORDS.get(key, ("annotation",))[0] != "annotation"]
     if len(says) != 1:
         return schema
     [(name, value)] = says
+    if name == "anyOf" and (types := _only_types(value)):
+        name, value = "type", types
     if name == "type" and "integer" not in (gone := [value] if isinstance(value, str) else list(value)):
         own = schema.get("type", list(_TYPES))
         own = [own] if isinstance(own, str) else own
         return left | {"type": [one for one in own if one not in gone and not (one == "integer" and "number" in gone)]}
-    if name in ("const", "enum") and isinstance(schema.get("enum"), list):
+    if name in ("const", "enum"):
         unwanted = [value] if name == "const" else value
-        return left | {"enum": [one for one in schema["enum"] if not any(_same(one, other) for other in unwanted)]}
+        if isinstance(schema.get("enum"), list):
+            return left | {"enum": [one for one in schema["enum"] if not any(_same(one, other) for other in unwanted)]}
+        return _without_values(schema, left, unwanted)
     if name == "required" and isinstance(value, list) and value:
         without = {"type": "object", "anyOf": [{"properties": {key: False}} for key in value]}
         return left | {"allOf": [*schema.get("allOf", ()), without]}
+    return schema
+
+
+def _only_types(branches: Any) -> list[str]:
+    """All that these branches name, where they name nothing but types."""
+    if not isinstance(branches, list) or not all(isinstance(one, Mapping) and [*one] == ["type"] for one in branches):
+        return []
+    return [kind for one in branches for kind in ([one["type"]] if isinstance(one["type"], str) else one["type"])]
+
+
+def _without_values(schema: dict[str, Any], left: dict[str, Any], unwanted: list[Any]) -> dict[str, Any]:
+    """Integers, as the ranges between those that are unwanted; texts, where only the empty one is."""
+    if schema.get("type") == "integer":
+        gone = sorted({int(one) for one in unwanted if isinstance(one, int | float) and not isinstance(one, bool)
+                       and one == one // 1})
+        if not gone:
+            return left
+        ends = [{"maximum": gone[0] - 1}, *({"minimum": low + 1, "maximum": high - 1} for low, high in pairwise(gone)),
+                {"minimum": gone[-1] + 1}]
+        ranges = [one for one in ends if one.get("minimum", -math.inf) <= one.get("maximum", math.inf)]
+        return left | {"allOf": [*schema.get("allOf", ()), {"anyOf": ranges}]}
+    if schema.get("type") == "string" and all(one == "" or not isinstance(one, str) for one in unwanted):
+        return left | ({"minLength": max(1, schema.get("minLength", 0))} if "" in unwanted else {})
     return schema
 
 
@@ -148,15 +209,31 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def resolved(root: Any, pointer: Any) -> Any:
-    """What "#/$defs/..." stands for within `root`; None: nothing."""
+    """What "#/$defs/..." stands for within `root`, or "#name", which an $anchor gives; None: nothing."""
+    path = unquote(str(pointer)).removeprefix("#")
+    if path and not path.startswith("/"):
+        return _anchored(root, path)
     target = root
-    for part in unquote(str(pointer)).removeprefix("#").split("/")[1:]:
+    for part in path.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
             target = target[int(name)]
         else:
             target = target.get(name) if isinstance(target, Mapping) else None
     return target
+
+
+def _anchored(root: Any, name: str) -> Any:
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            if part.get("$anchor") == name:
+                return part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return None
 
 
 def whitespace(schema: Any) -> str:

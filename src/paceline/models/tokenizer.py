@@ -104,7 +104,8 @@ class Tokenizer:
         seconds. What would fit always passes (see text_bounds.py)."""
         bound = self._text_bound
         if bound is not None and not bound.holds(text, most):
-            raise ContextLengthError.of(most, f"{len(text)} characters, and a token has at most {bound.each}", param)
+            raise ContextLengthError.of(most, f"{len(text)} characters, and a token has at most {bound.each}",
+                                        max(-(-len(text) // bound.each), most + 1), param)
 
     @cached_property
     def _text_bound(self) -> TextBound | None:

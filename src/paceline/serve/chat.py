@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +15,7 @@ from paceline.serve.calls import Call, unless_gone
 from paceline.serve.choosing import for_model
 from paceline.serve.conversation import rendered, template_of
 from paceline.serve.endings import ended
-from paceline.serve.errors import asked_in
+from paceline.serve.errors import NO_WORDS, asked_in
 from paceline.serve.keys import caller_of
 from paceline.serve.params import chat_names, chat_params, check_streamed, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
@@ -27,7 +26,6 @@ from paceline.serve.told_calls import ToldCalls, call_id
 from paceline.serve.tool_formats.events import AnswerParser, CallBegun, Content, Event, Reasoning
 
 router = APIRouter(route_class=BoundedRoute)
-NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 @router.post("/v1/chat/completions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from paceline.request import Completion, RequestOutput, SamplingParams
 from paceline.serve.calls import Call, Service, unless_gone
 from paceline.serve.choosing import for_model
 from paceline.serve.endings import ended
-from paceline.serve.errors import asked_in
+from paceline.serve.errors import NO_WORDS, asked_in
 from paceline.serve.keys import caller_of
 from paceline.serve.params import check_streamed, completion_names, completion_params, speculation
 from paceline.serve.responses import BoundedRoute, answer, beside, service_of
@@ -39,15 +40,17 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     return await answer(request, outputs, lambda: _whole(call, body, texts, outputs))
 
 
-async def begin(request: Request, body: CompletionBody, name: str) -> tuple[Call, list[str]]:
+async def begin(request: Request, body: CompletionBody, name: str,
+                words: Mapping[str, str] = NO_WORDS) -> tuple[Call, list[str]]:
     """Texts as a call of the engine's, with those that will be echoed: the one way for every protocol that continues
-    texts. `name`: what the call is known by, nobody else's."""
+    texts. `name`: what the call is known by, nobody else's. `words`: what the protocol calls fields that completions
+    have another name for."""
     service = service_of(request)
     adapter = service.adapter(body.model)
 
     def ask() -> tuple[Call, list[str]]:
         check_streamed(body)
-        names = completion_names(body)
+        names = {**words, **{own: words.get(told, told) for own, told in completion_names(body).items()}}
         with asked_in(names):
             params = completion_params(body, service.options)
             wish = speculation(body, service.options, service.llm.engine)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,15 +40,20 @@ LONGEST_WAIT_S = 300
 """No refused client is told to stay away for longer: a queue that stands still may move again at once."""
 RETRY_S = "5"
 """When to try again where nobody knows better."""
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+"""Of a protocol that calls everything as the engine does."""
+
 
 class ApiError(HTTPException):
     """A refusal with its HTTP status. (A plain exception that comes out of reading a body, FastAPI would replace.)"""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+                 headers: Mapping[str, str] | None = None, cause: Exception | None = None) -> None:
         super().__init__(status, message, dict(headers or {}))
         self.param = param
         self.code = code
+        self.cause = cause
+        """What was refused, where a protocol has words of its own for it."""
 
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
@@ -62,7 +68,8 @@ class ApiError(HTTPException):
         if own is None or own not in names:
             return self
         message = re.sub(rf"\b{own}\b", names[own], str(self.detail))
-        return ApiError(self.status_code, message, param=names[own], code=self.code, headers=self.headers)
+        return ApiError(self.status_code, message, param=names[own], code=self.code, headers=self.headers,
+                        cause=self.cause)
 
 
 class _Refusal(Response):
@@ -83,7 +90,10 @@ class _Refusal(Response):
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     kinds = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
     kind = kinds.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.detail}}
+    message, cause = error.detail, error.cause
+    if isinstance(cause, ContextLengthError):  # clients that shorten a conversation go by these words
+        message = f"prompt is too long: {cause.tokens} tokens > {cause.context} maximum. {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def ollama_body(error: ApiError) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def api_error(problem: Exception, request_id: str | None = None) -> ApiError:
     if isinstance(problem, StepError):
         return ApiError(500, problem.told, code="engine_error")
     if isinstance(problem, ContextLengthError):
-        return ApiError(400, str(problem), param=problem.param, code="context_length_exceeded")
+        return ApiError(400, str(problem), param=problem.param, code="context_length_exceeded", cause=problem)
     if isinstance(problem, RequestError):
         return ApiError(400, str(problem), param=problem.param)
     if isinstance(problem, NotYetError):
@@ -125,7 +135,7 @@ def asked_in(names: Mapping[str, str]) -> Iterator[None]:
     """What is refused inside is told in the client's words (ApiError.told_in)."""
     try:
         yield
-    except RequestError as problem:
+    except (RequestError, ApiError) as problem:
         if problem.param not in names:
             raise
         told = api_error(problem).told_in(names)

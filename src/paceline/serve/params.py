@@ -63,6 +63,10 @@ def completion_params(body: CompletionBody, limits: ClientLimits) -> SamplingPar
 
 def chat_params(body: ChatBody, limits: ClientLimits, structure: dict[str, Any]) -> SamplingParams:
     """`structure`: what tool_choice asks of the text's form; it comes before response_format."""
+    if body.web_search_options:
+        raise RequestError("web_search_options is not supported: this server searches nothing; leave it out.",
+                           "web_search_options")
+    _check_samplers(body)
     asked = _common(body, limits)
     if structure:
         asked = {name: value for name, value in asked.items() if name not in (*STRUCTURES, "strict_schema")} | structure
@@ -74,6 +78,17 @@ def chat_params(body: ChatBody, limits: ClientLimits, structure: dict[str, Any])
         raise RequestError("top_logprobs needs logprobs: true.", "top_logprobs")
     asked["logprobs"] = limits.check_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return SamplingParams(**asked)
+
+
+def _check_samplers(body: ChatBody) -> None:
+    """llama.cpp's list of what is applied: one that leaves out what the body sets would mean another text."""
+    if body.samplers is None:
+        return
+    for name, own in {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+                      "repetition_penalty": "penalties", "presence_penalty": "penalties",
+                      "frequency_penalty": "penalties"}.items():
+        if getattr(body, name) is not None and own not in body.samplers:
+            raise RequestError(f"samplers leaves out {own!r}, and {name} is set: leave out one of them.", "samplers")
 
 
 def speculation(body: Sampling, limits: ClientLimits, model: ServedModel) -> Any:

@@ -168,8 +168,14 @@ class ChatBody(Sampling):
     reasoning_effort: str | None = Field(
         default=None, description='How much to think, where the chat template can be told; "none": not at all.')
     modalities: ListOf[Literal["text"]] | None = None
-    # Accepted because clients send it; models here have no such setting.
+    web_search_options: dict[str, Any] | None = Field(default=None, description="Only an empty object.")
+    # Accepted because clients send them; models here have no such setting, and answers are no sound.
     verbosity: str | None = None
+    audio: dict[str, Any] | None = None
+    # Accepted because llama.cpp's clients send them: the cache needs no word, and times are told anyway.
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    samplers: ListOf[str] | None = Field(default=None, description="Must have all that the request sets.")
 
     @model_validator(mode="after")
     def _functions_are_tools(self) -> Self:
@@ -185,8 +191,11 @@ class ChatBody(Sampling):
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
+    content: str | None = Field(default=None, description="The text, as llama.cpp's clients give it.")
     messages: ListOf[Message] | None = None
     add_special_tokens: bool | None = None
+    add_special: bool | None = Field(default=None, description="Of `content`; left out: false.")
+    with_pieces: bool | None = Field(default=None, description="Tokens as objects with id and piece.")
     parse_special: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

@@ -1,4 +1,4 @@
-"""Other ways to ask for the same: OpenAI's paths without /v1, and HEAD wherever GET works."""
+"""Other ways to ask for the same: OpenAI's and Anthropic's paths without /v1, and HEAD wherever GET works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SHORT = frozenset({"/chat/completions", "/completions", "/models", "/embeddings", "/responses"})
+SHORT = frozenset({"/chat/completions", "/completions", "/models", "/embeddings", "/responses", "/messages",
+                   "/messages/count_tokens"})
 SHORT_PREFIXES = ("/models/", "/responses/")
 
 

@@ -73,13 +73,15 @@ def _tokenized(service: Service, body: TokenizeBody) -> Response:
     tokens = _tokens(service, body)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": service.llm.engine.config.max_model_len,
                               "tokens": tokens}
+    if body.with_pieces:
+        answer["tokens"] = [{"id": token, "piece": service.names.text(token)} for token in tokens]
     if body.return_token_strs:
         answer["token_strs"] = [service.names.text(token) for token in tokens]
     return JSONResponse(answer)
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
+    if sum(one is not None for one in (body.prompt, body.content, body.messages)) != 1:
         raise RequestError("Give either a prompt or messages.", "prompt")
     most = service.llm.engine.config.max_model_len
     if body.messages is not None:
@@ -87,9 +89,11 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
                                          add_generation_prompt=body.add_generation_prompt is not False,
                                          parse_special=bool(body.parse_special))
     tokenizer = _tokenizer(service)
-    tokenizer.check_length(body.prompt or "", most)
-    return tokenizer.encode(body.prompt or "", add_special=body.add_special_tokens is not False,
-                            parse_special=bool(body.parse_special))
+    text, special = body.prompt, body.add_special_tokens is not False
+    if body.content is not None:  # llama.cpp's way, where the beginning of a text is not marked unless asked for
+        text, special = body.content, bool(body.add_special)
+    tokenizer.check_length(text or "", most, "prompt" if body.content is None else "content")
+    return tokenizer.encode(text or "", add_special=special, parse_special=bool(body.parse_special))
 
 
 @router.post("/detokenize")
@@ -105,7 +109,8 @@ def _detokenized(tokenizer: Tokenizer, tokens: list[int]) -> Response:
         if not 0 <= token < tokenizer.vocab_size:
             raise RequestError(f"Token id {token} is out of range: the vocabulary has ids 0 to "
                                f"{tokenizer.vocab_size - 1}.", "tokens")
-    return JSONResponse({"prompt": tokenizer.decode(tokens, False)})
+    text = tokenizer.decode(tokens, False)
+    return JSONResponse({"prompt": text, "content": text})  # as vLLM calls it, and as llama.cpp does
 
 
 def _tokenizer(service: Service) -> Tokenizer:

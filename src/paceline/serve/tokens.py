@@ -47,6 +47,16 @@ def chat_logprobs(scores: Sequence[TokenLogprob], names: TokenNames) -> dict[str
         "refusal": None}
 
 
+def llama_logprobs(scores: Sequence[TokenLogprob], names: TokenNames) -> list[dict[str, Any]]:
+    """As llama.cpp tells them, which names ids too."""
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        raw = names.bytes_of(token)
+        return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": bounded(logprob)}
+
+    return [entry(score.token, score.raw) | {"top_logprobs": [entry(token, value) for token, value in
+                                                              score.top.items()]} for score in scores]
+
+
 def prompt_logprobs(output: RequestOutput, asked: int | None, names: TokenNames) -> dict[str, Any]:
     """As vLLM tells them: of each token of the prompt, the token itself and the likeliest, by their ids."""
     if asked is None:

@@ -63,7 +63,7 @@ class ToldCalls:
 
     def end(self) -> list[dict[str, Any]]:
         """What is left to tell when the text has ended."""
-        return [{"tool_calls": [{"index": index, "custom": {INPUT: _text(arguments)}}]}
+        return [{"tool_calls": [{"index": index, "custom": {INPUT: text_of(arguments)}}]}
                 for index, arguments in self._texts.items()]
 
     def _told(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class ToldCalls:
         if function["name"] not in self._custom:
             return call
         return {"id": call["id"], "type": "custom",
-                "custom": {"name": function["name"], INPUT: _text(function["arguments"])}}
+                "custom": {"name": function["name"], INPUT: text_of(function["arguments"])}}
 
 
 def _more(event: CallArguments, old: bool) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _more(event: CallArguments, old: bool) -> dict[str, Any]:
     return {"function_call": function} if old else {"tool_calls": [{"index": event.index, "function": function}]}
 
 
-def _text(arguments: str) -> str:
+def text_of(arguments: str) -> str:
     """The text that a custom tool is called with; where the model wrote something else, that."""
     try:
         found = json.loads(arguments)

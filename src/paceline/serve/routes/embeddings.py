@@ -16,7 +16,7 @@ from paceline.request import RequestOutput, SamplingParams
 from paceline.serve.body import Body, ListOf, Text, TokenId, number
 from paceline.serve.calls import Call, unless_gone
 from paceline.serve.choosing import for_model
-from paceline.serve.errors import ApiError
+from paceline.serve.errors import ApiError, asked_in
 from paceline.serve.keys import caller_of
 from paceline.serve.responses import BoundedRoute, JSONResponse, beside, service_of
 
@@ -62,11 +62,13 @@ async def written(call: Call, vectors: list[list[float]],
                                             call.tenant.name)
 
 
-async def embed(request: Request, given: Any, model: str | None, name: str) -> tuple[Call, list[RequestOutput]]:
-    """`given`: a text, token ids, or a list of either. The call, and an output for each."""
+async def embed(request: Request, given: Any, model: str | None, name: str,
+                field: str = "input") -> tuple[Call, list[RequestOutput]]:
+    """`given`: a text, token ids, or a list of either, in this field. The call, and an output for each."""
     service = service_of(request)
     adapter = service.adapter(model)
     inputs: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
+    names = {"prompt": field, "pooling": "model"}
     if not inputs:
         raise RequestError("input is an empty list: give a text or token ids.", "input")
     if len(inputs) > MOST_INPUTS:
@@ -76,9 +78,11 @@ async def embed(request: Request, given: Any, model: str | None, name: str) -> t
     def ask() -> Call:
         params = SamplingParams(max_tokens=0, pooling=service.options.pooling, seed=0,
                                 timeout_s=service.options.timeout_s)
-        prepared = [service.llm.engine.prepare(one, params) for one in inputs]
+        with asked_in(names):
+            prepared = [service.llm.engine.prepare(one, params) for one in inputs]
         return Call(service, name, "embedding", prepared, params, None, caller_of(request).tenant, adapter,
-                    request_id=request.state.request_id, headers=request.headers, at_once=AT_ONCE)
+                    request_id=request.state.request_id, headers=request.headers, at_once=AT_ONCE,
+                    names=names)
 
     call = await beside(request, ask)
     return call, await unless_gone(request, call)

@@ -12,9 +12,13 @@ SAME = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "f
 RENAMED = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens", "n_predict": "max_tokens"}
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0), "dynatemp_range": (0,), "xtc_probability": (0,),
-    "dry_multiplier": (0,), "repeat_last_n": (-1, 64), "penalize_newline": (True, False), "min_keep": (0, 1)}
+    "dry_multiplier": (0,), "top_n_sigma": (-1, 0), "penalize_newline": (True, False), "min_keep": (0, 1)}
 """Samplers that are not here, with the values that switch them off: with others a text would differ from what was asked
 for."""
+PENALTIES: Mapping[str, float] = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""With the values that switch them off."""
+LAST = (-1, 64)
+"""For `repeat_last_n`: the whole text, which penalties here look at, and what clients send that choose nothing."""
 IGNORED = frozenset({
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv", "vocab_only",
     "use_mmap", "use_mlock", "logits_all", "draft_num_predict", "mirostat_eta", "mirostat_tau", "n_keep", "id_slot",
@@ -29,7 +33,8 @@ def sampling(options: Mapping[str, Any], service: Service) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "max_tokens": service.llm.engine.config.max_model_len if limits.max_output_tokens is None
         else limits.max_output_tokens}
-    for name, value in options.items():
+    last = options.get("repeat_last_n")
+    for name, value in _heeded(options, last).items():
         if value is None or name in IGNORED:
             continue
         if name in NEUTRAL:
@@ -42,3 +47,18 @@ def sampling(options: Mapping[str, Any], service: Service) -> dict[str, Any]:
         else:
             raise RequestError(f"There is no option {name!r} here: leave it out.", name)
     return fields
+
+
+def _heeded(options: Mapping[str, Any], last: Any) -> dict[str, Any]:
+    """Without `repeat_last_n`: with 0 nothing is penalised, and where nothing is, it says nothing."""
+    found = {name: value for name, value in options.items() if name != "repeat_last_n"}
+    if last is None or last in LAST:
+        return found
+    if not isinstance(last, int) or isinstance(last, bool):
+        raise RequestError(f"repeat_last_n must be a whole number, got {last!r}.", "repeat_last_n")
+    if last == 0:
+        return {name: value for name, value in found.items() if name not in PENALTIES}
+    if any(found.get(name) not in (None, off) for name, off in PENALTIES.items()):
+        raise RequestError("repeat_last_n is not supported: penalties look at the whole text; leave it out, or set it "
+                           "to -1.", "repeat_last_n")
+    return found

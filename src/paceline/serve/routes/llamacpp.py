@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from paceline import __version__
 from paceline.engine.records.deltas import SampleDelta
-from paceline.errors import RequestError
-from paceline.request import RequestOutput
-from paceline.serve.body import Body, ListOf, TokenId
-from paceline.serve.calls import Call, Service, unless_gone
+from paceline.request import RequestOutput, TokenLogprob
+from paceline.serve.body import Body, ListOf
+from paceline.serve.calls import Call, unless_gone
 from paceline.serve.choosing import for_model
 from paceline.serve.completions import begin
 from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError
 from paceline.serve.keys import check_operator
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, house_of, service_of
-from paceline.serve.routes.llama_options import sampling
-from paceline.serve.routes.translate import chat_body, completion_body
-from paceline.serve.schema import CompletionBody, Message
+from paceline.serve.routes.llama_input import WORDS, LlamaCompletion, only, translated
+from paceline.serve.routes.translate import chat_body
+from paceline.serve.schema import Message
 from paceline.serve.streaming import EVENTS, EventStream, encode
+from paceline.serve.tokens import llama_logprobs
 from paceline.serve.tool_schema import AnyTool
 
 router = APIRouter(route_class=BoundedRoute)
-
-
-class LlamaCompletion(BaseModel):
-    """Further fields are options of the sampler; those that mean nothing here are refused."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    prompt: str | ListOf[TokenId]
-    model: str | None = None
-    stream: bool | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-    logit_bias: dict[str, float | bool] | ListOf[ListOf[Any]] | None = None
-    ignore_eos: bool | None = None
-    n_probs: int | None = Field(default=None, json_schema_extra={"minimum": 0, "maximum": 0})
-    return_tokens: bool | None = None
-    timings_per_token: bool | None = None
 
 
 class ApplyTemplate(Body):
@@ -59,13 +43,18 @@ class ApplyTemplate(Body):
 async def completion(request: Request, body: LlamaCompletion) -> Response:
     """Continue a text, by llama.cpp's protocol."""
     service = service_of(request)
-    call, texts = await begin(request, _translated(service, body), f"cmpl-{request.state.name}")
-    telling = _Telling(call, texts[0], bool(body.return_tokens))
+    asked = await beside(request, lambda: translated(service, body))
+    call, texts = await begin(request, asked, f"cmpl-{request.state.name}", WORDS)
+    telling = _Telling(call, texts, body)
     if body.stream:
         return EventStream(call, await call.open(), telling)
-    output = (await unless_gone(request, call))[0]
-    return await answer(request, [output], lambda: telling.whole(output) | {
-        "content": output.outputs[0].text, "tokens": output.outputs[0].token_ids if body.return_tokens else []})
+    outputs = await unless_gone(request, call)
+
+    def make() -> Any:
+        told = [telling.whole(place, output, True) for place, output in enumerate(outputs)]
+        return told[0] if len(told) == 1 else told
+
+    return await answer(request, outputs, make)
 
 
 @router.get("/props")
@@ -112,58 +101,30 @@ async def apply_template(request: Request, body: ApplyTemplate) -> Response:
     return JSONResponse({"prompt": await beside(request, apply)})
 
 
-def _translated(service: Service, body: LlamaCompletion) -> CompletionBody:
-    if body.n_probs:
-        raise RequestError("n_probs is not supported here: ask /v1/completions for logprobs.", "n_probs")
-    fields = sampling(body.model_extra or {}, service) | {"prompt": body.prompt, "model": body.model,
-                                                          "ignore_eos": body.ignore_eos}
-    if body.grammar:
-        fields["guided_grammar"] = body.grammar
-    if body.json_schema:
-        fields["guided_json"] = body.json_schema
-    if body.logit_bias:
-        fields["logit_bias"] = _biases(body.logit_bias)
-    return completion_body(fields)
-
-
-def _biases(given: dict[str, Any] | list[list[Any]]) -> dict[str, float]:
-    """false: never."""
-    pairs: list[Any] = list(given.items()) if isinstance(given, dict) else given
-    found: dict[str, float] = {}
-    for pair in pairs:
-        if len(pair) != 2 or isinstance(pair[0], bool) or not isinstance(pair[0], int | str) or not isinstance(
-                pair[1], int | float) or pair[1] is True:
-            raise RequestError("logit_bias must hold pairs of a token id and a number, or false for never.",
-                               "logit_bias")
-        found[str(pair[0])] = float("-inf") if pair[1] is False else float(pair[1])
-    return found
-
-
 class _Telling:
-    """One text, told as llama.cpp tells it; a Writer."""
+    """Texts, told as llama.cpp tells them; a Writer."""
 
     media_type = EVENTS
 
-    def __init__(self, call: Call, prompt: str, tokens: bool) -> None:
-        """`prompt`: its text, where it was one. `tokens`: their ids are asked for."""
+    def __init__(self, call: Call, prompts: list[str], body: LlamaCompletion) -> None:
+        """`prompts`: their texts, where they were texts."""
         self._call = call
-        self._prompt = prompt
-        self._ids = tokens
-        self._predicted = 0
+        self._prompts = prompts
+        self._body = body
+        self._predicted = [0] * len(prompts)
 
     def begin(self) -> str:
         return ""
 
     async def write(self, place: int, samples: list[SampleDelta], ended: list[RequestOutput] | None) -> str:
-        told = []
+        told: list[dict[str, Any]] = []
         for sample in samples:
-            self._predicted += len(sample.token_ids)
-            if sample.text or self._ids:
-                told.append({"index": 0, "content": sample.text, "tokens": sample.token_ids if self._ids else [],
-                             "stop": False, "id_slot": -1, "tokens_predicted": self._predicted,
-                             "tokens_evaluated": len(self._call.prompts[0].ids)})
-        if ended is not None:
-            told.append(self.whole(ended[0]))
+            self._predicted[place] += len(sample.token_ids)
+            if sample.text or sample.logprobs or (self._body.return_tokens and sample.token_ids):
+                told.append({"index": place, "content": sample.text, "tokens": self._ids(sample.token_ids),
+                             "stop": False, "id_slot": -1, "tokens_predicted": self._predicted[place],
+                             "tokens_evaluated": len(self._call.prompts[place].ids)} | self._scores(sample.logprobs))
+        told += [self.whole(which, output) for which, output in enumerate(ended or ())]
         return "".join(f"data: {encode(one)}\n\n" for one in told)
 
     def end(self) -> str:
@@ -172,14 +133,15 @@ class _Telling:
     def fail(self, problem: ApiError) -> str:
         return f"data: {encode(problem.body())}\n\n"
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
-        """The last of a stream, which has no text of its own."""
+    def whole(self, place: int, output: RequestOutput, alone: bool = False) -> dict[str, Any]:
+        """The last of a stream, which has no text of its own; `alone`: of no stream, with all of it."""
         sample, params = output.outputs[0], self._call.params
         word = sample.stop_reason if isinstance(sample.stop_reason, str) else ""
         kinds = {"stop": "word" if word else "eos", "length": "limit"}
-        return {
-            "index": 0, "content": "", "tokens": [], "id_slot": -1, "stop": True,
-            "model": self._call.envelope()["model"], "prompt": self._prompt, "truncated": False,
+        return only({
+            "index": place, "content": sample.text if alone else "",
+            "tokens": self._ids(sample.token_ids) if alone else [], "id_slot": -1, "stop": True,
+            "model": self._call.envelope()["model"], "prompt": self._prompts[place], "truncated": False,
             "tokens_predicted": len(sample.token_ids), "tokens_evaluated": len(output.prompt_token_ids),
             "tokens_cached": output.metrics.cached_tokens, "has_new_line": "\n" in sample.text,
             "stop_type": kinds.get(str(sample.finish_reason), "none"), "stopping_word": word,
@@ -188,7 +150,14 @@ class _Telling:
                 "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p,
                 "repeat_penalty": params.repetition_penalty, "presence_penalty": params.presence_penalty,
                 "frequency_penalty": params.frequency_penalty, "stop": list(params.stop)},
-            "timings": _timings(output)}
+            "timings": _timings(output)} | (self._scores(sample.logprobs) if alone else {}), self._body.response_fields)
+
+    def _ids(self, tokens: list[int]) -> list[int]:
+        return tokens if self._body.return_tokens else []
+
+    def _scores(self, scores: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        return {} if not self._body.n_probs else {
+            "completion_probabilities": llama_logprobs(scores or (), self._call.service.names)}
 
 
 def _timings(output: RequestOutput) -> dict[str, Any]:

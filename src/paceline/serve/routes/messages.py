@@ -17,7 +17,7 @@ from paceline.serve.choosing import for_model
 from paceline.serve.conversation import rendered
 from paceline.serve.errors import ApiError, anthropic_body
 from paceline.serve.responses import BoundedRoute, JSONResponse, answer, beside, service_of
-from paceline.serve.routes.messages_input import CountBody, MessagesBody, translated
+from paceline.serve.routes.messages_input import WORDS, CountBody, MessagesBody, translated
 from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
@@ -31,7 +31,7 @@ router = APIRouter(route_class=BoundedRoute)
 async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, by Anthropic's protocol."""
     chat = await beside(request, lambda: translated(body))
-    call = await begin(request, chat, f"msg_{secrets.token_hex(12)}")
+    call = await begin(request, chat, f"msg_{secrets.token_hex(12)}", WORDS)
     if body.stream:
         return EventStream(call, await call.open(), _MessageWriter(call, chat))
     output = (await unless_gone(request, call))[0]

@@ -14,6 +14,8 @@ from paceline.serve.schema import ChatBody, Sampling
 
 OWN = ("metadata", "stream_options", "response_format", "n", "stop")
 """Fields of a chat's that mean something else here, or nothing."""
+WORDS = {"stop": "stop_sequences", "response_format": "output_format"}
+"""What chats call them -> what they are called here."""
 FORGOTTEN = ("thinking", "redacted_thinking")
 """Blocks that clients send back as they got them, from whomever."""
 
@@ -78,7 +80,7 @@ def translated(body: CountBody) -> ChatBody:
         form = body.output_format or (body.output_config.format if body.output_config is not None else None)
         if form is not None:
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
-    return chat_body(fields)
+    return chat_body(fields, WORDS)
 
 
 def _begun(messages: list[dict[str, Any]]) -> bool:

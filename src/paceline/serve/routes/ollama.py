@@ -41,12 +41,19 @@ NEVER = "9999-12-31T00:00:00Z"
 """When a model is unloaded, as clients read it: nobody knows, for it depends on what else is asked for."""
 
 
+WORDS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "response_format": "format"}
+"""What chats call them -> what they are called here."""
+FROM_PROMPT = WORDS | {"messages": "prompt"}
+
+
 class OllamaBody(Body):
     model: str
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     # Accepted because clients send it: only 0 means something, and where nothing is asked (or_unload).
     keep_alive: str | int | float | None = None
 
@@ -133,8 +140,9 @@ async def chat(request: Request, body: OllamaChat) -> Response:
     if not body.asked:
         return _loaded(service, body)
     asked = await beside(request, lambda: chat_body(_fields(service, body) | _effort(body.think) | {
-        "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools}))
-    call = await chats.begin(request, asked, f"ollama-{request.state.name}")
+        "messages": [_read(message, place) for place, message in enumerate(body.messages)], "tools": body.tools},
+        WORDS))
+    call = await chats.begin(request, asked, f"ollama-{request.state.name}", WORDS)
     return await _told(request, body, _ChatLines(call, body.model))
 
 
@@ -152,12 +160,12 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     name = f"ollama-{request.state.name}"
     if body.raw or service.llm.engine.chat is None:
         text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
-        plain = completion_body(_fields(service, body) | {"prompt": text})
-        call = (await completions.begin(request, plain, name))[0]
+        plain = completion_body(_fields(service, body) | {"prompt": text}, WORDS)
+        call = (await completions.begin(request, plain, name, WORDS))[0]
     else:
         first = [{"role": "system", "content": body.system}] if body.system else []
         call = await chats.begin(request, chat_body(_fields(service, body) | _effort(body.think) | {
-            "messages": [*first, {"role": "user", "content": body.prompt}]}), name)
+            "messages": [*first, {"role": "user", "content": body.prompt}]}, FROM_PROMPT), name, FROM_PROMPT)
     return await _told(request, body, _TextLines(call, body.model))
 
 
@@ -180,7 +188,7 @@ async def embeddings(request: Request, body: OllamaEmbed) -> Response:
 async def old_embeddings(request: Request, body: OllamaOldEmbed) -> Response:
     """The same of one text, as it was asked for before /api/embed."""
     model = _named(service_of(request), body.model)
-    call, outputs = await embed(request, body.prompt, model, f"ollama-{request.state.name}")
+    call, outputs = await embed(request, body.prompt, model, f"ollama-{request.state.name}", "prompt")
     return await written(call, vectors_of(outputs), lambda vectors: {"embedding": vectors[0]})
 
 
@@ -250,6 +258,8 @@ def _named(service: House, name: str) -> str:
 
 
 def _fields(service: Service, body: OllamaBody) -> dict[str, Any]:
+    if body.logprobs or body.top_logprobs:
+        raise RequestError("logprobs is not supported here: ask /v1/chat/completions.", "logprobs")
     fields = sampling(body.options or {}, service) | {"model": _named(service, body.model)}
     if isinstance(body.format, dict):
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}

@@ -21,11 +21,14 @@ from paceline.serve.routes.stored import Stored
 from paceline.serve.routes.translate import PartsWriter, sse
 from paceline.serve.schema import ChatBody
 from paceline.serve.streaming import EventStream
-from paceline.serve.told_calls import call_id
+from paceline.serve.told_calls import call_id, text_of
 from paceline.serve.tool_formats.events import CallArguments, CallBegun, Content, Event, Reasoning
+from paceline.serve.tool_schema import CustomTool
 
 router = APIRouter(route_class=BoundedRoute)
 Message = dict[str, Any]
+MOST_ITEMS = 100
+"""Of an answer to who asks for a response's input."""
 
 
 @router.post("/v1/responses")
@@ -46,7 +49,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
 
     asked, chat = await beside(request, read)
     call = await begin(request, chat, f"resp_{secrets.token_hex(24)}", WORDS)
-    told = _Telling(call, body, asked, before_size + len(await request.body()))
+    told = _Telling(call, body, chat, asked, before_size + len(await request.body()))
     if body.stream:
         return EventStream(call, await call.open(), _ResponseWriter(call, told))
     output = (await unless_gone(request, call))[0]
@@ -67,6 +70,28 @@ async def retrieve(request: Request, response_id: str) -> Response:
     if request.query_params.get("stream", "false").lower() == "true":
         raise ApiError(400, "A response that has ended is not streamed again: leave stream out.", param="stream")
     return JSONResponse(_kept(service_of(request), caller_of(request).tenant.name, response_id).response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(request: Request, response_id: str) -> Response:
+    """What a stored response was asked, the latest first."""
+    asked = request.query_params
+    order, after, limit = asked.get("order", "desc"), asked.get("after"), asked.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order must be asc or desc, got {order!r}.", param="order")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST_ITEMS):
+        raise ApiError(400, f"limit must be a number from 1 to {MOST_ITEMS}, got {limit!r}.", param="limit")
+    items = [*_kept(service_of(request), caller_of(request).tenant.name, response_id).items]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((place for place, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise ApiError(400, f"after names {after!r}, which is no item of this response.", param="after")
+        items = items[place + 1:]
+    page = items[:int(limit)]
+    return JSONResponse({"object": "list", "data": page, "first_id": page[0]["id"] if page else None,
+                         "last_id": page[-1]["id"] if page else None, "has_more": len(items) > len(page)})
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -93,12 +118,16 @@ def _unknown(response_id: str, param: str | None = None) -> ApiError:
 class _Telling:
     """One response as it grows: its items, and of each step the events that tell of it."""
 
-    def __init__(self, call: Call, body: ResponsesBody, asked: tuple[Message, ...], size: int) -> None:
+    def __init__(self, call: Call, body: ResponsesBody, chat: ChatBody, asked: tuple[Message, ...], size: int) -> None:
         """`asked`: the conversation, which takes so many bytes."""
         self._call = call
+        self._input = body.input
+        self._custom = {tool.custom.name for tool in chat.tools or () if isinstance(tool, CustomTool)}
         self._asked = asked
         self._size = size
         self._sequence = 0
+        self._arguments = ""
+        """Of the custom tool's call that is being written."""
         self._open: dict[str, Any] | None = None
         """The item that is being written, the last of the output."""
         self._keeps = body.store is not False
@@ -112,7 +141,8 @@ class _Telling:
                 body.reasoning or {}),
             "service_tier": "default", "store": self._keeps, "temperature": call.params.temperature,
             "text": {"format": {"type": "text"}} | text, "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [], "top_logprobs": 0, "top_p": call.params.top_p, "truncation": "disabled",
+            "tools": body.tools or [], "top_logprobs": 0, "top_p": call.params.top_p,
+            "truncation": body.truncation or "disabled", "max_tool_calls": body.max_tool_calls,
             "usage": None, "user": body.user, "metadata": body.metadata or {}}
 
     def begin(self) -> str:
@@ -158,11 +188,18 @@ class _Telling:
             assert self._open is not None
             self._open["content"][0]["text"] += event.text
             return told + self._of_text("response.reasoning_text.delta", delta=event.text)
+        if isinstance(event, CallBegun) and event.name in self._custom:
+            self._arguments = ""
+            return self._begin_item({"id": f"ctc_{secrets.token_hex(24)}", "type": "custom_tool_call",
+                                     "status": "in_progress", "call_id": call_id(), "name": event.name, "input": ""})
         if isinstance(event, CallBegun):
             return self._begin_item({"id": f"fc_{secrets.token_hex(24)}", "type": "function_call",
                                      "status": "in_progress", "call_id": call_id(), "name": event.name,
                                      "arguments": ""})
         assert isinstance(event, CallArguments) and self._open is not None
+        if self._open["type"] == "custom_tool_call":  # its text is known when the arguments are whole
+            self._arguments += event.text
+            return ""
         self._open["arguments"] += event.text
         return self._of_item("response.function_call_arguments.delta", delta=event.text)
 
@@ -184,7 +221,11 @@ class _Telling:
         item = self._open
         assert item is not None
         item["status"] = status
-        if item["type"] == "message":
+        if item["type"] == "custom_tool_call":
+            item["input"] = text_of(self._arguments)
+            told = self._of_item("response.custom_tool_call_input.delta", delta=item["input"])
+            told += self._of_item("response.custom_tool_call_input.done", input=item["input"])
+        elif item["type"] == "message":
             part = item["content"][0]
             told = self._of_text("response.output_text.done", text=part["text"], logprobs=[])
             told += self._of_text("response.content_part.done", part=part)
@@ -223,8 +264,26 @@ class _Telling:
             elif item["type"] == "function_call":
                 add_call(messages, {"id": item["call_id"], "type": "function", "function": {
                     "name": item["name"], "arguments": item["arguments"]}})
+            elif item["type"] == "custom_tool_call":
+                add_call(messages, {"id": item["call_id"], "type": "custom", "custom": {
+                    "name": item["name"], "input": item["input"]}})
         self._call.service.responses.put(self._call.tenant.name, self._call.id,
-                                         Stored(self.response, tuple(messages), self._size))
+                                         Stored(self.response, tuple(messages), self._size, _items(self._input)))
+
+
+def _items(asked: str | list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """What was asked, as items with ids; texts are parts of messages."""
+    given = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    found = []
+    for item in given:
+        kind = item.get("type", "message")
+        own = {"type": kind, "id": f"{'msg' if kind == 'message' else 'item'}_{secrets.token_hex(24)}",
+               "status": "completed", **item}
+        if kind == "message" and isinstance(own.get("content"), str):
+            part = "output_text" if own.get("role") == "assistant" else "input_text"
+            own["content"] = [{"type": part, "text": own["content"]}]
+        found.append(own)
+    return tuple(found)
 
 
 class _ResponseWriter(PartsWriter):

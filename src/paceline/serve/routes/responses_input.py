@@ -44,7 +44,9 @@ class ResponsesBody(Sampling):
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = number(minimum=0, maximum=0)
     background: bool | None = None
-    truncation: str | None = None
+    truncation: str | None = Field(default=None, description="auto cuts nothing: a text that does not fit is refused.")
+    max_tool_calls: int | None = Field(default=None, json_schema_extra={"minimum": 1},
+                                       description="Of tools that a server runs: there are none here.")
     include: ListOf[str] | None = None
     reasoning: dict[str, Any] | None = None
 
@@ -53,9 +55,10 @@ def check(body: ResponsesBody) -> None:
     """Refuse what would have to be dropped in silence."""
     if body.background:
         raise RequestError("background is not supported: wait for the answer, or stream it.", "background")
-    if body.truncation not in (None, "disabled"):
-        raise RequestError("truncation is not supported: nothing is cut from a conversation in silence; send less of "
-                           "it.", "truncation")
+    if body.truncation not in (None, "disabled", "auto"):
+        raise RequestError(f"truncation must be auto or disabled, got {body.truncation!r}.", "truncation")
+    if body.max_tool_calls is not None and body.max_tool_calls < 1:
+        raise RequestError(f"max_tool_calls must be at least 1, got {body.max_tool_calls}.", "max_tool_calls")
     if body.top_logprobs:
         raise RequestError("top_logprobs is not supported here: ask /v1/chat/completions.", "top_logprobs")
     check_one_answer(body)
@@ -75,7 +78,7 @@ def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> Ch
         "reasoning_effort": _effort(body)}
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
-    return chat_body(fields)
+    return chat_body(fields, WORDS)
 
 
 def _effort(body: ResponsesBody) -> str | None:
@@ -105,12 +108,16 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
         call = {"id": _named(item, "call_id", where), "type": "function", "function": {
             "name": _named(item, "name", where), "arguments": _named(item, "arguments", where)}}
         add_call(messages, call)
-    elif kind == "function_call_output":
+    elif kind == "custom_tool_call":
+        add_call(messages, {"id": _named(item, "call_id", where), "type": "custom", "custom": {
+            "name": _named(item, "name", where), "input": _named(item, "input", where)}})
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         messages.append({"role": "tool", "tool_call_id": _named(item, "call_id", where),
                          "content": joined_text(item.get("output"), f"{where}.output", TEXTS)})
     elif kind != "reasoning":  # which clients send back as they got it, from whomever
         raise RequestError(f"{where} is of type {kind!r}, which this server does not know: it takes message, "
-                           "function_call and function_call_output.", "input")
+                           "function_call, function_call_output, custom_tool_call and custom_tool_call_output.",
+                           "input")
 
 
 def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
@@ -134,20 +141,34 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         return None
     found = []
     for place, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise RequestError(f"tools[{place}] is of type {tool.get('type')!r}: this server runs no tools itself, "
-                               "give functions.", "tools")
-        found.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
+        kind = tool.get("type")
+        if kind not in ("function", "custom"):
+            raise RequestError(f"tools[{place}] is of type {kind!r}: this server runs no tools itself, give functions "
+                               "and custom tools.", "tools")
+        own = {name: value for name, value in tool.items() if name != "type"}
+        if kind == "custom" and isinstance(form := own.get("format"), dict) and form.get("type") == "grammar":
+            own["format"] = {"type": "grammar", "grammar": {name: value for name, value in form.items()
+                                                            if name != "type"}}
+        found.append({"type": kind, kind: own})
     return found
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise RequestError("tool_choice must be none, auto, required or an object with the type function and a name.",
-                           "tool_choice")
-    return {"type": "function", "function": {"name": choice["name"]}}
+    kind = choice.get("type")
+    if kind == "allowed_tools" and isinstance(tools := choice.get("tools"), list):
+        return {"type": kind, "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": [_named_tool(
+            tool if isinstance(tool, dict) else {}) for tool in tools]}}
+    return _named_tool(choice)
+
+
+def _named_tool(choice: Mapping[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type")
+    if kind not in ("function", "custom") or not isinstance(choice.get("name"), str):
+        raise RequestError("tool_choice must be none, auto, required or an object: of the type function or custom with "
+                           "a name, or allowed_tools with a list of such.", "tool_choice")
+    return {"type": kind, kind: {"name": choice["name"]}}
 
 
 def _format(wanted: TextFormat) -> dict[str, Any]:

@@ -16,6 +16,8 @@ class Stored:
     """The conversation up to and with it, but for instructions: those are of one turn."""
     size: int
     """Roughly, in bytes."""
+    items: tuple[dict[str, Any], ...] = ()
+    """What this one response was asked."""
 
 
 class ResponseStore:

@@ -12,7 +12,7 @@ from paceline.engine.records.deltas import SampleDelta
 from paceline.errors import RequestError
 from paceline.request import RequestOutput
 from paceline.serve.calls import Call
-from paceline.serve.errors import ApiError, validation_error
+from paceline.serve.errors import NO_WORDS, ApiError, validation_error
 from paceline.serve.schema import ChatBody, CompletionBody, Sampling
 from paceline.serve.streaming import EVENTS, encode
 from paceline.serve.tool_formats.events import AnswerParser, Event
@@ -36,19 +36,20 @@ def check_one_answer(body: Sampling) -> None:
             raise RequestError(f"{name} is not told here: ask /v1/chat/completions.", name)
 
 
-def chat_body(fields: Mapping[str, Any]) -> ChatBody:
-    return _body(ChatBody, fields)
+def chat_body(fields: Mapping[str, Any], words: Mapping[str, str] = NO_WORDS) -> ChatBody:
+    """`words`: what the protocol calls fields that chats have another name for; faults are told in them."""
+    return _body(ChatBody, fields, words)
 
 
-def completion_body(fields: Mapping[str, Any]) -> CompletionBody:
-    return _body(CompletionBody, fields)
+def completion_body(fields: Mapping[str, Any], words: Mapping[str, str] = NO_WORDS) -> CompletionBody:
+    return _body(CompletionBody, fields, words)
 
 
-def _body(kind: type[Made], fields: Mapping[str, Any]) -> Made:
+def _body(kind: type[Made], fields: Mapping[str, Any], words: Mapping[str, str]) -> Made:
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as problem:
-        raise validation_error(problem.errors(), dict(fields)) from None
+        raise validation_error(problem.errors(), dict(fields)).told_in(words) from None
 
 
 def joined_text(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) -> str:

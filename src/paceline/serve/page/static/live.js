@@ -1,6 +1,6 @@
 // The engine as it runs: cache, queue, rates, latencies, luck of the drafts.
 
-import { watch } from "./api.js";
+import { getJSON, watch } from "./api.js";
 import { BlockMap } from "./blockmap.js";
 import { acceptance, Spark } from "./charts.js";
 import { h } from "./dom.js";
@@ -28,7 +28,7 @@ export function live() {
   const facts = h("p", { class: "soft small num" });
   const body = h("tbody");
   const grid = h("div", { class: "scroll", hidden: true }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Request", "State", "Prompt", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
+    h("thead", {}, h("tr", {}, ["Request", "Prompt", "State", "Prompt tokens", "Output", "Speculation", "Tokens a step", "Age"].map((title) => h("th", { scope: "col" }, title)))), body));
   const idle = h("p", { class: "soft" }, "Nothing runs.");
   const depths = h("div", { class: "methods" });
   const drift = h("div", { class: "findings" });
@@ -46,6 +46,7 @@ export function live() {
   const pictures = new Map();
   const history = new Map();
   const rows = new Map();
+  let naming = false;
   let watching = new AbortController();
   let left = false;
   let marked = null;
@@ -129,6 +130,17 @@ export function live() {
     for (const picture of pictures.values()) picture.mark(marked === null ? [] : frame.running.find((one) => one.id === marked)?.blocks);
   }
 
+  // Frames have no texts: what the new ones are about is asked for once, and at most once a second.
+  async function name() {
+    if (naming || left || [...rows.values()].every((row) => row.named)) return;
+    naming = true;
+    try {
+      const prompts = new Map((await getJSON("paceline/requests")).requests.map((one) => [one.id, one.prompt]));
+      for (const row of rows.values()) if (prompts.has(row.id)) row.name(prompts.get(row.id));
+    } catch { /* the next frame asks again */ }
+    setTimeout(() => { naming = false; }, 1000);
+  }
+
   function mark(id) {
     marked = id;
     if (id === null) for (const picture of pictures.values()) picture.mark([]);
@@ -147,6 +159,7 @@ export function live() {
           for (const part of whole) part.hidden = !all;
           if (all) for (const show of [cache, rates, latencies, methods, findings]) show(frame);
           queue(frame);
+          name();
           element.dataset.frames = `${Number(element.dataset.frames ?? 0) + 1}`;
         }
       } catch (problem) {
@@ -174,6 +187,9 @@ async function inSight() {
 class Row {
   constructor(one, mark) {
     const link = h("a", { href: `#/requests/${encodeURIComponent(one.id)}`, title: one.id, onfocus: () => mark(one.id), onblur: () => mark(null) }, short(one.id), one.sample ? ` /${one.sample}` : "");
+    this.id = one.id;
+    this.named = false;
+    this.piece = h("td", { class: "piece" });
     this.state = h("span", { class: "chip" });
     this.prompt = h("td", { class: "num" });
     this.output = h("span", { class: "num" });
@@ -182,8 +198,14 @@ class Row {
     this.step = h("td", { class: "num" });
     this.age = h("td", { class: "num" });
     this.element = h("tr", { "data-id": one.id, onpointerenter: () => mark(one.id), onpointerleave: () => mark(null) },
-      h("td", {}, link), h("td", {}, this.state), this.prompt,
+      h("td", {}, link), this.piece, h("td", {}, this.state), this.prompt,
       h("td", {}, this.output, h("span", { class: "soft num" }, ` of ${one.limit}`), h("span", { class: "meter" }, this.bar)), this.method, this.step, this.age);
+  }
+
+  name(text) {
+    this.named = true;
+    this.piece.textContent = text ?? "";
+    this.piece.title = text ?? "";
   }
 
   show(status, one) {

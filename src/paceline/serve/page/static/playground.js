@@ -97,7 +97,6 @@ export function playground(about) {
     for (const button of modes.children) button.setAttribute("aria-pressed", `${button.dataset.mode === mode}`);
     send.textContent = kept.busy ? "Stop" : MODES[mode].send;
     field.placeholder = MODES[mode].asks;
-    plainly.hidden = mode === "race";  // where tokens are compared as they were written
     list();
     const shown = mode === "race" ? kept.race?.element : talk().empty ? null : talk().element;
     log.replaceChildren(shown ?? welcome(mode));

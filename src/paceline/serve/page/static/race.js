@@ -5,6 +5,7 @@ import { Answer } from "./answers.js";
 import { getJSON } from "./api.js";
 import { everyFrame, h } from "./dom.js";
 import { rate, seconds, times, visible } from "./format.js";
+import { formatted } from "./look.js";
 
 const LONGEST_REPLAY = 8;
 const NOTE = "One lane after the other, each by itself. A lane's clock starts at its own first step. Neither finds the prompt in the cache, nor anything to remember from earlier answers (suffix): every lane has a cache_salt of its own.";
@@ -24,6 +25,7 @@ export class Race {
     this.pace = h("span", { class: "soft small num" });
     this.replaying = 0;
     this.stopped = false;
+    addEventListener("look", () => { if (this.element.isConnected) for (const { answer } of this.lanes) answer.text.format(formatted()); });
     this.element = h("div", { class: "race" },
       h("div", { class: "said" }, prompt),
       this.verdict,
@@ -114,7 +116,7 @@ export class Race {
 class Lane {
   constructor(about, name, title, speculation) {
     this.speculation = speculation;
-    this.answer = new Answer(about, `${title}, token by token`);
+    this.answer = new Answer(about, `${title}, token by token`, formatted());
     this.speed = h("span", { class: "speed num" }, "–");
     this.gain = h("span", { class: "chip gain num" });
     this.facts = h("div", { class: "facts small soft num" }, "waits for its turn");
