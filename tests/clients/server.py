@@ -34,6 +34,7 @@ class SayingModel(CallingModel):
         super().__init__("\x00")
         shape = tiny_model(vocab_size=256, max_position_embeddings=CONTEXT)
         self.config, self.cache_groups = shape.config, shape.cache_groups
+        self.norm, self.embed = shape.norm, shape.embed
 
     def forward(self, token_ids: torch.Tensor, context: Any) -> torch.Tensor:
         if len(token_ids) > 1 and token_ids[-2:].tolist() == self.cue:
@@ -41,6 +42,8 @@ class SayingModel(CallingModel):
             if RESULT in said:
                 said = f"It is {said.rpartition(RESULT)[2].partition('<')[0].strip()}."
             self.script = TOKENIZER.encode(f"{said}\x00")
+        for layer in context.taps:  # for embeddings
+            context.tapped[layer] = self.embed(token_ids)
         return super().forward(token_ids, context)
 
 

@@ -1,4 +1,4 @@
-"""LangChain, by chats and by responses."""
+"""LangChain, by chats, by responses and by embeddings."""
 
 from __future__ import annotations
 
@@ -48,4 +48,13 @@ def test_tools(model: Any) -> None:
 
 def test_structure(model: Any) -> None:
     asked = 'Say: {"name":"Ann","age":7}'
-    assert model.with_structured_output(Person).invoke(asked) == Person(name="Ann", age=7)
+    able = model.with_structured_output(Person)
+    assert able.invoke(asked) == Person(name="Ann", age=7)
+    assert list(able.stream(asked))[-1] == Person(name="Ann", age=7)
+
+
+def test_embeddings(server: str) -> None:
+    model = langchain.OpenAIEmbeddings(base_url=f"{server}/v1", api_key="unused", model="tiny", max_retries=0,
+                                       check_embedding_ctx_length=False)  # else it sends tokens of another model
+    sea, sky = model.embed_documents(["The sea", "The sky"])
+    assert model.embed_query("The sky") == sky != sea and abs(sum(value * value for value in sky) - 1) < 1e-5

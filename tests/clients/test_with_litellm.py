@@ -32,3 +32,8 @@ def test_answers(where: Any) -> None:
 def test_tools(where: Any) -> None:
     call = litellm.completion(**where, **say(CALL), tools=[TOOL]).choices[0].message.tool_calls[0]
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    chunks = list(litellm.completion(**where, **say(CALL), tools=[TOOL], stream=True))
+    whole = litellm.stream_chunk_builder(chunks).choices[0]
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in whole.message.tool_calls] == [
+        ("get_weather", {"city": "Oslo"})]
+    assert whole.finish_reason == "tool_calls"

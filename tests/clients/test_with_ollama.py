@@ -35,6 +35,8 @@ def test_chats_and_texts(client: Any) -> None:
     assert client.generate(model="tiny", prompt="Say: Hi", think=False).response == "Hi"
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     assert json.loads(client.chat(**say('{"age":7}'), format=schema).message.content) == {"age": 7}
+    streamed = client.chat(**say('{"age":7}'), format=schema, stream=True)
+    assert json.loads("".join(part.message.content for part in streamed)) == {"age": 7}
 
 
 def test_tools(client: Any) -> None:
@@ -54,5 +56,7 @@ def test_what_there_is(client: Any) -> None:
     assert [model.model for model in client.list().models] == ["tiny"]
     assert [model.model for model in client.ps().models] == ["tiny"]
     assert "tools" in client.show("tiny").capabilities
+    sea, sky = client.embed(model="tiny", input=["The sea", "The sky"]).embeddings
+    assert sea != sky == client.embed(model="tiny", input="The sky").embeddings[0]
     with pytest.raises(ollama.ResponseError):
         client.chat(model="other", messages=say("Hi")["messages"])

@@ -1,4 +1,4 @@
-"""OpenAI's own: chats, responses, texts."""
+"""OpenAI's own: chats, responses, texts, embeddings."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ def test_responses(client: Any) -> None:
     assert [event.sequence_number for event in events if event.type != "keepalive"] == list(range(len(events)))
     parsed = client.responses.parse(model=MODEL, input='Say: {"name":"Ann","age":7}', text_format=Person)
     assert parsed.output_parsed == Person(name="Ann", age=7)
+    with client.responses.stream(model=MODEL, input='Say: {"name":"Ann","age":7}', text_format=Person) as stream:
+        assert stream.get_final_response().output_parsed == Person(name="Ann", age=7)
 
 
 def test_tools_of_responses(client: Any) -> None:
@@ -89,5 +91,14 @@ def test_tools_of_responses(client: Any) -> None:
 
 def test_texts_and_errors(client: Any) -> None:
     assert client.completions.create(model=MODEL, prompt="Say: Hi|>", max_tokens=9).choices[0].text == "Hi"
+    chunks = client.completions.create(model=MODEL, prompt="Say: Grüße 🙂|>", max_tokens=20, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "Grüße 🙂"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=say("Hi"))
+
+
+def test_embeddings(client: Any) -> None:
+    both = client.embeddings.create(model=MODEL, input=["The sea", "The sky"])  # it asks for base64
+    floats = client.embeddings.create(model=MODEL, input="The sky", encoding_format="float").data[0].embedding
+    assert both.data[1].embedding == floats != both.data[0].embedding and both.usage.prompt_tokens == 14
+    assert abs(sum(value * value for value in floats) - 1) < 1e-5

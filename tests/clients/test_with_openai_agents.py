@@ -24,6 +24,14 @@ def model(server: str, request: pytest.FixtureRequest) -> Any:
     return getattr(agents, request.param)(model="tiny", openai_client=client)
 
 
+async def streamed(agent: Any, asked: str) -> Any:
+    run = agents.Runner.run_streamed(agent, asked)
+    deltas = [event.data.delta async for event in run.stream_events()
+              if getattr(event, "data", None) is not None and event.data.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    return run.final_output
+
+
 def test_answers_and_tools(model: Any) -> None:
     @agents.function_tool
     def get_weather(city: str) -> str:
@@ -35,15 +43,17 @@ def test_answers_and_tools(model: Any) -> None:
     async def run() -> None:
         assert (await agents.Runner.run(agent, "Say: Hello, Zoë.")).final_output == "Hello, Zoë."
         assert (await agents.Runner.run(agent, f"Say: {CALL}")).final_output == "It is sunny."
-        streamed = agents.Runner.run_streamed(agent, f"Say: {CALL}")
-        async for _ in streamed.stream_events():
-            pass
-        assert streamed.final_output == "It is sunny."
+        assert await streamed(agent, "Say: Hello, Zoë.") == "Hello, Zoë."
+        assert await streamed(agent, f"Say: {CALL}") == "It is sunny."
 
     asyncio.run(run())
 
 
 def test_structure(model: Any) -> None:
-    agent = agents.Agent(name="one", model=model, output_type=Person)
-    answer = asyncio.run(agents.Runner.run(agent, 'Say: {"name":"Ann","age":7}'))
-    assert answer.final_output == Person(name="Ann", age=7)
+    agent, asked = agents.Agent(name="one", model=model, output_type=Person), 'Say: {"name":"Ann","age":7}'
+
+    async def run() -> None:
+        assert (await agents.Runner.run(agent, asked)).final_output == Person(name="Ann", age=7)
+        assert await streamed(agent, asked) == Person(name="Ann", age=7)
+
+    asyncio.run(run())

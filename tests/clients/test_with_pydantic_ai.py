@@ -37,13 +37,23 @@ def test_answers_and_tools(model: Any) -> None:
     assert agent.run_sync("Say: Hello, Zoë.").output == "Hello, Zoë."
     assert agent.run_sync(f"Say: {CALL}").output == "It is sunny." and cities == ["Oslo"]
 
-    async def streamed() -> str:
-        async with agent.run_stream("Say: Grüße 🙂") as result:
+    async def streamed(asked: str) -> str:
+        async with agent.run_stream(asked) as result:
             return "".join([piece async for piece in result.stream_text(delta=True)])
 
-    assert asyncio.run(streamed()) == "Grüße 🙂"
+    async def both() -> list[str]:
+        return [await streamed("Say: Grüße 🙂"), await streamed(f"Say: {CALL}")]
+
+    assert asyncio.run(both()) == ["Grüße 🙂", "It is sunny."] and cities == ["Oslo", "Oslo"]
 
 
 def test_structure(model: Any) -> None:
     agent = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Person))
-    assert agent.run_sync('Say: {"name":"Ann","age":7}').output == Person(name="Ann", age=7)
+    asked = 'Say: {"name":"Ann","age":7}'
+    assert agent.run_sync(asked).output == Person(name="Ann", age=7)
+
+    async def streamed() -> list[Any]:
+        async with agent.run_stream(asked) as result:
+            return [made async for made in result.stream_output(debounce_by=None)]
+
+    assert asyncio.run(streamed())[-1] == Person(name="Ann", age=7)

@@ -115,6 +115,12 @@ def _unknown(response_id: str, param: str | None = None) -> ApiError:
                     code="response_not_found")
 
 
+def _whole(tool: dict[str, Any]) -> dict[str, Any]:
+    """As it is told again: of a function these two are always said."""
+    said = {name: tool.get(name) for name in ("parameters", "strict")} if tool["type"] == "function" else {}
+    return tool | said
+
+
 class _Telling:
     """One response as it grows: its items, and of each step the events that tell of it."""
 
@@ -141,7 +147,7 @@ class _Telling:
                 body.reasoning or {}),
             "service_tier": "default", "store": self._keeps, "temperature": call.params.temperature,
             "text": {"format": {"type": "text"}} | text, "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [], "top_logprobs": 0, "top_p": call.params.top_p,
+            "tools": [_whole(tool) for tool in body.tools or ()], "top_logprobs": 0, "top_p": call.params.top_p,
             "truncation": body.truncation or "disabled", "max_tool_calls": body.max_tool_calls,
             "usage": None, "user": body.user, "metadata": body.metadata or {}}
 
