@@ -177,8 +177,13 @@ def test_an_interrupt_waits_until_all_ranks_have_made_a_call() -> None:
         return forward(*args)
 
     model.share.forward = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([PROMPT], params)
+    # A shell that starts something in the background has it ignore Ctrl-C, these tests among it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([PROMPT], params)
+    finally:
+        signal.signal(signal.SIGINT, before)
     model.share.forward = forward  # type: ignore[method-assign]
     assert model.lost is None
     assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == want

@@ -122,7 +122,7 @@ def test_tokens_there_and_back(http: httpx.Client) -> None:
     text = "héllo <|im_end|> wörld 🙂"
     told = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 4096
-    assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text}
+    assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text, "content": text}
     chat = http.post("/tokenize", json={"messages": HELLO["messages"]}).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": chat}).json()["prompt"] == (
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
