@@ -13,6 +13,8 @@ from harness import Rows
 from head_models import CONFIGS, DraftHand, choices, longest, made, target, text
 
 from paceline.kernels import cpu
+from paceline.models.heads.interface import Lift
+from paceline.sampling.noise import gumbel, token_bits
 
 native = cpu.load()
 pytestmark = pytest.mark.skipif(native is None, reason="the native kernels are not built here (no C++ compiler)")
@@ -128,6 +130,33 @@ def test_the_greedy_tokens_of_a_block_in_one_call(threads):
         np.testing.assert_allclose(best.chances, confidence.numpy(), atol=1e-5)
         previous = best.tokens
     assert slowly.chain(previous, [0.0] * 3) is None, "it has begun another way"
+
+
+def test_what_is_drawn_with_noise_in_one_call():
+    """The likeliest of what noise has raised is what would be drawn slot by slot, for each line by its own."""
+    from paceline.kernels.cpu.backend import NativeKernels
+    head: Any = made("dspark", packed=True)
+    hand, texts = DraftHand(target(packed=True), head, NativeKernels(1)), [text(1, 21), text(2, 6), text(5, 9)]
+    seqs = [hand.new() for _ in texts]
+    hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
+    previous, depth = [tokens[-1] for tokens in texts], longest(CONFIGS["dspark"])
+
+    def lift(seed: int) -> Lift:
+        return Lift(1e9, lambda slots, ids: 0.9 * gumbel(token_bits(seed, 40 + slots, ids)))
+
+    lifts = [lift(3), None, lift(8)]
+    greedy, quickly, slowly = (hand.open(seqs, previous, depth) for _ in range(3))
+    plain, found = greedy.chain(previous, [0.0] * 3), quickly.chain(previous, [0.0] * 3, lifts)
+    ids = head.target_ids.numpy()
+    for slot, best in enumerate(found):
+        logits = slowly.logits(torch.tensor(previous))[0].numpy()
+        for line, one in enumerate(lifts):
+            raised = logits[line] if one is None else logits[line] + one.of(np.full(len(ids), slot), ids)
+            assert best.tokens[line] == ids[raised.argmax()]
+        previous = best.tokens
+    assert [best.tokens[1] for best in found] == [best.tokens[1] for best in plain]
+    assert [best.tokens[0] for best in found] != [best.tokens[0] for best in plain]
+    assert hand.open(seqs, previous, depth).chain(previous, [0.0] * 3, [Lift(0.0, lift(3).of), None, None]) is not None
 
 
 def test_of_equally_likely_tokens_the_first():

@@ -22,7 +22,7 @@ from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.further import Floats, Further, linear
 from paceline.models.heads.greedy import GreedySlots
-from paceline.models.heads.interface import Best, Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Lift, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.markov import MarkovHead, markov_head
 from paceline.models.heads.native import NativeLayers
@@ -172,13 +172,15 @@ class BlockRound:
         logits, chances = self.logits(previous)
         return DraftSlot(logits, chances=chances)
 
-    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float],
+              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
         greedy, kernels = self._head.greedy, self._kernels
         if greedy is None or not isinstance(kernels, NativeKernels) or self._slot or self._blocks is not None:
             return None
         further = None
         if self._further is not None and self._further_logits is not None:
             further = self._further_logits, self._further.ids
+        greedy.lift(self._logits.numpy(), further, lifts)
         return greedy.chain(self._logits.numpy(), self._drafting.numpy(), previous, least, further, kernels)
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

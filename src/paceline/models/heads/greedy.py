@@ -17,7 +17,7 @@ from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.operands import Norm
 from paceline.kernels.packed import OutlierWeight, PackedWeight
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Best
+from paceline.models.heads.interface import Best, Lift
 from paceline.models.heads.markov import MarkovHead
 from paceline.models.layers import Linear
 
@@ -51,6 +51,27 @@ class GreedySlots:
             return False
         return all(isinstance(weight, PackedWeight) and not isinstance(weight, OutlierWeight)
                    for weight in (markov.w1, markov.w2.weight))
+
+    def lift(self, logits: npt.NDArray[np.float32],
+             further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,
+             lifts: Sequence[Lift | None]) -> None:
+        """In place, before chain(): noise hangs on the place and the token, not on the tokens before, so that what is
+        drawn with it is the likeliest of what it has raised. What the Markov head adds is not known yet: a token that
+        only that would have brought within reach goes without noise, and a draft may miss it."""
+        for line, lift in enumerate(lifts):
+            if lift is None:
+                continue
+            own = logits[line]
+            least = own.max(-1, keepdims=True) - lift.reach
+            slots, places = np.nonzero(own >= least)
+            more = np.zeros((len(own), 0), dtype=np.float32) if further is None else further[0][line]
+            more_slots, more_places = np.nonzero(more >= least)
+            ids = [self._ids[places] if len(self._ids) else places]
+            ids += [] if further is None else [further[1][line, more_places]]
+            # In one go: each call of the generator costs as much as some hundred tokens do.
+            noise = lift.of(np.concatenate((slots, more_slots)), np.concatenate(ids))
+            own[slots, places] += noise[:len(slots)]
+            more[more_slots, more_places] += noise[len(slots):]
 
     def chain(self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32], previous: Sequence[int],
               least: Sequence[float], further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,

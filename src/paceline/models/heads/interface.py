@@ -12,10 +12,12 @@ captured (where `capturable`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.kernels.device.head_rounds import DraftSlot
@@ -87,6 +89,15 @@ class Best(NamedTuple):
     """That the target will accept them, as Round.logits has it."""
 
 
+class Lift(NamedTuple):
+    """By what a line's tokens are raised before the highest is taken: the noise that its samples are drawn with."""
+
+    reach: float
+    """How far below the highest logit a token is raised at all: those further below would not come to the top."""
+    of: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.float32]]
+    """Of tokens, by how many are drafted before each and by the target's ids."""
+
+
 class Round(Protocol):
     """Lines of drafted tokens that go on together, at first one of each sequence."""
 
@@ -101,11 +112,12 @@ class Round(Protocol):
         draft vocabulary alone."""
         ...
 
-    def chain(self, previous: Sequence[int], least: Sequence[float]) -> list[Best] | None:
+    def chain(self, previous: Sequence[int], least: Sequence[float],
+              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
         """In place of all calls of `logits`, where the likeliest tokens alone are wanted: step after step what those
-        logits say is the likeliest after each line. It may end where no line is likely to be accepted so far any more,
-        that is with a probability of its `least`. None: nothing was done, there is no way to it but through the
-        logits."""
+        logits say is the likeliest after each line, once raised by the line's `lifts` where there are any. It may end
+        where no line is likely to be accepted so far any more, that is with a probability of its `least`. None: nothing
+        was done, there is no way to it but through the logits."""
         ...
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
