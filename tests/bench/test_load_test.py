@@ -260,7 +260,8 @@ def test_the_engine_is_asked_without_a_server(tmp_path: Path, monkeypatch: pytes
                        "--slo", "ttft=9")
     here = in_process(folder, target, "--requests", "2", "--repeats", "2", "--output-len", "4", "--slo", "ttft=9",
                       "--speculation", "ngram")
-    assert set(here) == set(served)
+    drafted = {"closed_8_acceptance", "closed_8_accepted_per_draft"}  # only told where something was drafted
+    assert set(here) | drafted == set(served) | drafted
 
 
 @pytest.mark.usefixtures("own_cache")
