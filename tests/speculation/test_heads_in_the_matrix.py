@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import matrix
+from paceline.engine.drafting import heads as drafting
 from paceline.errors import ConfigError, PacelineError
 from paceline.kernels import cpu
+from paceline.models.heads.greedy import GreedySlots
 from paceline.models.load.reading import read_json
 from paceline.request import SamplingParams
 from subjects import UNTRAINED, FamilySubject, RandomSubject
@@ -171,3 +173,27 @@ def test_the_family_is_small_and_names_nobodys_folders() -> None:
     for kind in KINDS:
         written = read_json(FAMILY / kind / "config.json")
         assert written["speculators_config"]["verifier"]["name_or_path"] == "tiny family"
+
+
+@NATIVE
+@pytest.mark.parametrize("controls", [{}, {"top_p": 0.9}], ids=["plain", "top-p"])
+def test_what_is_drawn_in_one_call_is_accepted_like_what_is_drawn_token_by_token(
+        controls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the target's noise at the right places: one place off, and hardly anything would be."""
+    one, count = subject("int8, int8 cache"), 16
+    prompts = [one.prompt(seed) for seed in range(count)]
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=seed, **controls)
+              for seed in range(count)]
+    found, lifted = {}, []
+    lift = GreedySlots.lift
+    monkeypatch.setattr(GreedySlots, "lift", lambda self, *given: lifted.append(lift(self, *given)))
+    for drawn in (False, True):
+        with monkeypatch.context() as patch:
+            if not drawn:
+                patch.setattr(drafting, "_is_drawn", lambda seq: False)
+            outs = one.llm(kv_blocks=400, block_size=8).generate(
+                prompts, params, speculation={"method": "dspark", "k": 3, "adaptive": False})
+        found[drawn] = [out.outputs[0].token_ids for out in outs], sum(out.speculation.accepted for out in outs)
+        assert bool(lifted) == drawn
+    assert found[True][0] == found[False][0]
+    assert found[True][1] >= 0.85 * found[False][1] > 0
