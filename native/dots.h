@@ -142,7 +142,11 @@ inline void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
 
 #elif PACELINE_AVX2
 
+#if PACELINE_VNNI
+constexpr int kWaitingRows = 8, kAhead = 8192;  // two groups at once are through with theirs sooner
+#else
 constexpr int kWaitingRows = 8, kAhead = 2048;
+#endif
 
 struct Eight {
     __m256 v;
@@ -210,6 +214,42 @@ template <int M> inline void dot_half(const uint8_t* w, const RowBlock& x, int c
         for (int m = 0; m < M; m++)
             out[m].v = _mm256_dpbusd_epi32(out[m].v, size, _mm256_sign_epi8(four_columns(x.values(m) + column + 4 * l), p));
     }
+}
+
+// Two groups side by side: a lane is still an output, and what happens in it the same.
+struct Sixteen {
+    __m512 v;
+    static Sixteen zero() { return {_mm512_setzero_ps()}; }
+    static Sixteen load(const float* p, const float* q) {
+        return {_mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(_mm256_loadu_ps(p))),
+                                                    _mm256_castps_pd(_mm256_loadu_ps(q)), 1))};
+    }
+    static Sixteen load_half(const uint8_t* p, const uint8_t* q) {
+        return {_mm512_cvtph_ps(_mm256_inserti128_si256(
+            _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(q)), 1))};
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+};
+inline Sixteen operator*(Sixteen x, Sixteen y) { return {_mm512_mul_ps(x.v, y.v)}; }
+inline Sixteen fma(Sixteen x, float s, Sixteen z) { return {_mm512_fmadd_ps(x.v, _mm512_set1_ps(s), z.v)}; }
+
+// dot_q8 of a block of two groups.
+template <int M> inline void dot_q8_pair(const uint8_t* w, const uint8_t* other, const RowBlock& x, Sixteen* out) {
+    const __m512i more = _mm512_set1_epi8(-128);
+    __m512i sums[M];
+    for (int m = 0; m < M; m++) sums[m] = _mm512_set1_epi32(x.start(m));
+    for (int l = 0; l < 8; l++) {
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 * l));
+        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(other + 32 * l));
+        const __m512i p = _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), more);
+        for (int m = 0; m < M; m++) {
+            int32_t four;
+            std::memcpy(&four, x.values(m) + 4 * l, 4);
+            sums[m] = _mm512_dpbusd_epi32(sums[m], p, _mm512_set1_epi32(four));
+        }
+    }
+    for (int m = 0; m < M; m++) out[m] = {_mm512_cvtepi32_ps(sums[m])};
 }
 
 #else

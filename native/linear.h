@@ -133,6 +133,59 @@ inline void multiply_rows(const uint8_t* w, const RowBlock& x, int rows, int blo
     multiply<format, M>(w, x, blocks, out);
 }
 
+#if PACELINE_VNNI
+// multiply() and place() of two groups of 8 bits: a register of 64 bytes holds both.
+template <Format format, int M>
+inline void multiply_pair(const uint8_t* w, const uint8_t* other, RowBlock x, int blocks, float* y, int ldy, bool add) {
+    Sixteen sum[M];
+    for (int m = 0; m < M; m++) sum[m] = Sixteen::zero();
+    for (int b = 0; b < blocks; b++, w += block_bytes(format), other += block_bytes(format), x.next()) {
+        Sixteen dots[M];
+        if constexpr (M <= kWaitingRows) {
+            for (size_t line = 0; line < block_bytes(format); line += 64) {
+                prefetch(w + kAhead + line);
+                prefetch(other + kAhead + line);
+            }
+        }
+        dot_q8_pair<M>(w, other, x, dots);
+        if constexpr (format == Format::kI8) {
+            for (int m = 0; m < M; m++) sum[m] = fma(dots[m], x.scale(m), sum[m]);
+        } else {
+            const Sixteen scale = Sixteen::load_half(w + 256, other + 256);
+            for (int m = 0; m < M; m++) sum[m] = fma(dots[m] * scale, x.scale(m), sum[m]);
+        }
+    }
+    if constexpr (format == Format::kI8) {
+        const Sixteen scale = Sixteen::load(reinterpret_cast<const float*>(w), reinterpret_cast<const float*>(other));
+        for (int m = 0; m < M; m++) sum[m] = sum[m] * scale;
+    }
+    for (int m = 0; m < M; m++) {
+        float* out = y + size_t(m) * size_t(ldy);
+        if (add) sum[m].v = _mm512_add_ps(_mm512_loadu_ps(out), sum[m].v);
+        sum[m].store(out);
+    }
+}
+
+template <Format format, int M = kRowsAtOnce>
+inline void multiply_pair_rows(const uint8_t* w, const uint8_t* other, const RowBlock& x, int rows, int blocks, float* y, int ldy,
+                           bool add) {
+    if constexpr (M > 1) {
+        if (rows < M) return multiply_pair_rows<format, M - 1>(w, other, x, rows, blocks, y, ldy, add);
+    }
+    multiply_pair<format, M>(w, other, x, blocks, y, ldy, add);
+}
+
+// A group and the next one, rows [from, to): all of them. Returns `to`.
+template <Format format>
+inline int multiply_pairs(const uint8_t* w, size_t group_bytes, const Quantised& x, int from, int to, float* y, int ldy, bool add) {
+    for (int row = from; row < to; row += kRowsAtOnce) {
+        const int rows = to - row < kRowsAtOnce ? to - row : kRowsAtOnce;
+        multiply_pair_rows<format>(w, w + group_bytes, RowBlock(x, row), rows, x.blocks, y + size_t(row) * size_t(ldy), ldy, add);
+    }
+    return to;
+}
+#endif
+
 inline void place(const float (*from)[kLanes], int rows, float* y, int ldy, bool add) {
     for (int m = 0; m < rows; m++) {
         float* out = y + size_t(m) * size_t(ldy);
@@ -202,6 +255,14 @@ void multiply_groups(const Packed& w, const Quantised& x, int m, int first, int 
             const uint8_t* data = w.data + size_t(g) * w.group_bytes();
             float* target = y + size_t(g) * kLanes;
             int row = from;
+#if PACELINE_VNNI
+            if constexpr (format == Format::kI8 || format == Format::kQ8) {
+                if (g + 1 < last) {
+                    row = multiply_pairs<format>(data, w.group_bytes(), x, from, to, target, ldy, add);
+                    g++;
+                }
+            }
+#endif
 #if PACELINE_NEON
             if (format == Format::kQ4 && to - from >= kPanelRows && blocks <= kPanelBlocks)
                 row = multiply_panel(data, x, from, to, target, ldy, add);

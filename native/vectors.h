@@ -14,7 +14,7 @@
 #define PACELINE_AVX2 1
 #include <immintrin.h>
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define PACELINE_VNNI 1  // floats stay eight wide: a wider sum would be another sum
+#define PACELINE_VNNI 1  // a V stays eight wide: a wider sum would be another sum. Lanes that are never summed may be more
 #endif
 #endif
 
