@@ -6,7 +6,7 @@ import datetime
 import functools
 import json
 import random
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import jsonschema
@@ -220,3 +220,10 @@ def chosen(luck: random.Random, options: list[int], written: int) -> int:
             [byte for byte in options if byte > 32] or options)
     usual = [byte for byte in options if 32 < byte < 127 and byte != 92]
     return luck.choice(usual if usual and luck.random() < 0.93 else options)
+
+
+def exactly(number: str) -> Decimal | float:
+    try:
+        return Decimal(number)
+    except InvalidOperation:  # an exponent of a length that JSON allows
+        return float(number)

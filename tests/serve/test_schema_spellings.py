@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import localcontext
 from typing import Any
 
 import pytest
 
-from grammar.random_schemas import MOST, Drawn, allowed, chosen, library
+from grammar.random_schemas import MOST, Drawn, allowed, chosen, exactly, library
 from paceline.errors import GrammarError
 from paceline.grammar.schemas import KEYWORDS
 from paceline.grammar.structure import Structure, structure_of
@@ -86,13 +86,6 @@ def outcome(seed: int) -> tuple[str, set[str]]:
     with localcontext(prec=2 * MOST):
         validator.validate(json.loads(text, parse_float=exactly))
     return "valid", keywords(drawn.schema)
-
-
-def exactly(number: str) -> Decimal | float:
-    try:
-        return Decimal(number)
-    except InvalidOperation:  # an exponent of a length that JSON allows
-        return float(number)
 
 
 def keywords(part: Any) -> set[str]:

@@ -6,21 +6,18 @@ know are written in others that it does. What is left, and not known, the librar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from paceline.errors import GrammarError
+from paceline.grammar.conditions import without_conditions
+from paceline.grammar.formats import FORMAT_PATTERNS, KNOWN_FORMATS, SAME_FORMATS
+from paceline.grammar.outside import KINDS, Outside, UnsayableError
+from paceline.grammar.repairs import quotable
+from paceline.grammar.values import kind_of, same
 
-KNOWN_FORMATS = frozenset((
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-"""Others say what a text is for, and are annotations."""
-SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
-_YEAR, _CLOCK = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])-", r"\d\d:\d\d:[0-5]"
-FORMAT_PATTERNS = {"date": f"^{_YEAR}", "time": f"^{_CLOCK}", "date-time": f"^{_YEAR}.{{6}}{_CLOCK}"}
-"""What clients can read of a format: calendars begin with the year 1, and a minute has sixty seconds."""
 ANNOTATIONS = ("uniqueItems", "propertyNames")
 """What a grammar cannot keep, and texts mostly keep by themselves: ignored, or refused where a schema is strict."""
 KEYWORDS: dict[str, tuple[str, str]] = {
@@ -36,25 +33,29 @@ KEYWORDS: dict[str, tuple[str, str]] = {
                     "of 1, or of all that are listed; else refused")),
     "format": ("enforced", "those below; any other is an annotation"),
     "oneOf": ("enforced", "where its branches are provably apart, else refused"),
-    "not": ("enforced", "of types, also by `anyOf`, of values beside `enum` or of integers, of `\"\"`, of required "
-                        "properties; else refused"),
+    "not": ("enforced", "where what is left can be said: of types, values, lengths, patterns, bounds, counts, properties "
+                        "and items, also by `anyOf`, `allOf`, `oneOf`, `$ref` and `not`; else refused"),
     "dependencies": ("enforced", "written as `anyOf`"),
     "dependentRequired": ("enforced", "written as `anyOf`"),
     "dependentSchemas": ("enforced", "written as `anyOf`"),
+    **dict.fromkeys(("if", "then", "else"), ("enforced", "written as `anyOf` and `not`, where that `not` is enforced")),
     **dict.fromkeys(ANNOTATIONS, ("annotation", "refused with `strict_schema`")),
     **dict.fromkeys(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
                      "$id", "$schema", "$vocabulary", "$anchor", "contentEncoding", "contentMediaType",
                      "contentSchema", "discriminator"), ("annotation", "")),
-    **dict.fromkeys(("if", "then", "else", "contains", "minContains", "maxContains", "unevaluatedProperties",
+    **dict.fromkeys(("contains", "minContains", "maxContains", "unevaluatedProperties",
                      "unevaluatedItems", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
                     ("refused", "")),
 }
 """(what becomes of it, when); docs/structured-output.md has them as a table. Keywords that nobody knows are ignored."""
 
+ANNOTATED = frozenset(name for name, (becomes, when) in KEYWORDS.items() if (becomes, when) == ("annotation", ""))
+SIMPLE = frozenset(("enum", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
+                    "exclusiveMaximum", "pattern"))
+"""Keywords that say the same wherever they stand."""
 _ONE = ("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-_TYPES = ("null", "boolean", "object", "array", "number", "string")
 DEEPEST = 64
 """Levels of indentation that are allowed for where a schema has no end of its own."""
 INDENT = 16
@@ -64,7 +65,7 @@ INDENT = 16
 def prepared(schema: Any, strict: bool = False) -> Any:
     """`schema` in the words that grammars are made of. Raises a GrammarError for what is none."""
     try:
-        return _prepared(schema, strict)
+        return _prepared(schema, strict, schema)
     except RecursionError:
         raise GrammarError("json_schema cannot be used: it is nested too deeply. Make it flatter.",
                            "json_schema") from None
@@ -72,10 +73,12 @@ def prepared(schema: Any, strict: bool = False) -> Any:
         raise GrammarError(f"json_schema cannot be read ({problem}); correct it.", "json_schema") from None
 
 
-def _prepared(schema: Any, strict: bool) -> Any:
+def _prepared(schema: Any, strict: bool, root: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    found = dict(schema)
+    found = without_conditions(dict(schema))
+    if "not" in found:
+        found = _without_not(found, Outside(partial(resolved, root)))
     for name in ANNOTATIONS:
         if name in found and (not strict or found[name] is False or found[name] == {}):
             del found[name]
@@ -87,12 +90,13 @@ def _prepared(schema: Any, strict: bool) -> Any:
         if found["format"] not in KNOWN_FORMATS:
             del found["format"]
         elif found["format"] in FORMAT_PATTERNS:
-            found["allOf"] = [*found.get("allOf", ()), {"pattern": FORMAT_PATTERNS[found["format"]]}]
-    if isinstance(excluded := found.get("not"), Mapping) and all(
-            KEYWORDS.get(name, ("annotation", "")) == ("annotation", "") for name in excluded):
-        found["not"] = True  # of what holds for everything, before annotations of other kinds are left out
-    found = _each(found, lambda inner: _prepared(inner, strict))
-    return _without_not(_without_counts(_without_dependencies(found)))
+            kept = [{"pattern": pattern} for pattern in FORMAT_PATTERNS[found["format"]]]
+            found["allOf"] = [*found.get("allOf", ()), *kept]
+    if isinstance(found.get("pattern"), str):
+        found["pattern"] = quotable(found["pattern"])
+    if isinstance(found.get("patternProperties"), Mapping):
+        found["patternProperties"] = {quotable(name): inner for name, inner in found["patternProperties"].items()}
+    return _without_counts(_each(found, lambda inner: _prepared(inner, strict, root)))
 
 
 def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -109,20 +113,6 @@ def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any
     for name in schema.keys() - KEYWORDS.keys():  # schemas may lie anywhere ("#/components/schemas/a")
         if isinstance(schema[name], Mapping):
             schema[name] = change(schema[name])
-    return schema
-
-
-def _without_dependencies(schema: dict[str, Any]) -> dict[str, Any]:
-    """A property is not there, or what depends on it holds."""
-    depends: list[tuple[str, Any]] = []
-    for name in ("dependencies", "dependentRequired", "dependentSchemas"):
-        if isinstance(schema.get(name), Mapping):
-            depends += schema.pop(name).items()
-    if not depends:
-        return schema
-    either = [{"anyOf": [{"properties": {key: False}}, {"required": list(needs)} if isinstance(needs, list) else needs]}
-              for key, needs in depends]
-    schema["allOf"] = [*schema.get("allOf", ()), *either]
     return schema
 
 
@@ -145,67 +135,34 @@ def _without_counts(schema: dict[str, Any]) -> dict[str, Any]:
     return left | {"allOf": [*schema.get("allOf", ()), some]}
 
 
-def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
-    """What is excluded, as what is left; where that cannot be said, `not` stays and is refused."""
-    excluded = schema.get("not")
+def _without_not(schema: dict[str, Any], outside: Outside) -> dict[str, Any]:
+    """What is excluded, as what is left. Raises a GrammarError where no grammar can keep that."""
+    excluded = schema["not"]
     left = {key: inner for key, inner in schema.items() if key != "not"}
-    if excluded is False:
+    only = excluded.keys() - ANNOTATED if isinstance(excluded, Mapping) else ()
+    values = left.get("enum", [left["const"]] if "const" in left else None)
+    if isinstance(values, list) and len(only) == 1 and only <= {"const", "enum"}:
+        gone = excluded.get("enum", [excluded.get("const")])
+        return left | {"enum": [one for one in values if not any(same(one, other) for other in gone)]}
+    try:
+        rest = outside.of(excluded, _kinds(left, values))
+    except UnsayableError as problem:
+        raise GrammarError(f"json_schema cannot be used: its not cannot be enforced: no grammar has what lies outside of "
+                           f"{problem}. Say what is wanted instead.", "json_schema") from None
+    if rest is True:
         return left
-    if excluded is True:
-        return left | {"allOf": [*schema.get("allOf", ()), False]}
-    if not isinstance(excluded, Mapping):
-        return schema
-    says = [(key, inner) for key, inner in excluded.items() if KEYWORDS.get(key, ("annotation",))[0] != "annotation"]
-    if len(says) != 1:
-        return schema
-    [(name, value)] = says
-    if name == "anyOf" and (types := _only_types(value)):
-        name, value = "type", types
-    if name == "type" and "integer" not in (gone := [value] if isinstance(value, str) else list(value)):
-        own = schema.get("type", list(_TYPES))
-        own = [own] if isinstance(own, str) else own
-        return left | {"type": [one for one in own if one not in gone and not (one == "integer" and "number" in gone)]}
-    if name in ("const", "enum"):
-        unwanted = [value] if name == "const" else value
-        if isinstance(schema.get("enum"), list):
-            return left | {"enum": [one for one in schema["enum"] if not any(_same(one, other) for other in unwanted)]}
-        return _without_values(schema, left, unwanted)
-    if name == "required" and isinstance(value, list) and value:
-        without = {"type": "object", "anyOf": [{"properties": {key: False}} for key in value]}
-        return left | {"allOf": [*schema.get("allOf", ()), without]}
-    return schema
+    if isinstance(rest, Mapping) and rest.keys() <= {"type", *SIMPLE} and not rest.keys() & left.keys() & SIMPLE:
+        return left | rest
+    return left | {"allOf": [*left.get("allOf", ()), rest]}
 
 
-def _only_types(branches: Any) -> list[str]:
-    """All that these branches name, where they name nothing but types."""
-    if not isinstance(branches, list) or not all(isinstance(one, Mapping) and [*one] == ["type"] for one in branches):
-        return []
-    return [kind for one in branches for kind in ([one["type"]] if isinstance(one["type"], str) else one["type"])]
-
-
-def _without_values(schema: dict[str, Any], left: dict[str, Any], unwanted: list[Any]) -> dict[str, Any]:
-    """Integers, as the ranges between those that are unwanted; texts, where only the empty one is."""
-    if schema.get("type") == "integer":
-        gone = sorted({int(one) for one in unwanted if isinstance(one, int | float) and not isinstance(one, bool)
-                       and one == one // 1})
-        if not gone:
-            return left
-        ends = [{"maximum": gone[0] - 1}, *({"minimum": low + 1, "maximum": high - 1} for low, high in pairwise(gone)),
-                {"minimum": gone[-1] + 1}]
-        ranges = [one for one in ends if one.get("minimum", -math.inf) <= one.get("maximum", math.inf)]
-        return left | {"allOf": [*schema.get("allOf", ()), {"anyOf": ranges}]}
-    if schema.get("type") == "string" and all(one == "" or not isinstance(one, str) for one in unwanted):
-        return left | ({"minLength": max(1, schema.get("minLength", 0))} if "" in unwanted else {})
-    return schema
-
-
-def _same(one: Any, other: Any) -> bool:
-    """JSON's own sense: 1 is 1.0, and true is not 1."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+def _kinds(schema: Mapping[str, Any], values: Any) -> list[str]:
+    """The types that a schema allows by its own words."""
+    if isinstance(values, list):
+        return [kind for kind in KINDS if any(kind_of(one) == kind for one in values)]
+    own = schema.get("type", KINDS)
+    own = [own] if isinstance(own, str) else own
+    return [kind for kind in own if kind != "integer" or "number" not in own]
 
 
 def resolved(root: Any, pointer: Any) -> Any:
