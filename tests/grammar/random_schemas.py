@@ -70,7 +70,7 @@ class Drawn:
     def _any(self, depth: int) -> Schema:
         simple = [self._string, self._integer, self._number, self._value, self._types]
         nested = [self._object, self._object, self._array, self._any_of, self._all_of, self._one_of, self._ref,
-                  self._without]
+                  self._without, self._conditional]
         choice = self._luck.choice(simple if depth >= DEEPEST else simple + nested if depth else nested)
         return choice(depth)
 
@@ -194,8 +194,18 @@ class Drawn:
             return again
         return {"$ref": f"#/{where}/{self._luck.choice(sorted(self._defs))}"}
 
+    def _conditional(self, depth: int) -> Schema:
+        kind = {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}
+        return {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "x": self._any(depth + 1)},
+                "if": kind, "then": {"required": ["x"]}, "else": {"properties": {"x": {"type": "null"}}}}
+
     def _without(self, depth: int) -> Schema:
+        some = self._luck.sample([*WORDS, 1, 2.5, None, True], self._luck.randrange(1, 4))
         return self._luck.choice([
+            {"not": {"enum": some}}, {"type": "string", "not": {"enum": some}},
+            {"type": "number", "not": {"enum": some}},
+            {"type": "string", "not": {"pattern": self._luck.choice(PATTERNS)}},
+            {"not": {"anyOf": [self._integer(depth) | {"type": "number"}, {"maxLength": 3}, {"required": ["x"]}]}},
             {"enum": ["a", "b", 1, True, None], "not": {"enum": ["a", 1]}}, {"not": {"type": ["object", "array"]}},
             {"enum": [[1], [True]], "not": {"const": [True]}}])
 

@@ -17,20 +17,19 @@ from hypothesis import strategies as some
 
 from grammar.random_schemas import allowed, chosen, exactly, library
 from paceline.errors import GrammarError
-from paceline.grammar.beyond import other_texts
-from paceline.grammar.expressions import TooComplexError
 from paceline.grammar.structure import structure_of
 from paceline.request import SamplingParams
 
 TEXTS = ["", "a", "ab", "abc", "b", 'a"', '"', "\\", "\\n", "a\\", "\n", "ü", "🙂", "12", "a1", "/", "\t\"\\"]
 NUMBERS = [0, 1, -1, 5, 5.5, -2.25, 100, 3]
-PATTERNS = ["^a", "b+", "^[a-c]{2}$", '"', "\\\\$", '^[^"]*$', "^[^\\\\]+$", "^(a|12)$", "\\d", "^(?:a?b?)*$", "^ab|b$", "^.$",
-            "^[^\\d]*$", "^$", "[^a]"]
+PATTERNS = ["^a", "b+", "^[a-c]{2}$", '"', "\\\\$", '^[^"]*$', "^[^\\\\]+$", "^(a|12)$", "\\d", "^(?:a?b?)*$", "^ab|b$",
+            "^.$", "^[^\\d]*$", "^$", "[^a]"]
 VALUES: list[Any] = [
-    *TEXTS, *NUMBERS, True, False, None, [], [1], ["a"], [1, "a"], ["a", 1], [1, 2, 3], {}, {"a": 1}, {"a": "a"}, {"b": 1},
-    {"a": 1, "b": 1}, {"a": [1], "b": None}, {"a": "b", "b": "a", "c": 1}, {"a": {"a": 1}}, [[1], {"a": 5}]]
+    *TEXTS, *NUMBERS, True, False, None, [], [1], ["a"], [1, "a"], ["a", 1], [1, 2, 3], {}, {"a": 1}, {"a": "a"},
+    {"b": 1}, {"a": 1, "b": 1}, {"a": [1], "b": None}, {"a": "b", "b": "a", "c": 1}, {"a": {"a": 1}}, [[1], {"a": 5}]]
 MOST = 300
-REFUSALS = ("its not cannot be enforced", "Unsatisfiable", "no text matches", "min/maxProperties only", "oneOf", "contains")
+REFUSALS = ("its not cannot be enforced", "Unsatisfiable", "no text matches", "min/maxProperties only", "oneOf",
+            "contains")
 
 
 def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Any:
@@ -120,7 +119,7 @@ def orders(value: Any) -> Iterator[Any]:
         yield value
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schemas, some.integers(0, 1 << 30))
 def test_what_not_leaves_is_let_through_and_nothing_else(schema: Any, seed: int) -> None:
     check(schema, seed)

@@ -1,5 +1,6 @@
-"""Expressions of all texts but some: but listed ones, or but those that match another expression. Rust's syntax has no
-complement, so the other expression becomes an automaton, what it refuses is accepted, and that is written down again."""
+"""Expressions of all texts but some: but listed ones, or but those that match another expression.
+
+Rust's syntax has no complement: the other one becomes an automaton, and what that refuses is written down again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Regular expressions as they are computed with: read from Rust's syntax, derived character by character.
 
-What is read: characters, classes, groups, alternatives, repetitions, and `^` and `$` at the ends of whole alternatives."""
+Read are characters, classes, groups, alternatives, repetitions, and `^` and `$` at the ends of whole alternatives."""
 
 from __future__ import annotations
 
@@ -54,19 +54,26 @@ class Alphabet:
         self._places = [(region, low, high - 1) for low, high in pairwise(sorted(ends))
                         for region in (_region(low) if low < 128 else "dwso" if named else "o")]
         self._named = named
-        self._sets = {one: sum(1 << at for at, (region, low, _) in enumerate(self._places) if one.holds(region, low))
-                      for one in classes}
+        self._sets = {one: self._cells(one) for one in classes}
+        self._short = {self._cells(_Class((), tuple(region for region in _REGIONS if (region in own) is inside))):
+                       "\\" + (name if inside else name.upper())
+                       for name, own in _NAMED.items() for inside in (True, False)} if named else {}
         kinds: dict[tuple[bool, ...], int] = {}
         for at in range(len(self._places)):
             told = tuple(bool(cells >> at & 1) for cells in self._sets.values())
             kinds[told] = kinds.get(told, 0) | 1 << at
         self.cells = [*kinds.values()]
 
+    def _cells(self, one: _Class) -> int:
+        return sum(1 << at for at, (region, low, _) in enumerate(self._places) if one.holds(region, low))
+
     def of(self, one: _Class) -> int:
         return self._sets[one]
 
     def written(self, cells: int) -> str:
         """A class of exactly these characters; of what would be too wide (repairs.quotable), without the NUL."""
+        if cells in self._short:
+            return self._short[cells]
         by_region: dict[str, list[tuple[int, int]]] = {}
         least = int(not all(cells >> at & 1 for at, (_, low, _) in enumerate(self._places) if low in QUOTED))
         for at, (region, low, high) in enumerate(self._places):

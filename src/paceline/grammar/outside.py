@@ -49,7 +49,8 @@ class Outside:
             raise UnsayableError("so many parts")
         if not isinstance(schema, Mapping):
             return {kind: [] if schema is True else [{}] for kind in kinds}
-        schema, found = without_conditions(dict(schema)), {kind: [] for kind in kinds}
+        schema = without_conditions(dict(schema))
+        found: Outsides = {kind: [] for kind in kinds}
         if "type" in schema:
             found, kinds = _other_types(schema["type"], kinds), _within(schema["type"], kinds)
         for name, value in schema.items():

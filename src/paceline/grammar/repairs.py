@@ -8,9 +8,9 @@ _WIDE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^\]?", re.DOTALL)
 
 
 def quotable(pattern: str) -> str:
-    r"""A pattern that means the same within a JSON text, where quotes and backslashes are escaped. To the library a class
-    that holds all control characters holds these two as well (`[^"]` matches `\"`), so classes that may be so wide do
-    without the NUL, which no text needs."""
+    r"""A pattern that means the same within a JSON text, where quotes and backslashes are escaped. To the library a
+    class that holds all control characters holds these two as well (`[^"]` matches `\"`), so classes that may be so
+    wide do without the NUL, which no text needs."""
     return _WIDE.sub(_without_nul, pattern)
 
 

@@ -33,8 +33,8 @@ KEYWORDS: dict[str, tuple[str, str]] = {
                     "of 1, or of all that are listed; else refused")),
     "format": ("enforced", "those below; any other is an annotation"),
     "oneOf": ("enforced", "where its branches are provably apart, else refused"),
-    "not": ("enforced", "where what is left can be said: of types, values, lengths, patterns, bounds, counts, properties "
-                        "and items, also by `anyOf`, `allOf`, `oneOf`, `$ref` and `not`; else refused"),
+    "not": ("enforced", "where what is left can be said: of types, values, lengths, patterns, bounds, counts, "
+                        "properties and items, also by `anyOf`, `allOf`, `oneOf`, `$ref` and `not`; else refused"),
     "dependencies": ("enforced", "written as `anyOf`"),
     "dependentRequired": ("enforced", "written as `anyOf`"),
     "dependentSchemas": ("enforced", "written as `anyOf`"),
@@ -147,11 +147,11 @@ def _without_not(schema: dict[str, Any], outside: Outside) -> dict[str, Any]:
     try:
         rest = outside.of(excluded, _kinds(left, values))
     except UnsayableError as problem:
-        raise GrammarError(f"json_schema cannot be used: its not cannot be enforced: no grammar has what lies outside of "
-                           f"{problem}. Say what is wanted instead.", "json_schema") from None
+        raise GrammarError(f"json_schema cannot be used: its not cannot be enforced: no grammar has what lies outside "
+                           f"of {problem}. Say what is wanted instead.", "json_schema") from None
     if rest is True:
         return left
-    if isinstance(rest, Mapping) and rest.keys() <= {"type", *SIMPLE} and not rest.keys() & left.keys() & SIMPLE:
+    if isinstance(rest, dict) and rest.keys() <= {"type", *SIMPLE} and not rest.keys() & left.keys() & SIMPLE:
         return left | rest
     return left | {"allOf": [*left.get("allOf", ()), rest]}
 
