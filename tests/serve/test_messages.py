@@ -106,6 +106,18 @@ def test_some_beginnings_are_refused(server: ServerThread, content: Any, word: s
     assert refused.status_code == 400 and word in refused.json()["error"]["message"]
 
 
+def test_a_result_of_a_call_that_nobody_made_is_refused(server: ServerThread) -> None:
+    use = {"type": "tool_use", "id": "toolu_made", "name": "get_weather", "input": {}}
+    for result, status in (("toolu_gone", 400), ("toolu_made", 200)):
+        answer = ask(server.url, messages=[*ASKED, {"role": "assistant", "content": [use]}, {
+            "role": "user", "content": [{"type": "tool_result", "tool_use_id": result, "content": "x"}]}])
+        assert answer.status_code == status
+        if status == 400:
+            error = answer.json()["error"]
+            assert error["type"] == "invalid_request_error" and "toolu_gone" in error["message"]
+            assert "unexpected `tool_use_id` found in `tool_result` blocks" in error["message"]
+
+
 def test_tools_are_told_apart_by_what_they_lack(server: ServerThread) -> None:
     assert ask(server.url, tools=[TOOL | {"type": None}]).status_code == 200
     for tool in ({"name": "f"}, {"name": 7, "input_schema": {}}, {"name": "f", "input_schema": 7}):

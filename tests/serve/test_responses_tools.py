@@ -48,6 +48,40 @@ def test_a_custom_tool_is_called_with_its_text(runner: openai.OpenAI, choice: An
     assert by_hand.usage.input_tokens == back.usage.input_tokens, "the same conversation"
 
 
+@pytest.mark.parametrize("item", [
+    {"type": "function_call_output", "call_id": "call_gone", "output": "x"},
+    {"type": "custom_tool_call_output", "call_id": "call_gone", "output": "x"}])
+def test_a_result_of_a_call_that_nobody_made_is_refused(server: ServerThread, item: dict[str, Any]) -> None:
+    made = {"type": "function_call", "call_id": "call_made", "name": "get_weather", "arguments": "{}"}
+    answers = [httpx.post(f"{server.url}/v1/responses", timeout=WAIT, json={
+        "model": NAME, "max_output_tokens": 1, "input": [*before, item]}) for before in ([], [made])]
+    for answer in answers:
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["type"] == "invalid_request_error" and error["param"] == "input"
+        assert "No tool call found" in error["message"] and "call_gone" in error["message"]
+    fine = httpx.post(f"{server.url}/v1/responses", timeout=WAIT, json={
+        "model": NAME, "max_output_tokens": 1, "input": [made, item | {"call_id": "call_made"}]})
+    assert fine.status_code == 200
+
+
+@pytest.mark.parametrize(("path", "tools"), [
+    ("/v1/responses", [TOOL, RUN, TOOL]), ("/v1/responses", [RUN, {"type": "function", "name": "run"}]),
+    ("/v1/chat/completions", [WEATHER, WEATHER]), ("/v1/messages", [{"name": "run", "input_schema": {}}] * 2),
+    ("/api/chat", [WEATHER, WEATHER])])
+@pytest.mark.parametrize("choice", [None, "none"])
+def test_two_tools_of_one_name_are_refused(server: ServerThread, path: str, tools: Any, choice: str | None) -> None:
+    body = {"model": NAME, "tools": tools, "input": "x"} if path == "/v1/responses" else {
+        "model": NAME, "tools": tools, "messages": [{"role": "user", "content": "x"}]}
+    if path == "/v1/messages":
+        body |= {"max_tokens": 1} | ({} if choice is None else {"tool_choice": {"type": choice}})
+    elif path != "/api/chat" and choice is not None:
+        body |= {"tool_choice": choice}
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=WAIT)
+    assert answer.status_code == 400
+    name = "run" if "run" in str(tools[-1]) else WEATHER["function"]["name"]
+    assert f"has the name '{name}'" in answer.text and "must be unique" in answer.text
+
+
 def test_a_custom_tools_text_is_streamed(runner: openai.OpenAI) -> None:
     with runner.responses.stream(model=NAME, input="run it", tools=[RUN], temperature=0, max_output_tokens=500,
                                  extra_body={"stop_token_ids": TOKENIZER.encode("\x00")}) as stream:

@@ -156,6 +156,7 @@ def must_call(body: ChatBody) -> bool:
 def used_tools(body: ChatBody) -> list[Tool]:
     """Those the model may call in this answer, each as a function."""
     _check_functions(body)
+    _check_names(body)
     if body.tool_choice == "none":
         return []
     tools = [_as_function(tool, place) for place, tool in enumerate(body.tools or ())]
@@ -169,6 +170,16 @@ def used_tools(body: ChatBody) -> list[Tool]:
     if must_call(body) and not tools:
         raise RequestError("tool_choice is 'required' and there are no tools: give some.", "tool_choice")
     return tools
+
+
+def _check_names(body: ChatBody) -> None:
+    """A call names its tool, so every tool has a name of its own."""
+    known: dict[str, int] = {}
+    for place, tool in enumerate(body.tools or ()):
+        name = tool.function.name if isinstance(tool, Tool) else tool.custom.name
+        if (first := known.setdefault(name, place)) != place:
+            raise RequestError(f"tools[{place}] has the name {name!r}, which tools[{first}] has already: tool names "
+                               "must be unique.", "tools" if body.functions is None else "functions")
 
 
 def _check_functions(body: ChatBody) -> None:

@@ -9,7 +9,14 @@ from pydantic import Field
 from paceline.errors import RequestError
 from paceline.serve.body import Body, ListOf, Text, number
 from paceline.serve.conversation import NO_EFFORT, SOME_EFFORT
-from paceline.serve.routes.translate import chat_body, check_one_answer, compact, joined_text, passed_on
+from paceline.serve.routes.translate import (
+    chat_body,
+    check_one_answer,
+    compact,
+    joined_text,
+    passed_on,
+    unasked_result,
+)
 from paceline.serve.schema import ChatBody, Sampling
 
 OWN = ("metadata", "stream_options", "response_format", "n", "stop")
@@ -70,6 +77,9 @@ def translated(body: CountBody) -> ChatBody:
         turns = turns[:-1]
     for place, turn in enumerate(turns):
         _add(messages, turn, f"messages[{place}].content")
+    if (call := unasked_result(messages)) is not None:
+        raise RequestError(f"messages: unexpected `tool_use_id` found in `tool_result` blocks: {call}. Each "
+                           "`tool_result` block must have a corresponding `tool_use` block in a message before it.", "messages")
     fields = passed_on(body, without=OWN) | {
         "messages": messages, "tools": _tools(body.tools), "reasoning_effort": _effort(body),
         "continue_final_message": _begun(messages)}

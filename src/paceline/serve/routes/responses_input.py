@@ -9,7 +9,7 @@ from pydantic import Field
 
 from paceline.errors import RequestError
 from paceline.serve.body import Body, ListOf, number
-from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on
+from paceline.serve.routes.translate import chat_body, check_one_answer, joined_text, passed_on, unasked_result
 from paceline.serve.schema import ChatBody, Sampling
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -71,6 +71,9 @@ def translated(body: ResponsesBody, messages: Sequence[Mapping[str, Any]]) -> Ch
     """`messages`: the conversation, without instructions."""
     if not messages:
         raise RequestError("input is an empty list: give it a message.", "input")
+    if (call := unasked_result(messages)) is not None:
+        raise RequestError(f"No tool call found for function call output with call_id {call}: send the function_call "
+                           "before it, or the previous_response_id of the response that made it.", "input")
     first = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
     fields = passed_on(body, without=OWN) | {
         "messages": [*first, *messages], "max_completion_tokens": body.max_output_tokens, "tools": _tools(body.tools),

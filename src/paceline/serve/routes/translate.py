@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -64,6 +64,16 @@ def joined_text(content: Any, where: str, kinds: tuple[str, ...] = ("text",)) ->
             raise ApiError(400, f"{where} holds a part of type {kind!r}: this model reads text only.", param=where)
         texts.append(text)
     return "\n".join(texts)
+
+
+def unasked_result(messages: Iterable[Mapping[str, Any]]) -> str | None:
+    """The id of the first result whose call nobody made before it; None: there is none."""
+    called: set[Any] = set()
+    for message in messages:
+        called.update(call.get("id") for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and message["tool_call_id"] not in called:
+            return str(message["tool_call_id"])
+    return None
 
 
 def sse(kind: str, data: Mapping[str, Any]) -> str:
