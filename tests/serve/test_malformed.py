@@ -120,5 +120,34 @@ def test_what_is_malformed_is_refused_in_a_sentence(url: str, route: str) -> Non
     assert httpx.get(f"{url}/health", timeout=SOON).status_code == 200
 
 
+TOOL = {"type": "function", "function": FUNCTION}
+NOT = {"type": "object", "properties": {"a": {"not": {"format": "date"}}}}
+
+
+@pytest.mark.parametrize(("route", "wrong", "words"), [
+    ("/v1/chat/completions", {"messages": []}, "messages: List should have at least 1 item, not 0."),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["x"]}]},
+     "messages.0.content.0: Input should be a valid dictionary."),
+    ("/v1/chat/completions", {"stop": 5}, "stop: Input should be a valid string, or: Input should be a valid list."),
+    ("/v1/chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required."),
+    ("/v1/chat/completions", {"tools": [TOOL, TOOL]}, "tools[1] has the name 'f', which tools[0] has already"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOT}}},
+     "response_format cannot be used: not cannot be enforced of format"),
+    ("/v1/responses", {"input": ["x"]}, "input.0: Input should be a valid dictionary."),
+    ("/v1/responses", {"tools": [{"type": "function"}]}, "tools[0].name is missing"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": NOT}}},
+     "text.format cannot be used: not cannot be enforced of format"),
+    ("/v1/messages", {"max_tokens": "1"}, "max_tokens: Input should be a valid integer."),
+    ("/v1/messages", {"tools": [{"name": "f"}]}, "tools[0] needs a name, which is a text, and an input_schema"),
+    ("/v1/messages", {"output_format": {"type": "json_schema", "schema": NOT}}, "output_format cannot be used: not"),
+    ("/api/chat", {"options": {"num_predict": "x"}}, "num_predict: Input should be a valid integer."),
+    ("/api/chat", {"format": "xml"}, "format must be json or a schema."),
+])
+def test_a_refusal_names_the_field_and_what_it_takes(url: str, route: str, wrong: dict[str, Any], words: str) -> None:
+    answer = httpx.post(url + route, json=BODIES[route] | wrong, timeout=SOON)
+    assert answer.status_code == 400
+    assert words in error_of(route, answer)
+
+
 def test_there_are_many() -> None:
     assert sum(1 for route in BODIES for _ in bodies(route)) >= 1000

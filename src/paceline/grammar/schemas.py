@@ -147,8 +147,8 @@ def _without_not(schema: dict[str, Any], outside: Outside) -> dict[str, Any]:
     try:
         rest = outside.of(excluded, _kinds(left, values))
     except UnsayableError as problem:
-        raise GrammarError(f"json_schema cannot be used: its not cannot be enforced: no grammar has what lies outside "
-                           f"of {problem}. Say what is wanted instead.", "json_schema") from None
+        raise GrammarError(f"json_schema cannot be used: not cannot be enforced of {problem}: no grammar has what lies "
+                           "outside of it. Say what is wanted instead.", "json_schema") from None
     if rest is True:
         return left
     if isinstance(rest, dict) and rest.keys() <= {"type", *SIMPLE} and not rest.keys() & left.keys() & SIMPLE:

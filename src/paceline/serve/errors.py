@@ -168,13 +168,18 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     is not."""
     first: Any = errors[0] if errors else {"loc": (), "msg": "invalid", "type": ""}
     place = path_in(body, first)
+    for other in errors[1:]:  # of several kinds that a field may be of, the one that was meant has its faults inside
+        further = path_in(body, other)
+        if len(further) > len(place) and further[:len(place)] == place:
+            first, place = other, further
     path = ".".join(map(str, place))
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument: {path}.", param=path, code="unknown_argument")
     told = dict.fromkeys(one["msg"] for one in errors if path_in(body, one) == place) or {first["msg"]: None}
-    return ApiError(400, f"{path or 'body'}: {', or: '.join(told)}.", param=path or None)
+    said = ", or: ".join(told).replace(" after validation", "")
+    return ApiError(400, f"{path or 'body'}: {said}.", param=path or None)
 
 
 def _sentence(problem: HTTPException) -> str:

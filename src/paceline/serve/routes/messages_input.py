@@ -79,7 +79,8 @@ def translated(body: CountBody) -> ChatBody:
         _add(messages, turn, f"messages[{place}].content")
     if (call := unasked_result(messages)) is not None:
         raise RequestError(f"messages: unexpected `tool_use_id` found in `tool_result` blocks: {call}. Each "
-                           "`tool_result` block must have a corresponding `tool_use` block in a message before it.", "messages")
+                           "`tool_result` block must have a corresponding `tool_use` block in a message before it.",
+                           "messages")
     fields = passed_on(body, without=OWN) | {
         "messages": messages, "tools": _tools(body.tools), "reasoning_effort": _effort(body),
         "continue_final_message": _begun(messages)}

@@ -132,10 +132,10 @@ def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
 
 
-def _named(item: Mapping[str, Any], name: str, where: str) -> str:
+def _named(item: Mapping[str, Any], name: str, where: str, param: str = "input") -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} is missing: a {item.get('type')} needs it, as a text.", "input")
+        raise RequestError(f"{where}.{name} is missing: a {item.get('type')} needs it, as a text.", param)
     return value
 
 
@@ -148,6 +148,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         if kind not in ("function", "custom"):
             raise RequestError(f"tools[{place}] is of type {kind!r}: this server runs no tools itself, give functions "
                                "and custom tools.", "tools")
+        _named(tool, "name", f"tools[{place}]", "tools")
         own = {name: value for name, value in tool.items() if name != "type"}
         if kind == "custom" and isinstance(form := own.get("format"), dict) and form.get("type") == "grammar":
             own["format"] = {"type": "grammar", "grammar": {name: value for name, value in form.items()
