@@ -21,10 +21,11 @@ Markov::Markov(std::shared_ptr<Matrix> first, std::shared_ptr<Matrix> second, in
         throw std::invalid_argument("confidence must have as many weights of a token as the matrices have columns");
     for (const int64_t id : ids_)
         if (id < 0 || id >= first_->view().rows) throw std::invalid_argument("an id has no row in the first matrix");
+    drawn_ = Drawn(width_, ids_);
 }
 
-// Of tokens [begin, end), begin being a multiple of kLanes.
-Markov::Leader Markov::leader(const float* base, const float* bias, int begin, int end) const {
+// Of tokens [begin, end), begin being a multiple of kLanes; `scores`, so far what the token before adds, become the logits.
+Leader Markov::leader(const float* base, float* scores, int begin, int end) const {
     // Lane by lane, which compilers turn into a few vector instructions.
     float score[kLanes];
     int at[kLanes];
@@ -33,7 +34,8 @@ Markov::Leader Markov::leader(const float* base, const float* bias, int begin, i
     int token = begin;
     for (; token + kLanes <= end; token += kLanes)
         for (int lane = 0; lane < kLanes; lane++) {
-            const float sum = base[token + lane] + bias[token + lane];
+            const float sum = base[token + lane] + scores[token + lane];
+            scores[token + lane] = sum;
             const bool better = sum > score[lane];
             score[lane] = better ? sum : score[lane];
             at[lane] = better ? token + lane : at[lane];
@@ -42,7 +44,8 @@ Markov::Leader Markov::leader(const float* base, const float* bias, int begin, i
     for (int lane = 1; lane < kLanes; lane++)
         if (score[lane] > found.score || (score[lane] == found.score && at[lane] < found.token)) found = {score[lane], at[lane]};
     for (; token < end; token++) {
-        const float sum = base[token] + bias[token];
+        const float sum = base[token] + scores[token];
+        scores[token] = sum;
         if (sum > found.score) found = {sum, token};
     }
     return found;
@@ -60,7 +63,7 @@ float Markov::chance(const float* hidden, const float* before) const {
 }
 
 int Markov::best(const float* base, const float* hidden, const Further& further, int lines, int slots, const int64_t* previous,
-                 const float* least, int64_t* tokens, float* chances) {
+                 const Draw* draws, const float* least, int64_t* tokens, float* chances) {
     if (lines == 0 || slots == 0) return 0;
     const std::lock_guard<std::mutex> turn(mutex_);
     const Packed& first = first_->view();
@@ -101,7 +104,12 @@ int Markov::best(const float* base, const float* hidden, const Further& further,
             kernels_->gemm(second, rounded, lines, int(begin), int(end), bias_.data(), second.rows, false);
             for (int line = 0; line < lines; line++) {
                 const float* own = base + (size_t(line) * size_t(slots) + size_t(slot)) * wide;
-                leaders_[size_t(id) * size_t(lines) + size_t(line)] = leader(own, bias_.data() + size_t(line) * stride, from, to);
+                float* scores = bias_.data() + size_t(line) * stride;
+                Leader found = leader(own, scores, from, to);
+                if (draws[line].temperature > 0.0f)
+                    found = drawn_.best(scores, from, to, found, draws[line].temperature,
+                                        Noise(draws[line].seed, draws[line].position + slot));
+                leaders_[size_t(id) * size_t(lines) + size_t(line)] = found;
             }
             pool_.team().barrier();
             if (id != 0) continue;
@@ -113,10 +121,15 @@ int Markov::best(const float* base, const float* hidden, const Further& further,
                 }
                 const size_t at = size_t(line) * size_t(slots) + size_t(slot), more = size_t(further.width);
                 tokens[at] = ids_.empty() ? found.token : ids_[size_t(found.token)];
+                const Draw& draw = draws[line];
+                const Noise noise(draw.seed, draw.position + slot);
                 for (size_t i = 0; i < more; i++) {
-                    if (!(further.logits[at * more + i] > found.score)) continue;
-                    found.score = further.logits[at * more + i];
-                    tokens[at] = further.ids[size_t(line) * more + i];
+                    const int64_t token = further.ids[size_t(line) * more + i];
+                    float score = further.logits[at * more + i];
+                    if (draw.temperature > 0.0f) score = drawn_.score(score, uint32_t(token), found.score, draw.temperature, noise);
+                    if (!(score > found.score)) continue;
+                    found.score = score;
+                    tokens[at] = token;
                 }
             }
         }

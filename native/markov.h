@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "drawn.h"
 #include "kernels.h"
 #include "packing.h"
 #include "pool.h"
@@ -40,24 +41,22 @@ class Markov {
     int hidden() const { return int(confidence_.hidden.size()); }
     int64_t target_tokens() const { return first_->view().rows; }
 
-    // The likeliest token of each slot after the one before it, of ties the first: tokens [lines, slots], as the target
-    // knows them, and their chances [lines, slots]. base [lines, slots, width], hidden [lines, slots, hidden]; previous
-    // [lines]: before the first slot. A further token has to be likelier than all of the draft vocabulary. Ends behind the slot with which no line is as likely to be accepted so far as its
-    // `least` [lines] any more; returns how many slots there are then.
+    // The likeliest token of each slot after the one before it, of ties the first, or the one that is drawn there as
+    // draws [lines] say: tokens [lines, slots], as the target knows them, and their chances [lines, slots]. base [lines,
+    // slots, width], hidden [lines, slots, hidden]; previous [lines]: before the first slot. A further token has to be
+    // better than all of the draft vocabulary. Ends behind the slot with which no line is as likely to be accepted so far
+    // as its `least` [lines] any more; returns how many slots there are then.
     int best(const float* base, const float* hidden, const Further& further, int lines, int slots, const int64_t* previous,
-             const float* least, int64_t* tokens, float* chances);
+             const Draw* draws, const float* least, int64_t* tokens, float* chances);
 
   private:
-    struct Leader {
-        float score;
-        int token;
-    };
-    Leader leader(const float* base, const float* bias, int begin, int end) const;
+    Leader leader(const float* base, float* scores, int begin, int end) const;
     float chance(const float* hidden, const float* before) const;
 
     std::shared_ptr<Matrix> first_, second_;
     int width_;
     std::vector<int64_t> ids_;
+    Drawn drawn_{0, {}};
     Confidence confidence_;
     const Kernels* kernels_;
     std::shared_ptr<Pool> shared_;

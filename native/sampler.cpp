@@ -214,9 +214,6 @@ int64_t Sampler::sample(const float* x, const SampleParams& params, int64_t posi
     return sample_noisy(noise, params.temperature, top, uint32_t(keys_[0]), keys_[size_t(kept) - 1]);
 }
 
-// What rounding may add to a comparison of perturbed scores within reach of `top`, with room to spare.
-double Sampler::slack(float top) { return 0.01 + (std::fabs(double(top)) + 32.0) * 0x1p-20; }
-
 // The best of score and noise among the first `kept` keys.
 int64_t Sampler::sample_few(const Noise& noise, float top, int64_t kept) const {
     const double room = slack(top);

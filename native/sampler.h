@@ -60,7 +60,6 @@ class Sampler {
     int64_t truncate(const SampleParams& params, float top);
     void order(size_t done, size_t until, size_t count);
     void radix_sort(size_t count);
-    static double slack(float top);
     int64_t sample_few(const Noise& noise, float top, int64_t kept) const;
     int64_t sample_noisy(const Noise& noise, float temperature, float top, uint32_t first, uint64_t last);
     void sweep(const Noise& noise, float temperature, float low, size_t active, double cap, double room, uint64_t last,

@@ -1,22 +1,19 @@
-// What the sampler computes with: vectors of four floats, scores and their keys, weights, the bounds of noise.
+// What the sampler computes with: vectors of four floats, the keys of scores, weights.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "sampler.h"
+#include "scores.h"
 
 namespace paceline {
 namespace {
 
 typedef int32_t Mask __attribute__((vector_size(16)));
 typedef double Doubles __attribute__((vector_size(16)));
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kMost = std::numeric_limits<float>::max();
 
 Floats splat(float x) { return Floats{x, x, x, x}; }
 
@@ -82,22 +79,6 @@ Floats largest(Floats a, Floats b, Floats c, Floats d, Mask& good) {
 #endif
 }
 
-// logit / temperature, finite where the logit is above -inf, and never -0: equal scores have equal bits.
-float scaled(float x, float temperature) {
-    const float score = x / temperature;
-    return std::max(std::min(score, kMost), -kMost) + 0.0f;
-}
-
-// A floor for logits that lets every score of at least `floor` pass, and little else; above -inf.
-float lowest(float temperature, double floor) {
-    if (floor <= -double(kMost)) {
-        return -kMost;  // scores end there, however far below it a logit would take them
-    }
-    double low = floor * double(temperature);
-    low -= std::fabs(low) * 1e-6 + double(std::max(temperature, 1.0f)) * 3e-45;
-    return float(std::min(std::max(low, -double(kMost)), double(kMost)));
-}
-
 // The larger the score, the smaller the key; of equal scores the lowest token has the smallest.
 uint64_t key_of(float score, uint32_t token) {
     uint32_t bits;
@@ -155,13 +136,6 @@ void add(Floats x, Doubles& low, Doubles& high) {
     low += Doubles{double(x[0]), double(x[1])};
     high += Doubles{double(x[2]), double(x[3])};
 #endif
-}
-
-// Noise of at least `needed` has at most this many bits.
-uint32_t luckiest(double needed) {
-    if (!(needed > -5.0)) return 0xFFFFFFFFu;
-    const double bits = std::ceil(-std::expm1(-std::exp(-needed)) * 0x1p32) + 1.0;
-    return uint32_t(std::min(bits, 4294967295.0));
 }
 
 }  // namespace

@@ -156,7 +156,7 @@ More more(const Head& one, int lines, int slots) {
 
 // A slot's token is the likeliest after the one that was picked before it; where nothing but the logits count, the very
 // first of the largest, those of the draft vocabulary before the others.
-void check_slot(const Head& one, const float* base, const Further& further, int64_t before, int64_t token) {
+void check_slot(const Head& one, const float* base, const Further& further, int64_t before, int64_t token, Draw draw) {
     double slack = 0.0;
     const std::vector<double> bias = one.bias(before, &slack);
     double best = -INFINITY, found = -INFINITY;
@@ -171,8 +171,13 @@ void check_slot(const Head& one, const float* base, const Further& further, int6
         there = true;
         found = std::fmax(found, score);
     };
-    for (int i = 0; i < one.width; i++) look(double(base[i]) + bias[size_t(i)], one.target(i));
-    for (int i = 0; i < further.width; i++) look(double(further.logits[i]), further.ids[i]);
+    const Noise noise(draw.seed, draw.position);
+    const auto score = [&](double logit, int64_t id) {
+        return draw.temperature > 0.0f ? logit / double(draw.temperature) + double(gumbel(noise.bits(uint32_t(id)))) : logit;
+    };
+    for (int i = 0; i < one.width; i++) look(score(double(base[i]) + bias[size_t(i)], one.target(i)), one.target(i));
+    for (int i = 0; i < further.width; i++) look(score(double(further.logits[i]), further.ids[i]), further.ids[i]);
+    if (draw.temperature > 0.0f) slack = slack / double(draw.temperature) + 1e-4;  // scores are floats
     require(there, "a token that can be drafted");
     require(found == best || found >= best - 2.0 * slack, "the likeliest token, but for rounding");
     require(slack > 0.0 || token == likeliest, "of ties the first");
@@ -189,6 +194,9 @@ void compare(const Kernels* table) {
     for (float& v : hidden) v = normal(luck);
     std::vector<int64_t> previous(static_cast<size_t>(lines)), expected;
     for (int64_t& token : previous) token = pick(0, one.tokens - 1);
+    std::vector<Draw> draws(static_cast<size_t>(lines));
+    for (Draw& draw : draws)
+        if (pick(0, 1)) draw = {std::exp(normal(luck)), luck(), pick(0, 1 << 20)};
     for (int threads : {1, 3}) {
         Markov markov(one.first, one.second, one.width, one.ids, one.confidence, table, threads);
         require(markov.width() == one.width && markov.target_tokens() >= one.tokens, "its sizes");
@@ -197,12 +205,12 @@ void compare(const Kernels* table) {
         std::vector<int64_t> tokens(1, -1);
         std::vector<float> chances(1, -1.0f);
         const auto drafted = [&](int wide_lines, int long_slots, const std::vector<float>& wanted) {
-            return markov.best(base.data(), hidden.data(), beside.view(), wide_lines, long_slots, previous.data(), wanted.data(),
-                               tokens.data(), chances.data());
+            return markov.best(base.data(), hidden.data(), beside.view(), wide_lines, long_slots, previous.data(), draws.data(),
+                               wanted.data(), tokens.data(), chances.data());
         };
         require(drafted(1, 1, least) == 1, "one slot");
-        require(markov.best(nullptr, nullptr, {}, 0, slots, nullptr, nullptr, nullptr, nullptr) == 0, "no lines");
-        require(markov.best(nullptr, nullptr, {}, lines, 0, nullptr, nullptr, nullptr, nullptr) == 0, "no slots");
+        require(markov.best(nullptr, nullptr, {}, 0, slots, nullptr, nullptr, nullptr, nullptr, nullptr) == 0, "no lines");
+        require(markov.best(nullptr, nullptr, {}, lines, 0, nullptr, nullptr, nullptr, nullptr, nullptr) == 0, "no slots");
         tokens.assign(cells, -1);
         chances.assign(cells, -1.0f);
         require(drafted(lines, slots, least) == slots, "every slot where nobody is too unlikely");
@@ -213,7 +221,7 @@ void compare(const Kernels* table) {
             std::vector<float> sure(alone.size());
             const size_t at = size_t(line * slots);
             markov.best(base.data() + at * wide, hidden.data() + at * one.features(), beside.view(at, size_t(line)), 1, slots,
-                        &previous[size_t(line)], least.data(), alone.data(), sure.data());
+                        &previous[size_t(line)], &draws[size_t(line)], least.data(), alone.data(), sure.data());
             for (size_t slot = 0; slot < alone.size(); slot++)
                 require(alone[slot] == tokens[at + slot] && sure[slot] == chances[at + slot], "a line's tokens are its own");
         }
@@ -240,7 +248,9 @@ void compare(const Kernels* table) {
         for (int slot = 0; slot < slots; slot++) {
             const size_t at = size_t(line * slots + slot);
             const int64_t before = slot ? expected[at - 1] : previous[size_t(line)];
-            check_slot(one, base.data() + at * wide, beside.view(at, size_t(line)), before, expected[at]);
+            Draw draw = draws[size_t(line)];
+            draw.position += slot;
+            check_slot(one, base.data() + at * wide, beside.view(at, size_t(line)), before, expected[at], draw);
             const double chance = one.chance(hidden.data() + at * one.features(), before);
             require(std::fabs(chance - double(expected_chances[at])) < 1e-4, "its chance");
         }
@@ -257,12 +267,16 @@ void broken(const Kernels* table) {
     std::vector<float> chances(4);
     const std::vector<float> strange(8, std::numeric_limits<float>::quiet_NaN());
     const std::vector<int64_t> other(4, 0);
-    Markov(one.first, one.second, one.width, one.ids, one.confidence, table, 3)
-        .best(base.data(), hidden.data(), {strange.data(), other.data(), 2}, 2, 2, previous.data(), least.data(), tokens.data(), chances.data());
-    for (int64_t token : tokens) {
-        bool there = false;
-        for (int i = 0; i < one.width; i++) there = there || one.target(i) == token;
-        require(there, "a token of the draft vocabulary, whatever the logits are");
+    for (const float temperature : {0.0f, 0.7f, 1e30f, 1e-30f}) {
+        const std::vector<Draw> draws(2, {temperature, luck(), 3});
+        Markov(one.first, one.second, one.width, one.ids, one.confidence, table, 3)
+            .best(base.data(), hidden.data(), {strange.data(), other.data(), 2}, 2, 2, previous.data(), draws.data(), least.data(),
+                  tokens.data(), chances.data());
+        for (int64_t token : tokens) {
+            bool there = false;
+            for (int i = 0; i < one.width; i++) there = there || one.target(i) == token;
+            require(there, "a token of the draft vocabulary, whatever the logits are");
+        }
     }
 }
 

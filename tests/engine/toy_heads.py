@@ -96,7 +96,7 @@ class KeepingRound:
         self._head = head
         self.calls = 0
 
-    def chain(self, previous: Any, least: Any, lifts: Any = ()) -> None:
+    def chain(self, previous: Any, least: Any, draws: Any = ()) -> None:
         return None
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -136,7 +136,7 @@ class KnowingRound:
         self._wrong = wrong
         self._calls = 0
 
-    def chain(self, previous: Any, least: Any, lifts: Any = ()) -> None:
+    def chain(self, previous: Any, least: Any, draws: Any = ()) -> None:
         return None
 
     def logits(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

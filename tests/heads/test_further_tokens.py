@@ -16,7 +16,8 @@ from test_head_trees import LEVELS, TEXTS, forked
 from paceline.kernels import cpu
 from paceline.models.heads.build import build_head, widened
 from paceline.models.heads.further import MOST, Further, FurtherTokens
-from paceline.models.heads.interface import Lift
+from paceline.models.heads.interface import GREEDY, Draw
+from paceline.sampling.noise import gumbel, token_bits
 
 pytestmark = pytest.mark.skipif(cpu.load() is None, reason="the native kernels are not built here (no C++ compiler)")
 NAMES = pytest.mark.parametrize("name", ["dspark", "dspark without confidence or norms of heads", "dspark gated",
@@ -123,12 +124,13 @@ def test_the_oldest_tokens_make_room() -> None:
     torch.testing.assert_close(rows, source.rows(torch.from_numpy(tokens.ids)), atol=1e-3, rtol=1e-3)
 
 
-def test_noise_raises_further_tokens_too() -> None:
+def test_further_tokens_are_drawn_too() -> None:
     few, _ = heads("dspark")
     hand, seqs = begun(few, 1)
     previous, depth, further = [tokens[-1] for tokens in TEXTS], longest(CONFIGS["dspark"]), further_of(few)
-    wanted = outside(few)[4]
-    high = Lift(1e9, lambda slots, ids: np.where(ids == wanted, 1e3, 0.0).astype(np.float32))
-    found = hand.open(seqs, previous, depth, further).chain(previous, [0.0, 0.0], [high, None])
-    assert all(best.tokens[0] == wanted for best in found)
-    assert any(best.tokens[1] != wanted for best in found)
+    # So hot that noise alone decides: by it, of all that the line can draft, the best.
+    found = hand.open(seqs, previous, depth, further).chain(previous, [0.0, 0.0], [Draw(1e9, 5, 30), GREEDY])
+    known = np.array([*few.target_ids.tolist(), *outside(few)[3:40]])
+    drawn = [int(known[gumbel(token_bits(5, 30 + slot, known)).argmax()]) for slot in range(depth)]
+    assert [best.tokens[0] for best in found] == drawn
+    assert set(drawn) & set(outside(few))

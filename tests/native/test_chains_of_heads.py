@@ -10,7 +10,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.engine.drafting.heads import HeadModel
 from paceline.kernels import cpu
-from paceline.models.heads.greedy import GreedySlots
+from paceline.models.heads.slots import SlotChain
 
 FAMILY = Path(__file__).parents[1] / "family"
 TEXTS = ["The king said to her that", "It was a dark", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "She looked at the door and"]
@@ -37,13 +37,13 @@ def test_in_one_go_or_token_by_token(llm: LLM, options: dict[str, Any], monkeypa
     wish = {"method": "dspark", "k": 4, "adaptive": False, **options}
     plain, _ = drafted(llm, params, None)
     calls: list[int] = []
-    chain = GreedySlots.chain
+    chain = SlotChain.chain
 
-    def counted(self: GreedySlots, *given: Any) -> Any:
+    def counted(self: SlotChain, *given: Any) -> Any:
         calls.append(len(given[2]))
         return chain(self, *given)
 
-    monkeypatch.setattr(GreedySlots, "chain", counted)
+    monkeypatch.setattr(SlotChain, "chain", counted)
     texts, at_once = drafted(llm, params, wish)
     assert texts == plain and max(calls) == len(TEXTS)
     del calls[:]

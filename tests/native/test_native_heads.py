@@ -13,7 +13,7 @@ from harness import Rows
 from head_models import CONFIGS, DraftHand, choices, longest, made, target, text
 
 from paceline.kernels import cpu
-from paceline.models.heads.interface import Lift
+from paceline.models.heads.interface import GREEDY, Draw
 from paceline.sampling.noise import gumbel, token_bits
 
 native = cpu.load()
@@ -113,7 +113,7 @@ def test_the_greedy_tokens_of_a_block_in_one_call(threads):
     """What the logits say slot by slot, whoever is in company; and no further than is likely to be of use."""
     from paceline.kernels.cpu.backend import NativeKernels
     head: Any = made("dspark", packed=True)
-    assert head.greedy is not None
+    assert head.chains is not None
     hand, texts = DraftHand(target(packed=True), head, NativeKernels(threads)), [text(1, 21), text(2, 6), text(5, 9)]
     seqs = [hand.new() for _ in texts]
     hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
@@ -132,31 +132,68 @@ def test_the_greedy_tokens_of_a_block_in_one_call(threads):
     assert slowly.chain(previous, [0.0] * 3) is None, "it has begun another way"
 
 
-def test_what_is_drawn_with_noise_in_one_call():
-    """The likeliest of what noise has raised is what would be drawn slot by slot, for each line by its own."""
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_drawn_with_noise_in_one_call(threads):
+    """What the target would draw slot by slot from these logits, for each line by its own noise."""
     from paceline.kernels.cpu.backend import NativeKernels
     head: Any = made("dspark", packed=True)
-    hand, texts = DraftHand(target(packed=True), head, NativeKernels(1)), [text(1, 21), text(2, 6), text(5, 9)]
+    hand, texts = DraftHand(target(packed=True), head, NativeKernels(threads)), [text(1, 21), text(2, 6), text(5, 9)]
     seqs = [hand.new() for _ in texts]
     hand.step([Rows(seq, tokens[:-1]) for seq, tokens in zip(seqs, texts)])
     previous, depth = [tokens[-1] for tokens in texts], longest(CONFIGS["dspark"])
-
-    def lift(seed: int) -> Lift:
-        return Lift(1e9, lambda slots, ids: 0.9 * gumbel(token_bits(seed, 40 + slots, ids)))
-
-    lifts = [lift(3), None, lift(8)]
+    draws = [Draw(0.9, 3, 40), GREEDY, Draw(1.7, 2**64 - 1, 99)]
     greedy, quickly, slowly = (hand.open(seqs, previous, depth) for _ in range(3))
-    plain, found = greedy.chain(previous, [0.0] * 3), quickly.chain(previous, [0.0] * 3, lifts)
+    plain, found = greedy.chain(previous, [0.0] * 3), quickly.chain(previous, [0.0] * 3, draws)
     ids = head.target_ids.numpy()
     for slot, best in enumerate(found):
         logits = slowly.logits(torch.tensor(previous))[0].numpy()
-        for line, one in enumerate(lifts):
-            raised = logits[line] if one is None else logits[line] + one.of(np.full(len(ids), slot), ids)
-            assert best.tokens[line] == ids[raised.argmax()]
+        for line, (temperature, seed, position) in enumerate(draws):
+            scores = logits[line]
+            if temperature:
+                scores = scores / np.float32(temperature) + gumbel(token_bits(seed, position + slot, ids))
+            assert best.tokens[line] == ids[scores.argmax()]
         previous = best.tokens
     assert [best.tokens[1] for best in found] == [best.tokens[1] for best in plain]
     assert [best.tokens[0] for best in found] != [best.tokens[0] for best in plain]
-    assert hand.open(seqs, previous, depth).chain(previous, [0.0] * 3, [Lift(0.0, lift(3).of), None, None]) is not None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0])
+def test_draws_are_those_of_the_noise_to_the_bit(temperature, threads):
+    """Of any logits, flat ones too, in a vocabulary with gaps; of tokens beside it as well, and however lucky."""
+    assert native is not None
+    luck = np.random.default_rng(7)
+    width, lines, slots = 1501, 3, 40
+    first, second = native.Matrix("q8", 6000, 32), native.Matrix("q8", 1504, 32)
+    first.take_floats(np.zeros((6000, 32), dtype=np.float32), 0)
+    second.take_floats(np.zeros((1504, 32), dtype=np.float32), 0)
+    ids = np.sort(luck.choice(5900, width, replace=False))
+    chain = native.Markov(first, second, width, ids, np.ones(4, dtype=np.float32), np.zeros(32, dtype=np.float32), 0.0,
+                          0.0, threads)
+    spread = np.array([0.01, 1.0, 4.0], dtype=np.float32)[:, None, None]
+    base = spread * luck.standard_normal((lines, slots, width)).astype(np.float32)
+    base[:, ::3, 100:] -= np.float32(6.0 * temperature)
+    further = spread * luck.standard_normal((lines, slots, 5)).astype(np.float32)
+    further[:, ::5] += base[:, ::5].max(-1, keepdims=True)
+    further[:, :, 4] = -np.inf
+    further_ids = np.tile(np.arange(5990, 5995), (lines, 1))
+    seeds, positions = np.array([0, 2**64 - 1, 77], dtype=np.uint64), np.array([0, 8, 131000])
+    tokens, chances = np.empty((lines, slots), dtype=np.int64), np.empty((lines, slots), dtype=np.float32)
+    chain.best(base, np.ones((lines, slots, 4), dtype=np.float32), further, further_ids,
+               np.zeros(lines, dtype=np.int64), np.full(lines, temperature, dtype=np.float32), seeds, positions,
+               np.zeros(lines, dtype=np.float32), tokens, chances)
+    beside = 0
+    for line, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist())):
+        every = np.concatenate((ids, further_ids[line]))
+        for slot in range(slots):
+            bits, noise = np.empty(len(every), dtype=np.uint32), np.empty(len(every), dtype=np.float32)
+            native.token_noise(seed, position + slot, every, bits, noise)
+            np.testing.assert_array_equal(bits, token_bits(seed, position + slot, every))
+            logits = np.concatenate((base[line, slot], further[line, slot]))
+            chosen = int((logits / np.float32(temperature) + noise).argmax())
+            assert tokens[line, slot] == every[chosen]
+            beside += chosen >= width
+    assert 0 < beside < lines * slots / 2
 
 
 def test_of_equally_likely_tokens_the_first():
@@ -173,7 +210,9 @@ def test_of_equally_likely_tokens_the_first():
     base[1, 1, 21] = 1.0
     tokens, chances = np.empty((2, 3), dtype=np.int64), np.empty((2, 3), dtype=np.float32)
     given = {"base": base, "hidden": np.ones((2, 3, 4), dtype=np.float32), "previous": np.array([0, 1]),
-             "least": np.zeros(2, dtype=np.float32), "tokens": tokens, "chances": chances,
+             "temperatures": np.zeros(2, dtype=np.float32), "seeds": np.zeros(2, dtype=np.uint64),
+             "positions": np.zeros(2, dtype=np.int64), "least": np.zeros(2, dtype=np.float32),
+             "tokens": tokens, "chances": chances,
              "further": np.zeros((2, 3, 0), dtype=np.float32), "further_ids": np.zeros((2, 0), dtype=np.int64)}
     assert chain.best(**given) == 3
     assert tokens.tolist() == [[2, 7, 2], [2, 23, 2]]
@@ -185,6 +224,10 @@ def test_of_equally_likely_tokens_the_first():
     assert tokens.tolist() == [[1, 1, 2], [0, 0, 2]], "of the draft vocabulary before all others"
     for wrong in ({"base": base[:, :, :16].copy()}, {"previous": np.array([0])}, {"previous": np.array([0, 24])},
                   {"tokens": np.empty((2, 2), dtype=np.int64)}, {"chances": np.empty((2, 2), dtype=np.float32)},
+                  {"temperatures": np.zeros(1, dtype=np.float32)}, {"seeds": np.zeros(3, dtype=np.uint64)},
+                  {"temperatures": np.array([0.0, -0.5], dtype=np.float32)}, {"positions": np.array([0, -1])},
+                  {"temperatures": np.array([0.0, np.nan], dtype=np.float32)}, {"positions": np.array([0, 2**31])},
+                  {"temperatures": np.array([np.inf, 0.0], dtype=np.float32)}, {"positions": np.array([0])},
                   {"hidden": np.ones((2, 3, 5), dtype=np.float32)}, {"least": np.zeros(1, dtype=np.float32)},
                   {"further": np.zeros((2, 3, 1), dtype=np.float32)}, {"further_ids": np.zeros((2, 1), dtype=np.int64)},
                   {"further": np.zeros((2, 2, 1), dtype=np.float32), "further_ids": np.zeros((2, 1), dtype=np.int64)},

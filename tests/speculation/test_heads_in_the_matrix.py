@@ -17,7 +17,7 @@ import matrix
 from paceline.engine.drafting import heads as drafting
 from paceline.errors import ConfigError, PacelineError
 from paceline.kernels import cpu
-from paceline.models.heads.greedy import GreedySlots
+from paceline.models.heads.slots import SlotChain
 from paceline.models.load.reading import read_json
 from paceline.request import SamplingParams
 from subjects import UNTRAINED, FamilySubject, RandomSubject
@@ -184,9 +184,14 @@ def test_what_is_drawn_in_one_call_is_accepted_like_what_is_drawn_token_by_token
     prompts = [one.prompt(seed) for seed in range(count)]
     params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=seed, **controls)
               for seed in range(count)]
-    found, lifted = {}, []
-    lift = GreedySlots.lift
-    monkeypatch.setattr(GreedySlots, "lift", lambda self, *given: lifted.append(lift(self, *given)))
+    found, calls = {}, []
+    chain = SlotChain.chain
+
+    def counted(self: SlotChain, *given: Any) -> Any:
+        calls.append(given)
+        return chain(self, *given)
+
+    monkeypatch.setattr(SlotChain, "chain", counted)
     for drawn in (False, True):
         with monkeypatch.context() as patch:
             if not drawn:
@@ -194,6 +199,6 @@ def test_what_is_drawn_in_one_call_is_accepted_like_what_is_drawn_token_by_token
             outs = one.llm(kv_blocks=400, block_size=8).generate(
                 prompts, params, speculation={"method": "dspark", "k": 3, "adaptive": False})
         found[drawn] = [out.outputs[0].token_ids for out in outs], sum(out.speculation.accepted for out in outs)
-        assert bool(lifted) == drawn
+        assert bool(calls) == drawn
     assert found[True][0] == found[False][0]
     assert found[True][1] >= 0.85 * found[False][1] > 0

@@ -23,9 +23,7 @@ from paceline.engine.schedule.sequence import Sequence
 from paceline.kernels.device.lookup import HeadDraft
 from paceline.kernels.layout import Layout
 from paceline.models.heads.further import Further
-from paceline.models.heads.interface import Best, Head, Lift, Opened, Pass, Round
-from paceline.sampling.dense import Floats, Ints
-from paceline.sampling.noise import gumbel, token_bits
+from paceline.models.heads.interface import GREEDY, Best, Draw, Head, Opened, Pass, Round
 from paceline.speculation.guard import reason
 from paceline.speculation.models import NO_SAMPLES, Ask, Samples
 from paceline.speculation.sequence import DraftedSequence
@@ -33,8 +31,6 @@ from paceline.speculation.sequence import DraftedSequence
 SAME_FOR_ALL = ("medusa", "dflash")
 """Kinds whose logits hang on how deep a token lies and not on those drafted above it: one line serves a whole tree."""
 NOWHERE = -1
-LIFTED = 8.0
-"""Nats below the likeliest token from which on noise is not looked at: some 3 in 10,000 draws come from there."""
 
 
 @dataclass(slots=True)
@@ -174,7 +170,7 @@ class HeadModel:
         if any(member.path or not (_is_plain(member.seq) or _is_drawn(member.seq)) for member in opened.members):
             return None
         limits = [one for place, one in zip(places, least) if place is not None]
-        steps = opened.round.chain(opened.previous, limits, [_lift_of(member.seq) for member in opened.members])
+        steps = opened.round.chain(opened.previous, limits, [_draw_of(member.seq) for member in opened.members])
         if steps is None:
             return None
         opened.round = None
@@ -377,16 +373,9 @@ def _is_drawn(seq: Sequence) -> bool:
             and not masked_by_host(seq))
 
 
-def _lift_of(seq: Sequence) -> Lift | None:
-    """The noise that the target will draw with, before the logits are divided by the temperature."""
-    state, begin = seq.state, len(seq.tokens)
-    if state.is_greedy:
-        return None
-
-    def noise(slots: Ints, ids: Ints) -> Floats:
-        return np.float32(state.temperature) * gumbel(token_bits(state.seed, begin + slots, ids))
-
-    return Lift(LIFTED * state.temperature, noise)
+def _draw_of(seq: Sequence) -> Draw:
+    state = seq.state
+    return GREEDY if state.is_greedy else Draw(state.temperature, state.seed, len(seq.tokens))
 
 
 def _cut(steps: Seq[Best], line: int, least: float) -> Samples:

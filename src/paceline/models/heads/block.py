@@ -21,11 +21,11 @@ from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.further import Floats, Further, linear
-from paceline.models.heads.greedy import GreedySlots
-from paceline.models.heads.interface import Best, Lift, Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Draw, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.markov import MarkovHead, markov_head
 from paceline.models.heads.native import NativeLayers
+from paceline.models.heads.slots import SlotChain
 from paceline.models.heads.target import Target
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
@@ -55,10 +55,10 @@ class BlockHead(BaseHead):
         if NativeLayers.fits(config, self.layers, self.fc, self.context):
             self.native = NativeLayers(config, self.layers, self.norms, self.fc, self.context, self.hidden_norm,
                                        self.norm, self.rope)
-        self.greedy: GreedySlots | None = None
-        if GreedySlots.fits(config, self.markov, self.confidence):
+        self.chains: SlotChain | None = None
+        if SlotChain.fits(config, self.markov, self.confidence):
             assert self.markov is not None and self.confidence is not None
-            self.greedy = GreedySlots(config, self.markov, self.confidence, self.norm, self.target_ids)
+            self.chains = SlotChain(config, self.markov, self.confidence, self.norm, self.target_ids)
         assert config.mask_token_id is not None
         self.mask = self.embed(torch.tensor([config.mask_token_id], device=self.device))
 
@@ -173,15 +173,14 @@ class BlockRound:
         return DraftSlot(logits, chances=chances)
 
     def chain(self, previous: Sequence[int], least: Sequence[float],
-              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
-        greedy, kernels = self._head.greedy, self._kernels
-        if greedy is None or not isinstance(kernels, NativeKernels) or self._slot or self._blocks is not None:
+              draws: Sequence[Draw] = ()) -> list[Best] | None:
+        chains, kernels = self._head.chains, self._kernels
+        if chains is None or not isinstance(kernels, NativeKernels) or self._slot or self._blocks is not None:
             return None
         further = None
         if self._further is not None and self._further_logits is not None:
             further = self._further_logits, self._further.ids
-        greedy.lift(self._logits.numpy(), further, lifts)
-        return greedy.chain(self._logits.numpy(), self._drafting.numpy(), previous, least, further, kernels)
+        return chains.chain(self._logits.numpy(), self._drafting.numpy(), previous, draws, least, further, kernels)
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:
         self._blocks = lines if self._blocks is None else self._blocks.index_select(0, lines)

@@ -20,7 +20,7 @@ from paceline.kernels.operands import Norm
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.config import HeadConfig
 from paceline.models.heads.further import linear
-from paceline.models.heads.interface import Best, Lift, Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Draw, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.layer import DraftLayer, context_rows, key_planes, load_norm, load_rope
 from paceline.models.heads.target import Target
 from paceline.models.heads.tensors import MTP
@@ -109,7 +109,7 @@ class ChainRound:
         return DraftSlot(self.logits(previous)[0])
 
     def chain(self, previous: Sequence[int], least: Sequence[float],
-              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
+              draws: Sequence[Draw] = ()) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

@@ -12,12 +12,10 @@ captured (where `capturable`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.kernels.device.head_rounds import DraftSlot
@@ -89,13 +87,18 @@ class Best(NamedTuple):
     """That the target will accept them, as Round.logits has it."""
 
 
-class Lift(NamedTuple):
-    """By what a line's tokens are raised before the highest is taken: the noise that its samples are drawn with."""
+class Draw(NamedTuple):
+    """How a line's tokens are drawn: by the target's own noise (sampling.noise), as the target will draw."""
 
-    reach: float
-    """How far below the highest logit a token is raised at all: those further below would not come to the top."""
-    of: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.float32]]
-    """Of tokens, by how many are drafted before each and by the target's ids."""
+    temperature: float
+    """0: they are the likeliest, and there is no noise."""
+    seed: int
+    """The sample's, 64 bits."""
+    position: int
+    """Of the first of them, in the text."""
+
+
+GREEDY = Draw(0.0, 0, 0)
 
 
 class Round(Protocol):
@@ -113,11 +116,11 @@ class Round(Protocol):
         ...
 
     def chain(self, previous: Sequence[int], least: Sequence[float],
-              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
-        """In place of all calls of `logits`, where the likeliest tokens alone are wanted: step after step what those
-        logits say is the likeliest after each line, once raised by the line's `lifts` where there are any. It may end
-        where no line is likely to be accepted so far any more, that is with a probability of its `least`. None: nothing
-        was done, there is no way to it but through the logits."""
+              draws: Sequence[Draw] = ()) -> list[Best] | None:
+        """In place of all calls of `logits`, where one token of each is wanted: step after step what is drawn from
+        those logits after each line, as its `draws` say (by default the likeliest). It may end where no line is likely
+        to be accepted so far any more, that is with a probability of its `least`. None: nothing was done, there is no
+        way to it but through the logits."""
         ...
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

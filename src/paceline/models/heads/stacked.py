@@ -13,7 +13,7 @@ from paceline.kernels.layout import Layout
 from paceline.models.heads.base import BaseHead
 from paceline.models.heads.chain import FEATURES
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Best, Lift, Opened, Pass, Plane, Planes, StoredRows
+from paceline.models.heads.interface import Best, Draw, Opened, Pass, Plane, Planes, StoredRows
 from paceline.models.heads.target import Target
 from paceline.models.layers import Linear, load_linear
 from paceline.models.weight_source import WeightSource
@@ -89,7 +89,7 @@ class StackedRound:
         return DraftSlot(self.logits(previous)[0])
 
     def chain(self, previous: Sequence[int], least: Sequence[float],
-              lifts: Sequence[Lift | None] = ()) -> list[Best] | None:
+              draws: Sequence[Draw] = ()) -> list[Best] | None:
         return None
 
     def fork(self, lines: torch.Tensor, layout: Layout | None) -> None:

@@ -1,4 +1,4 @@
-"""GreedySlots: the tokens that follow each other greedily in a block with a Markov head, in one native call.
+"""SlotChain: the tokens that follow each other in a block with a Markov head, drawn in one native call.
 
 Each token hangs on the one before it, so that token by token most of the time goes to calls that do next to nothing.
 """
@@ -17,7 +17,7 @@ from paceline.kernels.cpu.backend import NativeKernels
 from paceline.kernels.operands import Norm
 from paceline.kernels.packed import OutlierWeight, PackedWeight
 from paceline.models.heads.config import HeadConfig
-from paceline.models.heads.interface import Best, Lift
+from paceline.models.heads.interface import GREEDY, Best, Draw
 from paceline.models.heads.markov import MarkovHead
 from paceline.models.layers import Linear
 
@@ -25,7 +25,7 @@ EVERYTHING = np.zeros(0, dtype=np.int64)
 """In place of the draft vocabulary's ids: they are the target's."""
 
 
-class GreedySlots:
+class SlotChain:
     """W2 W1[token before] on top of the slots' logits, and how sure the confidence head is of each slot."""
 
     def __init__(self, config: HeadConfig, markov: MarkovHead, confidence: Linear, norm: Norm,
@@ -52,32 +52,13 @@ class GreedySlots:
         return all(isinstance(weight, PackedWeight) and not isinstance(weight, OutlierWeight)
                    for weight in (markov.w1, markov.w2.weight))
 
-    def lift(self, logits: npt.NDArray[np.float32],
-             further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,
-             lifts: Sequence[Lift | None]) -> None:
-        """In place, before chain(): noise hangs on the place and the token, not on the tokens before, so that what is
-        drawn with it is the likeliest of what it has raised. What the Markov head adds is not known yet: a token that
-        only that would have brought within reach goes without noise, and a draft may miss it."""
-        for line, lift in enumerate(lifts):
-            if lift is None:
-                continue
-            own = logits[line]
-            least = own.max(-1, keepdims=True) - lift.reach
-            slots, places = np.nonzero(own >= least)
-            more = np.zeros((len(own), 0), dtype=np.float32) if further is None else further[0][line]
-            more_slots, more_places = np.nonzero(more >= least)
-            ids = [self._ids[places] if len(self._ids) else places]
-            ids += [] if further is None else [further[1][line, more_places]]
-            # In one go: each call of the generator costs as much as some hundred tokens do.
-            noise = lift.of(np.concatenate((slots, more_slots)), np.concatenate(ids))
-            own[slots, places] += noise[:len(slots)]
-            more[more_slots, more_places] += noise[len(slots):]
-
     def chain(self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32], previous: Sequence[int],
-              least: Sequence[float], further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,
+              draws: Sequence[Draw], least: Sequence[float],
+              further: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None,
               kernels: NativeKernels) -> list[Best]:
         """Slot after slot: logits [S, slots, V] without the Markov head, hidden [S, slots, h] before the last norm;
-        previous [S]: before the first slot; further: Further.logits, and Further.ids. Ends as Round.chain does."""
+        previous [S]: before the first slot; further: Further.logits, and Further.ids. Draws and ends as Round.chain
+        does."""
         native = self._native.get(kernels.threads)
         if native is None:
             native = self._native[kernels.threads] = cpu.require().Markov(
@@ -85,6 +66,9 @@ class GreedySlots:
                 self._bias, self._eps, kernels.threads)
         tokens, chances = np.empty(logits.shape[:2], dtype=np.int64), np.empty(logits.shape[:2], dtype=np.float32)
         nothing = np.empty((*tokens.shape, 0), dtype=np.float32), np.empty((len(tokens), 0), dtype=np.int64)
+        temperatures, seeds, positions = zip(*(draws or [GREEDY] * len(tokens)))
         count = native.best(np.ascontiguousarray(logits), hidden, *(further or nothing),
-                            np.array(previous, dtype=np.int64), np.array(least, dtype=np.float32), tokens, chances)
+                            np.array(previous, dtype=np.int64), np.array(temperatures, dtype=np.float32),
+                            np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64),
+                            np.array(least, dtype=np.float32), tokens, chances)
         return [Best(*both) for both in zip(tokens.T[:count].tolist(), chances.T[:count].tolist())]
