@@ -205,7 +205,8 @@ class Drawn:
             {"not": {"enum": some}}, {"type": "string", "not": {"enum": some}},
             {"type": "number", "not": {"enum": some}},
             {"type": "string", "not": {"pattern": self._luck.choice(PATTERNS)}},
-            {"not": {"anyOf": [{"type": "number", "minimum": 5}, {"maxLength": 3}, {"required": ["x"]}]}},
+            {"not": {"anyOf": [{"type": "number", "minimum": 5}, {"type": "string", "maxLength": 3},
+                                {"type": "array"}]}},
             {"enum": ["a", "b", 1, True, None], "not": {"enum": ["a", 1]}}, {"not": {"type": ["object", "array"]}},
             {"enum": [[1], [True]], "not": {"const": [True]}}])
 

@@ -4,12 +4,15 @@ Rust's syntax has no complement: the other one becomes an automaton, and what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.grammar.expressions import ANY, Alphabet, Node, TooComplexError, derived, empty, parsed
 
 MOST_STATES = 80
+MOST_STEPS = 4000
+"""Derivatives that are taken for one automaton: some tenths of a second."""
 LONGEST = 20_000
 """Characters of an expression that is made here."""
 DEEPEST = 100
@@ -54,9 +57,12 @@ def other_texts(pattern: str) -> str | None:
 def _automaton(root: Node, alphabet: Alphabet) -> tuple[list[Node], dict[tuple[int, int], int]]:
     """States, the first of which is `root`, and between which of them which cells of the alphabet lead."""
     states, edges = {root: 0}, dict[tuple[int, int], int]()
-    waiting = [root]
+    waiting, steps = [root], 0
     while waiting:
         state = waiting.pop()
+        steps += len(alphabet.cells)
+        if steps > MOST_STEPS:
+            raise TooComplexError
         for cell in alphabet.cells:
             target = derived(state, cell)
             if target not in states:
@@ -75,9 +81,7 @@ def _written(count: int, edges: dict[tuple[int, int], str], accepts: set[int]) -
     edges = edges | {(start, 0): ""} | {(state, end): "" for state in accepts}
     left = {*range(count)}
     while left:
-        ways = {state: (sum(b == state != a for a, b in edges), sum(a == state != b for a, b in edges))
-                for state in left}
-        state = min(left, key=lambda one: (ways[one][0] * ways[one][1], -one))
+        state = _cheapest(left, edges)
         left.remove(state)
         loop = edges.get((state, state))
         round_ = f"(?:{loop})*" if loop else ""
@@ -92,6 +96,12 @@ def _written(count: int, edges: dict[tuple[int, int], str], accepts: set[int]) -
                 if len(edges[a, b]) > LONGEST:
                     raise TooComplexError
     return edges.get((start, end))
+
+
+def _cheapest(states: set[int], edges: Mapping[tuple[int, int], str]) -> int:
+    """The one with the fewest ways through it."""
+    into, out = Counter(b for a, b in edges if a != b), Counter(a for a, b in edges if a != b)
+    return min(states, key=lambda one: (into[one] * out[one], -one))
 
 
 def _group(text: str) -> str:

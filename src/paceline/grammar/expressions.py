@@ -12,7 +12,10 @@ from typing import Any, Final
 ANY: Final = r"[\s\S]"
 LAST: Final = 0x10FFFF
 QUOTED: Final = (ord('"'), ord("\\"))
-MOST_NODES: Final = 3000
+MOST_NODES: Final = 1000
+"""Parts of an expression, its repetitions written out."""
+MOST_TIMES: Final = 80
+"""What is repeated, at most."""
 _REGIONS: Final = {"d": r"\d", "w": r"[\w&&[^\d]]", "s": r"\s", "o": r"[^\w\s]"}
 """What the classes with names cut all characters into; \\w is the first two."""
 _NAMED: Final = {"d": "d", "w": "dw", "s": "s"}
@@ -105,20 +108,23 @@ def _ranges(own: list[tuple[int, int]]) -> str:
 def parsed(pattern: str) -> tuple[Node, Alphabet]:
     """Texts in which `pattern` is found, whole. Raises a TooComplexError."""
     root = _Reader(pattern).read()
-    classes: list[_Class] = []
-    _collect(root, classes)
-    alphabet = Alphabet(list(dict.fromkeys(classes)))
+    alphabet = Alphabet(_classes(root))
     return _placed(root, alphabet), alphabet
 
 
-def _collect(node: Any, into: list[_Class]) -> None:
-    if isinstance(node, _Class):
-        into.append(node)
-        if len(into) > MOST_NODES:
+def _classes(root: Any) -> list[_Class]:
+    """All that stand in it, each once."""
+    found: dict[_Class, None] = {}
+    waiting, seen = [root], 0
+    while waiting:
+        kind, inner = waiting.pop()
+        if (seen := seen + 1) > MOST_NODES:
             raise TooComplexError
-    elif isinstance(node, tuple | list):
-        for one in node:
-            _collect(one, into)
+        if kind == "set":
+            found[inner] = None
+        else:
+            waiting += [inner] if kind == "star" else inner
+    return [*found]
 
 
 def _placed(node: Any, alphabet: Alphabet) -> Node:
@@ -238,7 +244,7 @@ class _Reader:
         else:
             return node
         self._take("?")  # lazy: the same texts
-        if least > MOST_NODES or (most or 0) > MOST_NODES:
+        if max(least, most or 0) > MOST_TIMES:
             raise TooComplexError
         if most is None:
             return self._repeated(("join", [*[node] * least, ("star", node)]))

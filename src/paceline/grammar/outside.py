@@ -17,7 +17,9 @@ Outsides = dict[str, list[Schema]]
 """By type: alternatives that all lie outside. [{}]: every value of the type does; none: no value."""
 KINDS: Final = ("null", "boolean", "object", "array", "number", "string")
 MOST_PARTS: Final = 2000
-"""Parts of schemas that are turned round for one `not`: by De Morgan's laws they may be many more than were written."""
+"""Parts that are turned round for one schema: by De Morgan's laws they may be many more than were written."""
+A_PATTERN: Final = 100
+"""Parts that one pattern counts for: it takes longer."""
 
 
 class UnsayableError(Exception):
@@ -44,9 +46,7 @@ class Outside:
         return (branches[0] if len(branches) == 1 else {"anyOf": branches}) if branches else False
 
     def _of(self, schema: Any, kinds: Sequence[str]) -> Outsides:
-        self._left -= 1
-        if self._left < 0:
-            raise UnsayableError("so many parts")
+        self._spend(1)
         if not isinstance(schema, Mapping):
             return {kind: [] if schema is True else [{}] for kind in kinds}
         schema = without_conditions(dict(schema))
@@ -57,6 +57,11 @@ class Outside:
             for kind, more in self._keyword(name, value, schema, kinds).items():
                 found[kind] = [{}] if {} in found[kind] + more else found[kind] + more
         return found
+
+    def _spend(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise UnsayableError("so many parts")
 
     def _keyword(self, name: str, value: Any, schema: Mapping[str, Any], kinds: Sequence[str]) -> Outsides:
         """What breaks this keyword, whatever the others say."""
@@ -72,6 +77,7 @@ class Outside:
             return _all([self._of(one, kinds) for one in value], kinds)
         if name == "oneOf":
             none = _all([self._of(one, kinds) for one in value], kinds)
+            self._spend(len(value) ** 2)
             two: Outsides = {kind: [{"allOf": [*pair]} for pair in combinations(value, 2)] for kind in kinds}
             return _either([none, two], kinds)
         if name in _REFUSED:
@@ -94,7 +100,7 @@ class Outside:
         if name in ("maxLength", "maxItems", "maxProperties"):
             return [(_COUNTED[name[3:]], lambda: [{"min" + name[3:]: int(value + 1)}])]
         if name == "pattern":
-            return [("string", lambda: _other_texts(value))]
+            return [("string", lambda: self._other_texts(value))]
         if name == "required":
             return [("object", lambda: [{"properties": {key: False}} for key in value])]
         if name == "properties":
@@ -122,6 +128,14 @@ class Outside:
         if schema.get("minContains", 1) != 1 or "maxContains" in schema:
             raise UnsayableError("contains")
         return [{"items": self.of(value)}]
+
+    def _other_texts(self, pattern: str) -> list[Schema]:
+        self._spend(A_PATTERN)
+        try:
+            beyond = other_texts(pattern)
+        except TooComplexError:
+            raise UnsayableError(f"the pattern {pattern}") from None
+        return [] if beyond is None else [{"pattern": beyond}]
 
     def _reference(self, pointer: Any, schema: Mapping[str, Any], kinds: Sequence[str]) -> Outsides:
         target = self._resolve(pointer)
@@ -245,14 +259,6 @@ def _beside_texts(texts: Sequence[str]) -> list[Schema]:
         return [{"pattern": texts_beyond(texts)}]
     except TooComplexError:
         raise UnsayableError("texts of such a length") from None
-
-
-def _other_texts(pattern: str) -> list[Schema]:
-    try:
-        beyond = other_texts(pattern)
-    except TooComplexError:
-        raise UnsayableError(f"the pattern {pattern}") from None
-    return [] if beyond is None else [{"pattern": beyond}]
 
 
 def _spelled_array(value: Sequence[Any]) -> Schema:

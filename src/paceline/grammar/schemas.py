@@ -65,7 +65,7 @@ INDENT = 16
 def prepared(schema: Any, strict: bool = False) -> Any:
     """`schema` in the words that grammars are made of. Raises a GrammarError for what is none."""
     try:
-        return _prepared(schema, strict, schema)
+        return _prepared(schema, strict, Outside(partial(resolved, schema)))
     except RecursionError:
         raise GrammarError("json_schema cannot be used: it is nested too deeply. Make it flatter.",
                            "json_schema") from None
@@ -73,12 +73,12 @@ def prepared(schema: Any, strict: bool = False) -> Any:
         raise GrammarError(f"json_schema cannot be read ({problem}); correct it.", "json_schema") from None
 
 
-def _prepared(schema: Any, strict: bool, root: Any) -> Any:
+def _prepared(schema: Any, strict: bool, outside: Outside) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     found = without_conditions(dict(schema))
     if "not" in found:
-        found = _without_not(found, Outside(partial(resolved, root)))
+        found = _without_not(found, outside)
     for name in ANNOTATIONS:
         if name in found and (not strict or found[name] is False or found[name] == {}):
             del found[name]
@@ -96,7 +96,7 @@ def _prepared(schema: Any, strict: bool, root: Any) -> Any:
         found["pattern"] = quotable(found["pattern"])
     if isinstance(found.get("patternProperties"), Mapping):
         found["patternProperties"] = {quotable(name): inner for name, inner in found["patternProperties"].items()}
-    return _without_counts(_each(found, lambda inner: _prepared(inner, strict, root)))
+    return _without_counts(_each(found, lambda inner: _prepared(inner, strict, outside)))
 
 
 def _each(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
