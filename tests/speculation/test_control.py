@@ -145,6 +145,21 @@ def test_it_follows_a_machine_that_changes() -> None:
     assert curve(1) == pytest.approx(1.8, rel=0.05)
 
 
+def test_what_is_doubted_comes_down_at_once_and_rises_as_ever() -> None:
+    curve = CostCurve(step_prior)
+    for count, seconds in ((1, 7.5), (8, 15.0)):
+        for _ in range(6):
+            curve.observe(count, seconds)
+    curve.doubt()
+    curve.observe(1, 2.5)
+    assert curve(1) == pytest.approx(2.5) and curve(8) == pytest.approx(5.0), "all of it was as much too large"
+    curve.doubt()
+    curve.observe(1, 7.5)
+    assert curve(1) < 3.0, "that it took more proves nothing"
+    curve.observe(1, 1.0)
+    assert curve(1) > 2.0, "a doubt is over with the next sample"
+
+
 def test_longer_texts_make_all_counts_dearer_at_once() -> None:
     curve = CostCurve(step_prior)
     for rows, seconds in ((1, 7.0), (5, 9.4)):

@@ -268,6 +268,7 @@ class AdaptiveController:
             return False
         state.pause.begin()
         state.history.fade(ahead.running)  # what it knows of this text is old: others may know better
+        state.history.traits.rounds.doubt()
         times = WINDOW if state.needs.probes else 1
         opening = 0.0 if state.opened else state.history.traits.opening(state.tokens)
         if not self.allowance.spend(times * seconds + opening):

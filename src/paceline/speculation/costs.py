@@ -71,6 +71,7 @@ class CostCurve:
         self._answers: dict[int, float] = {}
         self._seen = 0
         self._level = 1.0
+        self._doubted = False
 
     @property
     def measured(self) -> bool:
@@ -103,8 +104,16 @@ class CostCurve:
                 self.observe(count, seconds)
         self.anchor()
 
+    def doubt(self) -> None:
+        """What is known may be old, or of the first and coldest times: if the next sample is smaller than that says,
+        all of it is as much too large. (Nothing takes less than it needs; that it takes more proves nothing.)"""
+        self._doubted = True
+
     def observe(self, count: int, seconds: float) -> None:
         self._seen += 1
+        if self._doubted and self.measured and 0.0 < seconds < self(count):
+            self._level *= seconds / self(count)
+        self._doubted = False
         seconds /= self._level
         point = self._points.get(count)
         early = point is None or len(point.first) < FIRST

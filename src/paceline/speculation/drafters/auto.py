@@ -333,6 +333,7 @@ def _pays(record: _Record, offers: _Offers, expected: bool) -> bool:
     if allowance is not None and not allowance.spend(rounds(1) if rounds.measured else 0.0):
         return False
     record.pause.begin()
+    rounds.doubt()
     return True
 
 
