@@ -84,13 +84,13 @@ class Outside:
             raise UnsayableError(name)
         if name == "$ref":
             return self._reference(value, schema, kinds)
-        for kind, one in self._of_one_kind(name, value, schema, kinds):
+        for kind, one in self._of_one_kind(name, value, schema):
             if kind in kinds:
                 return {kind: one()}
         return {}
 
-    def _of_one_kind(self, name: str, value: Any, schema: Mapping[str, Any],
-                     kinds: Sequence[str]) -> list[tuple[str, Callable[[], list[Schema]]]]:
+    def _of_one_kind(self, name: str, value: Any,
+                     schema: Mapping[str, Any]) -> list[tuple[str, Callable[[], list[Schema]]]]:
         """The types that the keyword says something of, with what breaks it there."""
         if name in _NUMBERS:
             other = _other_bound(name, value, schema)
@@ -119,7 +119,7 @@ class Outside:
 
     def _rest_of_items(self, name: str, value: Any, schema: Mapping[str, Any]) -> list[Schema]:
         """One item more than are listed; that some item of many is another, nothing can say."""
-        listed = schema.get("items" if name == "additionalItems" else "prefixItems", [])
+        listed = schema.get("items") if name == "additionalItems" else schema.get("prefixItems", [])
         if _says_nothing(name, value) or not isinstance(listed, list):
             return []
         return [{"minItems": len(listed) + 1}] if value is False else _said(name, None)
