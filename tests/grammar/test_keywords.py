@@ -135,6 +135,8 @@ def test_the_page_has_every_keyword() -> None:
     ({"type": "object", "not": {"const": {"a": 1}}}, {"a": 1, "b": 2}, {"a": 1}),
     ({"type": "string", "not": {"pattern": "^[a-z]+$"}}, "a1", "az"), ({"not": {"pattern": '"'}}, "\\", 'a"'),
     ({"type": "string", "not": {"pattern": r"^\w{2,40}@x\.(de|org)$"}}, "a@x.de", "ab@x.org"),
+    ({"type": "string", "not": {"pattern": r"^\S*$"}}, "a b", "ab"), ({"not": {"pattern": r"[^\s\w]"}}, "a b", "a-b"),
+    ({"type": "string", "not": {"pattern": r"\s"}}, "ab", "a\tb"),
     ({"type": "string", "not": {"maxLength": 2}}, "abc", "ab"), (WHOLE | {"not": {"minimum": 3}}, 2, 3),
     (WHOLE | {"not": {"anyOf": [{"maximum": 3}, {"const": 5}]}}, 4, 5),
     (WHOLE | {"not": {"allOf": [{"minimum": 3}, {"maximum": 5}]}}, 6, 5),

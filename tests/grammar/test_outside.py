@@ -23,7 +23,7 @@ from paceline.request import SamplingParams
 TEXTS = ["", "a", "ab", "abc", "b", 'a"', '"', "\\", "\\n", "a\\", "\n", "ü", "🙂", "12", "a1", "/", "\t\"\\"]
 NUMBERS = [0, 1, -1, 5, 5.5, -2.25, 100, 3]
 PATTERNS = ["^a", "b+", "^[a-c]{2}$", '"', "\\\\$", '^[^"]*$', "^[^\\\\]+$", "^(a|12)$", "\\d", "^(?:a?b?)*$", "^ab|b$",
-            "^.$", "^[^\\d]*$", "^$", "[^a]"]
+            "^.$", "^[^\\d]*$", "^$", "[^a]", "^\\w+$", "\\W", "^[\\D]$"]
 VALUES: list[Any] = [
     *TEXTS, *NUMBERS, True, False, None, [], [1], ["a"], [1, "a"], ["a", 1], [1, 2, 3], {}, {"a": 1}, {"a": "a"},
     {"b": 1}, {"a": 1, "b": 1}, {"a": [1], "b": None}, {"a": "b", "b": "a", "c": 1}, {"a": {"a": 1}}, [[1], {"a": 5}]]
@@ -33,8 +33,8 @@ REFUSALS = ("not cannot be enforced of", "Unsatisfiable", "no text matches", "mi
 
 
 def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Any:
-    """As in JavaScript and Rust: to Python the end is before a last line break, too."""
-    if isinstance(text, str) and not re.search(pattern.replace("$", r"\Z"), text):
+    """As in JavaScript: to Python the end is before a last line break, too, and digits are those of all scripts."""
+    if isinstance(text, str) and not re.search(pattern.replace("$", r"\Z"), text, re.ASCII):
         yield jsonschema.ValidationError(f"{text!r} is not {pattern}")
 
 

@@ -27,7 +27,7 @@ MANY = 5_000
     (CompletionBody, {"prompt": [None] * MANY}, "prompt"),
     (CompletionBody, {"prompt": [[1, *[None] * MANY]]}, "prompt"),
     (ChatBody, {"messages": [{}] * MANY}, "messages.0.role"),
-    (ChatBody, HELLO | {"stop": [3] * MANY}, "stop"),
+    (ChatBody, HELLO | {"stop": [3] * MANY}, "stop.0"),
     (ChatBody, HELLO | {"tools": [{}] * MANY}, "tools.0"),
     (ChatBody, HELLO | {"logit_bias": {"0": 1} | {str(token): "x" for token in range(1, MANY)}}, "logit_bias.1"),
     (ChatBody, HELLO | {f"unknown{place}": 1 for place in range(MANY)}, "unknown0"),

@@ -16,9 +16,10 @@ MOST_NODES: Final = 1000
 """Parts of an expression, its repetitions written out."""
 MOST_TIMES: Final = 80
 """What is repeated, at most."""
-_REGIONS: Final = {"d": r"\d", "w": r"[\w&&[^\d]]", "s": r"\s", "o": r"[^\w\s]"}
-"""What the classes with names cut all characters into; \\w is the first two."""
-_NAMED: Final = {"d": "d", "w": "dw", "s": "s"}
+_NAMED: Final = {"d": ((48, 57),), "w": ((48, 57), (65, 90), (95, 95), (97, 122))}
+"""Classes of few characters: as in JavaScript, to the library digits and letters are ASCII's."""
+_REGIONS: Final = {"s": r"\s", "o": r"\S"}
+"""Which characters beyond ASCII are spaces the library knows."""
 _CONTROL: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 
 Node = tuple[Any, ...]
@@ -42,6 +43,14 @@ class _Class:
         return (region in self.names or any(low <= char <= high for low, high in self.ranges)) is not self.outside
 
 
+def _named(char: str) -> _Class:
+    """What stands behind a backslash."""
+    if char in "sS":
+        return _Class((), ("s" if char == "s" else "o",))
+    own = _NAMED[char.lower()]
+    return _Class(own if char.islower() else _others(own))
+
+
 class Alphabet:
     """All characters, cut into cells within which no class of an expression tells one from another. Sets of cells are
     bits of a number."""
@@ -55,12 +64,11 @@ class Alphabet:
             for low, high in one.ranges:
                 ends |= {low, high + 1}
         self._places = [(region, low, high - 1) for low, high in pairwise(sorted(ends))
-                        for region in (_region(low) if low < 128 else "dwso" if named else "o")]
+                        for region in (_region(low) if low < 128 else _REGIONS if named else "o")]
         self._named = named
         self._sets = {one: self._cells(one) for one in classes}
-        self._short = {self._cells(_Class((), tuple(region for region in _REGIONS if (region in own) is inside))):
-                       "\\" + (name if inside else name.upper())
-                       for name, own in _NAMED.items() for inside in (True, False)} if named else {}
+        self._short = {self._sets[one]: text for text in [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S"]
+                       if (one := _named(text[1])) in self._sets}
         kinds: dict[tuple[bool, ...], int] = {}
         for at in range(len(self._places)):
             told = tuple(bool(cells >> at & 1) for cells in self._sets.values())
@@ -89,16 +97,20 @@ class Alphabet:
                     own[-1] = own[-1][0], high
                 else:
                     own.append((low, high))
-        if all(by_region.get(region) == by_region.get("d") for region in _REGIONS):
-            by_region[""] = by_region.get("", []) + by_region.get("d", [])
-            by_region = {"": by_region[""]}
+        if by_region.get("s") == by_region.get("o"):
+            by_region = {"": by_region.get("", []) + by_region.get("o", [])}
         return "[" + "".join(_ranges(own) if not region else f"[{_REGIONS[region]}&&[{_ranges(own)}]]"
                              for region, own in by_region.items()) + "]"
 
 
 def _region(char: int) -> str:
-    text = chr(char)
-    return "d" if text.isdecimal() else "w" if text.isalnum() or text == "_" else "s" if text in " \t\n\r\f\v" else "o"
+    return "s" if chr(char) in " \t\n\r\f\v" else "o"
+
+
+def _others(own: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The ranges between sorted ones."""
+    ends = [-1, *(end for one in own for end in one), LAST + 1]
+    return tuple((low + 1, high - 1) for low, high in zip(ends[::2], ends[1::2]))
 
 
 def _ranges(own: list[tuple[int, int]]) -> str:
@@ -255,9 +267,8 @@ class _Reader:
 
     def _escaped(self) -> _Class:
         char = self._next()
-        if char.lower() in _NAMED:
-            own = _NAMED[char.lower()]
-            return _Class((), tuple(region for region in _REGIONS if (region in own) is char.islower()))
+        if char in "dDwWsS":
+            return _named(char)
         code = re.compile(r"\{([0-9a-fA-F]{1,6})\}|(?<=x)([0-9a-fA-F]{2})|(?<=u)([0-9a-fA-F]{4})").match(
             self._text, self._at) if char in "xu" else None
         if code is not None:

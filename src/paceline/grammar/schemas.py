@@ -25,7 +25,8 @@ KEYWORDS: dict[str, tuple[str, str]] = {
                      "items", "prefixItems", "additionalItems", "minItems", "maxItems", "minLength", "maxLength",
                      "minimum", "maximum", "multipleOf", "anyOf", "allOf", "$defs", "definitions"), ("enforced", "")),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ("enforced", "Draft 4's `true` and `false`, too")),
-    "pattern": ("enforced", "Rust's syntax: no look-around, no back-references; else refused"),
+    "pattern": ("enforced", r"Rust's syntax, digits and letters (`\d`, `\w`) those of ASCII: no look-around, no "
+                            "back-references; else refused"),
     "patternProperties": ("enforced", "where no name can match two of its patterns, else refused"),
     "$ref": ("enforced", "within the schema, by path or `$anchor`; else refused"),
     **dict.fromkeys(("minProperties", "maxProperties"), (

@@ -168,10 +168,9 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     is not."""
     first: Any = errors[0] if errors else {"loc": (), "msg": "invalid", "type": ""}
     place = path_in(body, first)
-    for other in errors[1:]:  # of several kinds that a field may be of, the one that was meant has its faults inside
-        further = path_in(body, other)
-        if len(further) > len(place) and further[:len(place)] == place:
-            first, place = other, further
+    inside = [one for one in errors if path_in(body, one)[:len(place)] == place != path_in(body, one)]
+    if len(inside) == 1:  # of several kinds that the field may be of, this is the one that was meant
+        first, place = inside[0], path_in(body, inside[0])
     path = ".".join(map(str, place))
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
