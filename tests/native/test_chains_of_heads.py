@@ -52,9 +52,18 @@ def test_in_one_go_or_token_by_token(llm: LLM, options: dict[str, Any], monkeypa
     assert texts == plain and not calls and at_once == by_token
 
 
-def test_where_somebody_samples_all_are_asked_token_by_token(llm: LLM) -> None:
+def test_greedy_and_sampled_lines_share_a_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [SamplingParams(max_tokens=16, temperature=0.8 * (number % 2), seed=number, ignore_eos=True)
               for number in range(len(TEXTS))]
     plain, _ = drafted(llm, params, None)
+    temperatures: list[set[float]] = []
+    chain = SlotChain.chain
+
+    def watched(self: SlotChain, *given: Any) -> Any:
+        temperatures.append({draw.temperature for draw in given[3]})
+        return chain(self, *given)
+
+    monkeypatch.setattr(SlotChain, "chain", watched)
     texts, told = drafted(llm, params, {"method": "dspark", "k": 4, "adaptive": False})
     assert texts == plain and all(told)
+    assert {0.0, 0.8} in temperatures

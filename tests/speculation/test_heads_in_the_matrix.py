@@ -176,7 +176,7 @@ def test_the_family_is_small_and_names_nobodys_folders() -> None:
 
 
 @NATIVE
-@pytest.mark.parametrize("controls", [{}, {"top_p": 0.9}], ids=["plain", "top-p"])
+@pytest.mark.parametrize("controls", [{}, {"top_p": 0.9}, {"top_k": 1}], ids=["plain", "top-p", "top-k 1"])
 def test_what_is_drawn_in_one_call_is_accepted_like_what_is_drawn_token_by_token(
         controls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By the target's noise at the right places: one place off, and hardly anything would be."""

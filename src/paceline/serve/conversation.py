@@ -174,12 +174,13 @@ def used_tools(body: ChatBody) -> list[Tool]:
 
 def _check_names(body: ChatBody) -> None:
     """A call names its tool, so every tool has a name of its own."""
+    given = "tools" if body.functions is None else "functions"
     known: dict[str, int] = {}
     for place, tool in enumerate(body.tools or ()):
         name = tool.function.name if isinstance(tool, Tool) else tool.custom.name
         if (first := known.setdefault(name, place)) != place:
-            raise RequestError(f"tools[{place}] has the name {name!r}, which tools[{first}] has already: tool names "
-                               "must be unique.", "tools" if body.functions is None else "functions")
+            raise RequestError(f"{given}[{place}] has the name {name!r}, which {given}[{first}] has already: names must "
+                               "be unique.", given)
 
 
 def _check_functions(body: ChatBody) -> None:

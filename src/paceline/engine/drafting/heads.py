@@ -367,15 +367,15 @@ def _is_plain(seq: Sequence) -> bool:
 
 
 def _is_drawn(seq: Sequence) -> bool:
-    """Whether what a sequence samples is drawn from the logits as they are, by the target's own noise. (Truncation may
-    be left to the target: what it would cut off is seldom drawn.)"""
+    """Whether what a sequence samples is drawn from the logits as they are, by the target's own noise. Truncation is
+    left to the target: what it cuts off is drafted in vain, which costs less than to draw token by token."""
     return (seq.rule == "coupled" and not seq.state.is_greedy and not seq.state.needs_processors
             and not masked_by_host(seq))
 
 
 def _draw_of(seq: Sequence) -> Draw:
     state = seq.state
-    return GREEDY if state.is_greedy else Draw(state.temperature, state.seed, len(seq.tokens))
+    return GREEDY if state.is_greedy or state.top_k == 1 else Draw(state.temperature, state.seed, len(seq.tokens))
 
 
 def _cut(steps: Seq[Best], line: int, least: float) -> Samples:
