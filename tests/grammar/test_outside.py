@@ -40,11 +40,14 @@ def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Any:
 
 VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
 
+TYPES = ["null", "boolean", "object", "array", "number", "integer", "string"]
+types = some.one_of(some.just({}), some.builds(lambda kinds: {"type": kinds}, some.one_of(
+    some.sampled_from(TYPES), some.lists(some.sampled_from(TYPES), min_size=1, max_size=3, unique=True))))
 scalars = some.sampled_from([*TEXTS, *NUMBERS, True, False, None])
 small = some.integers(0, 3)
 leaves = some.one_of(
-    some.builds(lambda one: {"const": one}, some.sampled_from([*VALUES[:-6], {}, [1], [1, "a"]])),
-    some.builds(lambda some_: {"enum": some_}, some.lists(scalars, min_size=1, max_size=5)),
+    some.builds(lambda one, own: {"const": one} | own, some.sampled_from([*VALUES[:-6], {}, [1], [1, "a"]]), types),
+    some.builds(lambda some_, own: {"enum": some_} | own, some.lists(scalars, min_size=1, max_size=5), types),
     some.builds(lambda kinds: {"type": kinds}, some.lists(some.sampled_from(
         ["null", "boolean", "object", "array", "number", "string"]), min_size=1, max_size=3, unique=True)),
     some.builds(lambda kind: {"type": kind}, some.sampled_from(["string", "number", "object", "array"])),
@@ -69,12 +72,14 @@ def larger(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
         some.builds(lambda one, other: {**one, **other}, inner, inner))
 
 
+listed = some.one_of(some.builds(lambda values: {"enum": values}, some.lists(some.sampled_from(VALUES), min_size=1)),
+                     some.builds(lambda value: {"const": value}, some.sampled_from(VALUES)))
 schemas = some.builds(
     lambda own, excluded: own | {"not": excluded},
-    some.sampled_from([{}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
+    some.one_of(some.builds(lambda own, values: own | values, types, listed), some.sampled_from([{}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
                        {"type": ["string", "null", "integer"]}, {"enum": VALUES}, {"type": "object"}, {"type": "array"},
                        {"type": "object", "properties": {"a": {"type": ["integer", "string"]}, "b": True}},
-                       {"anyOf": [{"type": "string"}, {"type": "object"}]}]),
+                       {"anyOf": [{"type": "string"}, {"type": "object"}]}])),
     some.recursive(leaves, larger, max_leaves=4))
 
 

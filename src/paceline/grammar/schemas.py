@@ -158,12 +158,14 @@ def _without_not(schema: dict[str, Any], outside: Outside) -> dict[str, Any]:
 
 
 def _kinds(schema: Mapping[str, Any], values: Any) -> list[str]:
-    """The types that a schema allows by its own words."""
-    if isinstance(values, list):
-        return [kind for kind in KINDS if any(kind_of(one) == kind for one in values)]
+    """The types that a schema allows by its own words, of which there are values, where these are listed."""
     own = schema.get("type", KINDS)
     own = [own] if isinstance(own, str) else own
-    return [kind for kind in own if kind != "integer" or "number" not in own]
+    own = [kind for kind in own if kind != "integer" or "number" not in own]
+    if not isinstance(values, list):
+        return own
+    listed = {kind_of(one) for one in values}
+    return [kind for kind in own if kind in listed or (kind == "integer" and "number" in listed)]
 
 
 def resolved(root: Any, pointer: Any) -> Any:
