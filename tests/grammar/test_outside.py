@@ -74,13 +74,14 @@ def larger(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
 
 listed = some.one_of(some.builds(lambda values: {"enum": values}, some.lists(some.sampled_from(VALUES), min_size=1)),
                      some.builds(lambda value: {"const": value}, some.sampled_from(VALUES)))
-schemas = some.builds(
-    lambda own, excluded: own | {"not": excluded},
-    some.one_of(some.builds(lambda own, values: own | values, types, listed), some.sampled_from([{}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
+own_words = some.one_of(
+    some.builds(lambda own, values: own | values, types, listed),
+    some.sampled_from([{}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
                        {"type": ["string", "null", "integer"]}, {"enum": VALUES}, {"type": "object"}, {"type": "array"},
                        {"type": "object", "properties": {"a": {"type": ["integer", "string"]}, "b": True}},
-                       {"anyOf": [{"type": "string"}, {"type": "object"}]}])),
-    some.recursive(leaves, larger, max_leaves=4))
+                       {"anyOf": [{"type": "string"}, {"type": "object"}]}]))
+schemas = some.builds(lambda own, excluded: own | {"not": excluded}, own_words,
+                      some.recursive(leaves, larger, max_leaves=4))
 
 
 def compiled(schema: Any) -> Any:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.grammar.expressions import ANY, Alphabet, Node, TooComplexError, derived, empty, parsed
+from paceline.grammar.expressions import ANY, Alphabet, Node, TooComplexError, derived, empty, is_surrogate, parsed
 
 MOST_STATES = 80
 MOST_STEPS = 4000
@@ -21,6 +21,9 @@ DEEPEST = 100
 
 def texts_beyond(texts: Sequence[str]) -> str:
     """Matches every text but these. Raises a TooComplexError."""
+    texts = [text for text in texts if not any(is_surrogate(ord(char)) for char in text)]  # others nobody can write
+    if not texts:
+        return f"^{ANY}*$"
     if max(map(len, texts)) > DEEPEST:
         raise TooComplexError
     tree: dict[str, Any] = {}
@@ -45,13 +48,17 @@ def _char(char: str) -> str:
     return rf"\x{{{ord(char):x}}}"
 
 
-def other_texts(pattern: str) -> str | None:
-    """Matches every text in which `pattern` is not found; None: it is found in all. Raises a TooComplexError."""
+def other_texts(pattern: str) -> tuple[str | None, int]:
+    """What matches every text in which `pattern` is not found (None: it is found in all), and the steps that this
+    took. Raises a TooComplexError."""
     root, alphabet = parsed(pattern)
     states, edges = _automaton(root, alphabet)
     accepts = {place for place, state in enumerate(states) if not empty(state)}
-    text = _written(len(states), {key: alphabet.written(cells) for key, cells in edges.items()}, accepts)
-    return None if text is None else f"^(?:{text})$"
+    ways = {key: written for key, cells in edges.items() if (written := alphabet.written(cells))}
+    text = _written(len(states), ways, accepts)
+    if text is None and accepts:  # only texts with the NUL, which classes go without
+        raise TooComplexError
+    return None if text is None else f"^(?:{text})$", len(states) * len(alphabet.cells)
 
 
 def _automaton(root: Node, alphabet: Alphabet) -> tuple[list[Node], dict[tuple[int, int], int]]:

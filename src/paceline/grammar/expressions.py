@@ -11,6 +11,8 @@ from typing import Any, Final
 
 ANY: Final = r"[\s\S]"
 LAST: Final = 0x10FFFF
+SURROGATES: Final = (0xD800, 0xDFFF)
+"""No characters: halves of some."""
 QUOTED: Final = (ord('"'), ord("\\"))
 MOST_NODES: Final = 1000
 """Parts of an expression, its repetitions written out."""
@@ -30,6 +32,10 @@ NONE: Final[Node] = ("either", frozenset())
 
 class TooComplexError(Exception):
     """Nothing that can be computed with here."""
+
+
+def is_surrogate(char: int) -> bool:
+    return SURROGATES[0] <= char <= SURROGATES[1]
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ class Alphabet:
         return self._sets[one]
 
     def written(self, cells: int) -> str:
-        """A class of exactly these characters; of what would be too wide (repairs.quotable), without the NUL."""
+        """A class of exactly these characters; of what would be too wide (repairs.quotable), without the NUL. Nothing
+        where that leaves none."""
         if cells in self._short:
             return self._short[cells]
         by_region: dict[str, list[tuple[int, int]]] = {}
@@ -99,8 +106,9 @@ class Alphabet:
                     own.append((low, high))
         if by_region.get("s") == by_region.get("o"):
             by_region = {"": by_region.get("", []) + by_region.get("o", [])}
-        return "[" + "".join(_ranges(own) if not region else f"[{_REGIONS[region]}&&[{_ranges(own)}]]"
-                             for region, own in by_region.items()) + "]"
+        parts = [_ranges(own) if not region else f"[{_REGIONS[region]}&&[{_ranges(own)}]]"
+                 for region, own in by_region.items()]
+        return f"[{''.join(parts)}]" if any(parts) else ""
 
 
 def _region(char: int) -> str:
@@ -114,7 +122,9 @@ def _others(own: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _ranges(own: list[tuple[int, int]]) -> str:
-    return "".join(rf"\x{{{low:x}}}" + (rf"-\x{{{high:x}}}" if high > low else "") for low, high in own)
+    first, last = SURROGATES
+    kept = [(last + 1 if is_surrogate(low) else low, first - 1 if is_surrogate(high) else high) for low, high in own]
+    return "".join(rf"\x{{{low:x}}}" + (rf"-\x{{{high:x}}}" if high > low else "") for low, high in kept if low <= high)
 
 
 def parsed(pattern: str) -> tuple[Node, Alphabet]:
@@ -122,6 +132,15 @@ def parsed(pattern: str) -> tuple[Node, Alphabet]:
     root = _Reader(pattern).read()
     alphabet = Alphabet(_classes(root))
     return _placed(root, alphabet), alphabet
+
+
+def class_of(text: str) -> _Class | None:
+    """What `[...]` holds; None: that cannot be told here."""
+    try:
+        kind, found = _Reader(text).one()
+    except TooComplexError:
+        return None
+    return found if kind == "set" else None
 
 
 def _classes(root: Any) -> list[_Class]:
@@ -187,6 +206,8 @@ def derived(node: Node, cell: int) -> Node:
 
 class _Reader:
     def __init__(self, pattern: str) -> None:
+        if any(is_surrogate(ord(char)) for char in pattern):
+            raise TooComplexError
         self._text, self._at = pattern, 0
 
     def read(self) -> Any:
@@ -202,6 +223,13 @@ class _Reader:
         if self._at < len(self._text):
             raise TooComplexError
         return "either", found
+
+    def one(self) -> Any:
+        """What is a single part."""
+        found = self._atom()
+        if self._at < len(self._text):
+            raise TooComplexError
+        return found
 
     def _take(self, mark: str) -> bool:
         taken = self._text.startswith(mark, self._at)
@@ -256,7 +284,7 @@ class _Reader:
         else:
             return node
         self._take("?")  # lazy: the same texts
-        if max(least, most or 0) > MOST_TIMES:
+        if max(least, most or 0) > MOST_TIMES or (most is not None and most < least):
             raise TooComplexError
         if most is None:
             return self._repeated(("join", [*[node] * least, ("star", node)]))
@@ -274,6 +302,8 @@ class _Reader:
         if code is not None:
             self._at = code.end()
             value = int(code[1] or code[2] or code[3], 16)
+            if value > LAST or is_surrogate(value):
+                raise TooComplexError
             return _Class(((value, value),))
         if char.isalnum() and char not in _CONTROL:
             raise TooComplexError

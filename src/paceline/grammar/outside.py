@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
+from math import ceil, floor
 from typing import Any, Final
 
 from paceline.grammar.beyond import other_texts, texts_beyond
@@ -18,8 +19,8 @@ Outsides = dict[str, list[Schema]]
 KINDS: Final = ("null", "boolean", "object", "array", "number", "string")
 MOST_PARTS: Final = 2000
 """Parts that are turned round for one schema: by De Morgan's laws they may be many more than were written."""
-A_PATTERN: Final = 100
-"""Parts that one pattern counts for: it takes longer."""
+STEPS: Final = 40
+"""Steps of turning a pattern round that count as a part."""
 
 
 class UnsayableError(Exception):
@@ -33,6 +34,7 @@ class Outside:
         self._resolve = resolve
         self._inside: list[Any] = []
         self._left = MOST_PARTS
+        self._patterns: dict[str, str | None] = {}
 
     def of(self, schema: Any, kinds: Sequence[str] = KINDS) -> Any:
         """A schema of the values of `kinds` that do not fit `schema`: True, False or an object. Raises an
@@ -96,9 +98,9 @@ class Outside:
             other = _other_bound(name, value, schema)
             return [(kind, lambda: _said(name, other)) for kind in ("number", "integer")]
         if name in ("minLength", "minItems", "minProperties"):
-            return [(_COUNTED[name[3:]], lambda: [{"max" + name[3:]: int(value - 1)}] if value > 0 else [])]
+            return [(_COUNTED[name[3:]], lambda: [{"max" + name[3:]: ceil(value) - 1}] if value > 0 else [])]
         if name in ("maxLength", "maxItems", "maxProperties"):
-            return [(_COUNTED[name[3:]], lambda: [{"min" + name[3:]: int(value + 1)}])]
+            return [(_COUNTED[name[3:]], lambda: [{"min" + name[3:]: max(0, floor(value) + 1)}])]
         if name == "pattern":
             return [("string", lambda: self._other_texts(value))]
         if name == "required":
@@ -130,11 +132,13 @@ class Outside:
         return [{"items": self.of(value)}]
 
     def _other_texts(self, pattern: str) -> list[Schema]:
-        self._spend(A_PATTERN)
-        try:
-            beyond = other_texts(pattern)
-        except TooComplexError:
-            raise UnsayableError(f"the pattern {pattern}") from None
+        if pattern not in self._patterns:
+            try:
+                self._patterns[pattern], steps = other_texts(pattern)
+            except TooComplexError:
+                raise UnsayableError(f"the pattern {pattern}") from None
+            self._spend(ceil(steps / STEPS))
+        beyond = self._patterns[pattern]
         return [] if beyond is None else [{"pattern": beyond}]
 
     def _reference(self, pointer: Any, schema: Mapping[str, Any], kinds: Sequence[str]) -> Outsides:
@@ -209,7 +213,11 @@ def _meet(parts: Sequence[list[Schema]]) -> list[Schema]:
 
 
 def _named(types: Any) -> list[str]:
-    return [types] if isinstance(types, str) else list(types)
+    named = [types] if isinstance(types, str) else list(types)
+    for one in named:
+        if one not in (*KINDS, "integer"):
+            raise UnsayableError(f"the type {one}")
+    return named
 
 
 def _within(types: Any, kinds: Sequence[str]) -> list[str]:
