@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from paceline.errors import GrammarError
-from paceline.grammar.schemas import resolved
+from paceline.grammar.references import resolved
 
 MOST_REMAINDERS = 1 << 17
 """A grammar has a state for each remainder of `multipleOf`, all of them made at once: some 40 MiB for so many."""

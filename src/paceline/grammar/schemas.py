@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from paceline.errors import GrammarError
 from paceline.grammar.conditions import without_conditions
 from paceline.grammar.formats import FORMAT_PATTERNS, KNOWN_FORMATS, SAME_FORMATS
 from paceline.grammar.outside import KINDS, Outside, UnsayableError
+from paceline.grammar.references import referring, resolved
 from paceline.grammar.repairs import quotable
 from paceline.grammar.values import kind_of, same
 
@@ -66,6 +66,7 @@ INDENT = 16
 def prepared(schema: Any, strict: bool = False) -> Any:
     """`schema` in the words that grammars are made of. Raises a GrammarError for what is none."""
     try:
+        schema = referring(schema, _each)
         return _prepared(schema, strict, Outside(partial(resolved, schema)))
     except RecursionError:
         raise GrammarError("json_schema cannot be used: it is nested too deeply. Make it flatter.",
@@ -166,34 +167,6 @@ def _kinds(schema: Mapping[str, Any], values: Any) -> list[str]:
         return own
     listed = {kind_of(one) for one in values}
     return [kind for kind in own if kind in listed or (kind == "integer" and "number" in listed)]
-
-
-def resolved(root: Any, pointer: Any) -> Any:
-    """What "#/$defs/..." stands for within `root`, or "#name", which an $anchor gives; None: nothing."""
-    path = unquote(str(pointer)).removeprefix("#")
-    if path and not path.startswith("/"):
-        return _anchored(root, path)
-    target = root
-    for part in path.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
-            target = target[int(name)]
-        else:
-            target = target.get(name) if isinstance(target, Mapping) else None
-    return target
-
-
-def _anchored(root: Any, name: str) -> Any:
-    waiting = [root]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            if part.get("$anchor") == name:
-                return part
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-    return None
 
 
 def whitespace(schema: Any) -> str:
