@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from itertools import permutations, product
@@ -42,7 +43,7 @@ VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"patt
 
 TYPES = ["null", "boolean", "object", "array", "number", "integer", "string"]
 types = some.one_of(some.just({}), some.builds(lambda kinds: {"type": kinds}, some.one_of(
-    some.sampled_from(TYPES), some.lists(some.sampled_from(TYPES), min_size=1, max_size=3, unique=True))))
+    some.sampled_from(TYPES), some.lists(some.sampled_from(TYPES), min_size=2, max_size=5, unique=True))))
 scalars = some.sampled_from([*TEXTS, *NUMBERS, True, False, None])
 small = some.integers(0, 3)
 leaves = some.one_of(
@@ -72,14 +73,14 @@ def larger(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
         some.builds(lambda one, other: {**one, **other}, inner, inner))
 
 
-listed = some.one_of(some.builds(lambda values: {"enum": values}, some.lists(some.sampled_from(VALUES), min_size=1)),
+listed = some.one_of(some.builds(lambda values: {"enum": values}, some.lists(some.sampled_from(VALUES), min_size=4)),
                      some.builds(lambda value: {"const": value}, some.sampled_from(VALUES)))
-own_words = some.one_of(
-    some.builds(lambda own, values: own | values, types, listed),
-    some.sampled_from([{}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
-                       {"type": ["string", "null", "integer"]}, {"enum": VALUES}, {"type": "object"}, {"type": "array"},
-                       {"type": "object", "properties": {"a": {"type": ["integer", "string"]}, "b": True}},
-                       {"anyOf": [{"type": "string"}, {"type": "object"}]}]))
+usual = some.sampled_from([
+    {}, {}, {}, {}, {}, {}, {"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": -1},
+    {"type": ["string", "null", "integer"]}, {"enum": VALUES}, {"type": "object"}, {"type": "array"},
+    {"type": "object", "properties": {"a": {"type": ["integer", "string"]}, "b": True}},
+    {"anyOf": [{"type": "string"}, {"type": "object"}]}])
+own_words = some.one_of(usual, usual, some.builds(lambda own, values: own | values, types, listed))
 schemas = some.builds(lambda own, excluded: own | {"not": excluded}, own_words,
                       some.recursive(leaves, larger, max_leaves=4))
 
@@ -125,27 +126,37 @@ def orders(value: Any) -> Iterator[Any]:
         yield value
 
 
-@settings(max_examples=150, deadline=None)
-@given(schemas, some.integers(0, 1 << 30))
-def test_what_not_leaves_is_let_through_and_nothing_else(schema: Any, seed: int) -> None:
-    check(schema, seed)
+def test_what_not_leaves_is_let_through_and_nothing_else() -> None:
+    check_many(150)
 
 
 @pytest.mark.full
-@settings(max_examples=3000, deadline=None)
-@given(schemas, some.integers(0, 1 << 30))
-def test_what_not_leaves_in_three_thousand_schemas(schema: Any, seed: int) -> None:
-    check(schema, seed)
+def test_what_not_leaves_in_three_thousand_schemas() -> None:
+    check_many(3000)
 
 
-def check(schema: Any, seed: int) -> None:
+def check_many(count: int) -> None:
+    found = Counter[str]()
+
+    @settings(max_examples=count, deadline=None)
+    @given(schemas, some.integers(0, 1 << 30))
+    def each(schema: Any, seed: int) -> None:
+        found[check(schema, seed)] += 1
+
+    each()
+    assert found["kept"] >= 0.2 * found.total() and found["kept"] >= 2 * found["refused"], found
+
+
+def check(schema: Any, seed: int) -> str:
+    """What became of it; "empty": it is refused, and no value fits it."""
     validator = VALIDATOR(schema)
     try:
         matcher = compiled(schema)
     except GrammarError as problem:
         assert any(reason in str(problem) for reason in REFUSALS), problem
-        assert "Unsatisfiable" not in str(problem) or not any(map(validator.is_valid, VALUES)), problem
-        return
+        possible = any(map(validator.is_valid, VALUES))
+        assert "Unsatisfiable" not in str(problem) or not possible, problem
+        return "refused" if possible else "empty"
     for value in VALUES:
         assert accepts(matcher, value) is validator.is_valid(value), value
     exact = VALIDATOR(json.loads(json.dumps(schema), parse_float=Decimal))
@@ -154,3 +165,4 @@ def check(schema: Any, seed: int) -> None:
         if text is not None:
             with localcontext(prec=2 * MOST):
                 assert exact.is_valid(json.loads(text, parse_float=exactly)), text
+    return "kept"
