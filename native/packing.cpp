@@ -1,13 +1,12 @@
 #include "packing.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "halves.h"
+#include "memory.h"
 
 namespace paceline {
 
@@ -46,8 +45,6 @@ void largest(const float* x, int cols, float* out) {
 
 }  // namespace
 
-void Matrix::Free::operator()(uint8_t* p) const { std::free(p); }
-
 Matrix::Matrix(Format format, int rows, int cols, bool spread) {
     if (rows <= 0 || cols <= 0 || rows % kLanes || cols % kBlock)
         throw std::invalid_argument("a packed matrix needs rows in eights and columns in blocks of 32, got " +
@@ -58,10 +55,8 @@ Matrix::Matrix(Format format, int rows, int cols, bool spread) {
         throw std::invalid_argument("only matrices of the forms i8 and q8 can be spread");
     view_ = Packed{format, rows, cols, nullptr, spread};
     size_ = size_t(view_.groups()) * view_.group_bytes();
-    const size_t whole = (size_ + kReadAhead + 63) / 64 * 64;
-    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, whole)));
-    if (!data_) throw std::bad_alloc();
-    std::memset(data_.get() + size_, 0, whole - size_);
+    data_ = lasting(size_ + kReadAhead);
+    std::memset(data_.get() + size_, 0, kReadAhead);
     view_.data = data_.get();
 }
 

@@ -32,7 +32,6 @@ class Matrix {
     void row(int index, float* out) const;
 
   private:
-    struct Free { void operator()(uint8_t* p) const; };
     uint8_t* block(int group, int b) const;
     float* row_scale(int row) const;
     uint8_t* super(int group, int index) const;
@@ -42,7 +41,7 @@ class Matrix {
     void take_codes(const Codes& codes, int b, int row);
     void take_group(const float* source, int group, const float* passing);
 
-    std::unique_ptr<uint8_t[], Free> data_;
+    std::shared_ptr<uint8_t> data_;
     size_t size_;
     Packed view_;
 };
