@@ -17,8 +17,8 @@ pytestmark = pytest.mark.sanitize
 
 NATIVE = Path(__file__).parents[2] / "native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-SOURCES = [NATIVE / f"{part}.cpp" for part in ("decoder", "attention", "blocks", "memory", "packing", "pool", "dispatch",
-                                               "sampler", "suffix_tree", "drawn", "markov", "tests/fuzz",
+SOURCES = [NATIVE / f"{part}.cpp" for part in ("decoder", "attention", "blocks", "memory", "packing", "pool",
+                                               "dispatch", "sampler", "suffix_tree", "drawn", "markov", "tests/fuzz",
                                                "tests/fuzz_sampler", "tests/fuzz_suffix", "tests/fuzz_markov")]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 ISAS = {"aarch64": {"neon": ["-march=armv8.2-a+dotprod+fp16"]},

@@ -87,3 +87,12 @@ def test_one_odd_step_of_a_size_says_little_of_all_others() -> None:
             cost.observe(Load(rows), odd * seconds(Load(rows)))
         for rows in (1, 8, 16, 20, 32, 48, 64):
             assert cost(rows) == pytest.approx(seconds(Load(rows)), rel=0.3), (odd, rows)
+
+
+def test_of_what_is_measured_on_purpose_the_best_sample_holds() -> None:
+    cost = StepCost()
+    for rows in (1, 4, 8):
+        for slower in (1.0, 1.6, 1.5):  # something else was running
+            cost.observe(Load(rows), slower * seconds(Load(rows)))
+    cost.anchor()
+    assert [cost(rows) for rows in (1, 4, 8)] == pytest.approx([seconds(Load(rows)) for rows in (1, 4, 8)])

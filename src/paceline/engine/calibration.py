@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.engine.core import Engine
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-STEPS = 3
+STEPS = 5
 """Of each number of rows, besides those in which further ones come in."""
 LIMIT = 1.5
 """Seconds for all of it: where steps take long, the largest are left out, and those of one row are what there is."""

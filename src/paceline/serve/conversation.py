@@ -179,8 +179,8 @@ def _check_names(body: ChatBody) -> None:
     for place, tool in enumerate(body.tools or ()):
         name = tool.function.name if isinstance(tool, Tool) else tool.custom.name
         if (first := known.setdefault(name, place)) != place:
-            raise RequestError(f"{given}[{place}] has the name {name!r}, which {given}[{first}] has already: names must "
-                               "be unique.", given)
+            raise RequestError(f"{given}[{place}] has the name {name!r}, which {given}[{first}] has already: names "
+                               "must be unique.", given)
 
 
 def _check_functions(body: ChatBody) -> None:

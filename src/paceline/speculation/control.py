@@ -40,6 +40,9 @@ SPAN = 4
 NEGLIGIBLE = 1e-3
 ROUNDS = 3
 """In which the best of many ratios is found: each begins with the speed that the choice of the one before has."""
+PLAIN_EVERY = 64
+"""Steps of which one goes without drafts, in each company: what all drafts are weighed against would else never be
+measured again where there is always something to draft."""
 REST = 8
 """Steps at most, half as many as there are sequences, for which a company is not weighed again once nobody in it was to
 be drafted for: weighing a crowd takes as long as a drafter would."""
@@ -105,6 +108,8 @@ class AdaptiveController:
         """By drafter, since the last budgets: sequences that were asked about, and seconds."""
         self._speeds: dict[int, tuple[float, float]] = {}
         """By company: seconds that plain decoding would have taken, and that were taken, lately."""
+        self._drafted: dict[int, int] = {}
+        """By company: steps with drafts since the last one without."""
         self._rest = ((0, 0), 0)
         """How many ran and asked, and the steps for which nobody of such a company is weighed."""
 
@@ -129,7 +134,9 @@ class AdaptiveController:
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open or self._rests((ahead.running, len(open))):
+        if not open or self._drafted.get(ahead.running.bit_length(), 0) >= PLAIN_EVERY:
+            return found
+        if self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -367,6 +374,7 @@ class AdaptiveController:
         taken = self.cost(load.rows, load.context) + drafting
         self.allowance.earn(taken)
         company = running.bit_length()
+        self._drafted[company] = self._drafted.get(company, 0) + 1 if load.rows > running else 0
         plain, spent = self._speeds.get(company, (0.0, 0.0))
         alone = self.plain_cost(running, load.context * running / load.rows)  # without the rows of drafts
         self._speeds[company] = (SPEED_MEMORY * plain + tokens * alone, SPEED_MEMORY * spent + taken)

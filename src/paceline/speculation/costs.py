@@ -12,6 +12,10 @@ FIRST = 5
 WEIGHT = 0.02
 LEVEL_WEIGHT = 0.1
 """Of a sample, in what is known of its count and of all counts together."""
+RARE = 32
+RARE_WEIGHT = 0.2
+"""Of a sample that is smaller than what is known of a count which was not seen for so many observations: nothing takes
+less than it needs, so what is known is old, or was measured while the machine was busy."""
 TRUSTED = 2
 """Samples from which on a count is known."""
 STALE_AFTER = 1000
@@ -87,10 +91,14 @@ class CostCurve:
 
     def anchor(self) -> None:
         """What is known now was measured on purpose, all of it at one time: it is not forgotten, and what comes moves
-        all counts together sooner than one."""
+        all counts together sooner than one. Of each count the best sample holds, for beside each other they have to be
+        right: what else the machine did meanwhile made some dearer, and none cheaper."""
         for point in self._points.values():
             point.anchored = True
+            if len(point.first) <= FIRST:
+                point.value = min(point.first)
             point.first += [point.value] * (FIRST - len(point.first))
+        self._refresh()
 
     def points(self) -> dict[int, float]:
         """Seconds of the counts that were measured more than once."""
@@ -125,7 +133,8 @@ class CostCurve:
             point.value = point.median()
         else:
             off = min(seconds, 2.0 * point.value) - point.value
-            point.value += WEIGHT * off
+            rare = off < 0.0 and self._seen - point.last_seen > RARE
+            point.value += (RARE_WEIGHT if rare else WEIGHT) * off
             if point.value > 0.0:
                 self._level *= 1.0 + LEVEL_WEIGHT * off / point.value
         point.last_seen = self._seen
