@@ -323,6 +323,22 @@ def test_a_plain_step_that_was_measured_on_a_bad_moment_is_measured_again() -> N
     assert control.cost(1) == pytest.approx(CPU[1], rel=0.1)
 
 
+def test_who_always_drafts_keeps_nobody_else_from_it() -> None:
+    """No step of theirs is without drafts: the others go without in one of many all the same, and in no more."""
+    control = controller(FLAT)
+    control.begin("always", Named(), Speculation("x", k=2, adaptive=False))  # type: ignore[arg-type]
+    draft, ahead, given = DraftTree.chain([1, 2]), Ahead(2, 2), 0
+    for _ in range(4 * PLAIN_EVERY):
+        asked = control.budgets([Ask("s"), Ask("always")], ahead)
+        assert asked[1] is not None
+        given += asked[0] is not None
+        for name in ("s", "always"):
+            control.judge(Ask(name), draft, ahead)
+            control.learn(name, Observation([1, 2, 3], [0, 1], draft))
+        control.stepped(Load(6), 2, 6, 0.0)
+    assert given >= 4 * PLAIN_EVERY - 8
+
+
 def test_time_spent_drafting_counts() -> None:
     cheap, dear = controller(CPU), controller(CPU)
     for depth in range(1, 9):

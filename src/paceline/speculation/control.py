@@ -134,9 +134,7 @@ class AdaptiveController:
                                       for state in states]
         # What a plain step takes is what everything else is weighed against: it is measured first.
         open = [place for place, state in enumerate(states) if state.wish.adaptive] if self._measured(ahead) else []
-        if not open or self._drafted.get(ahead.running.bit_length(), 0) >= PLAIN_EVERY:
-            return found
-        if self._rests((ahead.running, len(open))):
+        if not open or self._goes_without(ahead.running) or self._rests((ahead.running, len(open))):
             return found
         pace = self._pace(ahead)
         price = pace * (self.cost(ahead.rows + SPAN) - self.cost(ahead.rows)) / SPAN
@@ -150,6 +148,14 @@ class AdaptiveController:
         if not any(found):
             self._rest = ((ahead.running, len(open)), min(REST, ahead.running // 2))
         return found
+
+    def _goes_without(self, running: int) -> bool:
+        """Whether it is time for a step without drafts. (Who always drafts does so then, too, and is not waited for.)"""
+        company = running.bit_length()
+        due = self._drafted.get(company, 0) >= PLAIN_EVERY
+        if due:
+            self._drafted[company] = 0
+        return due
 
     def _rests(self, company: tuple[int, int]) -> bool:
         rested, left = self._rest
