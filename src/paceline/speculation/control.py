@@ -150,7 +150,7 @@ class AdaptiveController:
         return found
 
     def _goes_without(self, running: int) -> bool:
-        """Whether it is time for a step without drafts. (Who always drafts does so then, too; nobody waits for that.)"""
+        """Whether it is time for a step without drafts. (Who always drafts does so then, too.)"""
         company = running.bit_length()
         due = self._drafted.get(company, 0) >= PLAIN_EVERY
         if due:
