@@ -30,12 +30,17 @@ class CallingModel(ModelTraits):
         self.config, self.cache_groups = inner.config, inner.cache_groups
         self.script = TOKENIZER.encode(script)
         self.cue = TOKENIZER.encode("|>")
+        self.asked: list[int] = []
         self.begin = 0
 
     def forward(self, token_ids: torch.Tensor, context: Any) -> torch.Tensor:
-        for place in range(1, len(token_ids)):
-            if token_ids[place - 1:place + 1].tolist() == self.cue:
-                self.begin = int(context.layout.positions[place])
+        """Looks for the cue in what is asked only, a prompt's rows in order: a draft may say it as well."""
+        for token, position in zip(token_ids.tolist(), context.layout.positions.tolist(), strict=True):
+            if position == 0:
+                self.asked = []
+            if position == len(self.asked) and self.asked[-2:] != self.cue:
+                self.asked.append(token)
+                self.begin = position
         return context.layout.positions[:, None].float() - self.begin
 
     def logits(self, hidden: torch.Tensor, kernels: Any) -> torch.Tensor:
