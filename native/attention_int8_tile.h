@@ -29,6 +29,10 @@ inline float round_to_int8(const float* x, int d, int8_t* out) {
         for (int j = 0; j < 4; j++) n[j] = vreinterpretq_s32_f32((V::load(x + i + 4 * j) * V::set(inverse) + V::set(kMagic)).v);
         vst1q_s8(out + i, vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[0]), vreinterpretq_s16_s32(n[1]))),
                                     vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(n[2]), vreinterpretq_s16_s32(n[3])))));
+#elif PACELINE_AVX2
+        const auto level = [&](int j) { return min(max(V::load(x + i + j) * V::set(inverse), V::set(-127.0f)), V::set(127.0f)); };
+        const __m256i halves = _mm256_permute4x64_epi64(rounded_halves(level(0), level(8)), 0xd8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
 #else
         int8_t n[16];
         for (int j = 0; j < 16; j++)

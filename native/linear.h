@@ -11,48 +11,58 @@ namespace {
 
 // ---------------------------------------------------------------- activations
 
+// A block's nearest whole numbers; returns their sum.
+inline int store_rounded(const V (&x)[kBlock / V::width], int8_t* out) {
+#if PACELINE_NEON
+    int32x4_t sums = vdupq_n_s32(0);
+    for (int i = 0; i < kBlock; i += 16) {
+        int16x8_t n[4];
+        for (int j = 0; j < 4; j++) n[j] = vreinterpretq_s16_f32((x[i / 4 + j] + V::set(kMagic)).v);
+        const int8x16_t rounded = vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(n[0], n[1])),
+                                            vreinterpretq_s8_s16(vuzp1q_s16(n[2], n[3])));
+        vst1q_s8(out + i, rounded);
+        sums = vdotq_s32(sums, rounded, vdupq_n_s8(1));
+    }
+    return vaddvq_s32(sums);
+#elif PACELINE_AVX2
+    const __m256i mixed = _mm256_packs_epi16(rounded_halves(x[0], x[1]), rounded_halves(x[2], x[3]));
+    const __m256i rounded = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounded);
+    const __m256i eight = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), rounded), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#else
+    int total = 0;
+    float rounded[kBlock];
+    for (int i = 0; i < kBlock / V::width; i++) round(x[i]).store(rounded + i * V::width);
+    for (int i = 0; i < kBlock; i++) {
+        out[i] = int8_t(rounded[i]);
+        total += out[i];
+    }
+    return total;
+#endif
+}
+
 // Sums are of the ROUNDED values, times the scale. With the true sums the minima would not cancel the rounding errors
 // that the 4-bit values, which are never negative, pick up all with the same sign: the error of a product doubles.
 void quantise(const float* in, int count, const Quantised& out, int row, int first, bool spreads) {
     const int lane = row % kTileRows;
     uint8_t* tile = out.at(row, first);
     int32_t* starts = out.starts(row, first);
-    alignas(64) float block[kBlock];
     for (int b = 0; b < count; b++, in += kBlock, tile += kTileBlock, starts += kTileRows) {
-        const float* x = in;
-        if (spreads) {
-            std::memcpy(block, in, sizeof block);
-            spread(block, kBlock);
-            x = block;
-        }
+        V x[kBlock / V::width];
+        for (int i = 0; i < kBlock / V::width; i++) x[i] = V::load(in + i * V::width);
+        if (spreads) spread(x);
         int8_t* values = reinterpret_cast<int8_t*>(tile) + lane * kBlock;
         float* scales = reinterpret_cast<float*>(tile + kTileRows * kBlock);
         V top = V::set(0);
-        for (int i = 0; i < kBlock; i += V::width) top = max(top, abs(V::load(x + i)));
+        for (const V& one : x) top = max(top, abs(one));
         const float largest = top.max_lane();
         const float scale = largest / 127.0f;
         const V inverse = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
-        int total = 0;
-#if PACELINE_NEON
-        int32x4_t sums = vdupq_n_s32(0);
-        for (int i = 0; i < kBlock; i += 16) {
-            int16x8_t n[4];
-            for (int j = 0; j < 4; j++)
-                n[j] = vreinterpretq_s16_f32((V::load(x + i + 4 * j) * inverse + V::set(kMagic)).v);
-            const int8x16_t rounded = vuzp1q_s8(vreinterpretq_s8_s16(vuzp1q_s16(n[0], n[1])),
-                                                vreinterpretq_s8_s16(vuzp1q_s16(n[2], n[3])));
-            vst1q_s8(values + i, rounded);
-            sums = vdotq_s32(sums, rounded, vdupq_n_s8(1));
-        }
-        total = vaddvq_s32(sums);
-#else
-        float rounded[kBlock];
-        for (int i = 0; i < kBlock; i += V::width) round(V::load(x + i) * inverse).store(rounded + i);
-        for (int i = 0; i < kBlock; i++) {
-            values[i] = int8_t(rounded[i]);
-            total += values[i];
-        }
-#endif
+        for (V& one : x) one = one * inverse;
+        const int total = store_rounded(x, values);
         scales[lane] = scale;
         scales[kTileRows + lane] = scale * float(total);
         starts[lane] = -128 * total;

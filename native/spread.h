@@ -1,6 +1,8 @@
 // Spreads what stands out among a few floats over all of them, for the instruction set this file is compiled for.
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace paceline {
@@ -40,6 +42,28 @@ inline void spread(float* x, int d) {
     if (size >= 64) butterflies<32>(x, d);
     if (size >= 128) butterflies<64>(x, d);
     if (size >= 256) butterflies<128>(x, d);
+}
+
+// The same for a block of activations that stays in registers.
+template <int count> inline void spread(V (&x)[count]) {
+    constexpr int W = V::width;
+    const auto within = [&](auto step) {
+        constexpr int n = decltype(step)::value;
+        alignas(64) float signs[W];
+        for (int i = 0; i < W; i++) signs[i] = i & n ? -1.0f : 1.0f;
+        const V sign = V::load(signs);
+        for (int i = 0; i < count; i++) x[i] = exchanged<n>(x[i]) + x[i] * sign;
+    };
+    within(std::integral_constant<int, 1>());
+    within(std::integral_constant<int, 2>());
+    if constexpr (W > 4) within(std::integral_constant<int, 4>());
+    for (int n = 1; n < count; n *= 2)
+        for (int i = 0; i < count; i += 2 * n)
+            for (int j = i; j < i + n; j++) {
+                const V a = x[j], b = x[j + n];
+                x[j] = a + b;
+                x[j + n] = a - b;
+            }
 }
 
 }  // namespace

@@ -129,6 +129,8 @@ template <int n> inline V exchanged(V a) {
     else return {_mm256_permute2f128_ps(a.v, a.v, 1)};
 }
 inline V zero_below(V a, V limit, V x) { return {_mm256_and_ps(_mm256_cmp_ps(a.v, limit.v, _CMP_GE_OQ), x.v)}; }
+// Two vectors' nearest whole numbers in 16 bits: a's first four, b's, a's last four, b's.
+inline __m256i rounded_halves(V a, V b) { return _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v)); }
 
 #else
 
