@@ -56,7 +56,8 @@ class Controller(Protocol):
         """How much may be drafted for each of these in the next step; None: nothing."""
 
     def drafted(self, sequence: Hashable, depth: int, seconds: float) -> None:
-        """Its drafter was asked for so deep a draft, and this was its share of the time."""
+        """Its drafter was asked for so deep a draft, and this was its share of the time, less what the drafter weighs
+        itself."""
 
     def judge(self, ask: Ask, draft: DraftTree | None, ahead: Ahead) -> Offer | None:
         """What a proposal promises; None: there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from statistics import median
 
 FIRST = 5
@@ -20,8 +20,10 @@ TRUSTED = 2
 """Samples from which on a count is known."""
 STALE_AFTER = 1000
 """Observations after which a count that was not seen again is forgotten: the machine may have changed."""
-KNOWN_WELL = 30.0
-"""Samples that an average counts for, beside counts that were seen a few times."""
+KNOWN_WELL = 30
+"""Samples that what was measured on purpose counts for, beside counts that were seen as the engine went."""
+REMEMBERED = 100
+"""Samples that an average remembers: it counts for no more."""
 REFRESH_EVERY = 16
 STEADY = 0.001
 """What a slope is held by, as a share of all that is remembered: with little to tell it by, it stays what it was."""
@@ -34,12 +36,13 @@ OPENING_MEMORY = 0.9
 
 
 class _Point:
-    __slots__ = ("anchored", "first", "guess", "last_seen", "value")
+    __slots__ = ("anchored", "first", "guess", "last_seen", "samples", "value")
 
     def __init__(self, seconds: float, guess: float | None) -> None:
         """`guess`: what other counts say of it; None: nothing."""
         self.anchored = False
         self.first = [seconds]
+        self.samples = 1
         self.guess = guess
         self.value = self.median()
         self.last_seen = 0
@@ -50,8 +53,8 @@ class _Point:
 
     @property
     def weight(self) -> float:
-        """How well it is known, beside others."""
-        return KNOWN_WELL if len(self.first) >= FIRST else len(self.first)
+        """How well it is known, beside others: what was seen often is not what a few odd samples of another say."""
+        return min(REMEMBERED, self.samples + (KNOWN_WELL if self.anchored else 0))
 
 
 class CostCurve:
@@ -89,14 +92,17 @@ class CostCurve:
         near = [known for known in trusted if 4 * count <= 5 * known and 4 * known <= 5 * count]
         return bool(near) or (bool(trusted) and min(trusted) < count < max(trusted))
 
-    def anchor(self) -> None:
+    def anchor(self, counts: Collection[int] = ()) -> None:
         """What is known now was measured on purpose, all of it at one time: it is not forgotten, and what comes moves
-        all counts together sooner than one. Of each count the best sample holds, for beside each other they have to be
-        right: what else the machine did meanwhile made some dearer, and none cheaper."""
-        for point in self._points.values():
+        all counts together sooner than one. Of each count the best sample holds, or that of a larger one if it is
+        better still, for beside each other they have to be right: what else the machine did meanwhile made some dearer,
+        and none cheaper. `counts`: those that were; what is known of others came by the way, and goes."""
+        self._points = {count: point for count, point in self._points.items() if count in counts} or self._points
+        least = math.inf
+        for _, point in sorted(self._points.items(), reverse=True):
             point.anchored = True
-            if len(point.first) <= FIRST:
-                point.value = min(point.first)
+            best = min(point.first) if len(point.first) <= FIRST else point.value
+            least = point.value = min(least, best)
             point.first += [point.value] * (FIRST - len(point.first))
         self._refresh()
 
@@ -129,9 +135,11 @@ class CostCurve:
             between = bool(self._counts) and self._counts[0] < count < self._counts[-1]
             self._points[count] = point = _Point(seconds, self._estimate(count) if between else None)
         elif len(point.first) < FIRST:
+            point.samples += 1
             point.first.append(seconds)
             point.value = point.median()
         else:
+            point.samples += 1
             off = min(seconds, 2.0 * point.value) - point.value
             rare = off < 0.0 and self._seen - point.last_seen > RARE
             point.value += (RARE_WEIGHT if rare else WEIGHT) * off
@@ -199,6 +207,11 @@ class Line:
     @property
     def measured(self) -> bool:
         return self._weight > 0.0
+
+    @property
+    def weight(self) -> float:
+        """Of all that it has seen, older things less."""
+        return self._weight
 
     @property
     def told(self) -> bool:

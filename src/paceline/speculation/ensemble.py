@@ -80,7 +80,7 @@ class Ensemble(MadeOfParts, Guard[DraftedSequence]):
             if not chosen:
                 continue
             theirs, limits = [s for s, _ in chosen], [b for _, b in chosen]
-            for sequence, limit, proposed, _ in self.proposals(part.drafter, theirs, limits):
+            for sequence, limit, proposed, *_ in self.proposals(part.drafter, theirs, limits):
                 draft = self.guarded(part.drafter, sequence, fitted, proposed, limit)
                 if draft is not None:
                     self._lives[sequence].drafts[index] = draft

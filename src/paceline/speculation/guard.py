@@ -27,6 +27,8 @@ class Proposal(NamedTuple, Generic[S]):
     draft: DraftTree | None
     seconds: float
     """The sequence's share of what the drafter took."""
+    weighed: float = 0.0
+    """Of that, what the drafter had weighed itself against what it wins: nobody needs to do so again."""
 
 
 def reason(problem: Exception) -> str:
@@ -82,8 +84,9 @@ class Guard(ABC, Generic[S]):
                 self.say_once(drafter.name, "drafter %s failed on %d requests together, and on none of them alone: %s",
                               drafter.name, len(sequences), reason(problem), problem=problem)
             return found
-        share = (self._guard_clock() - started) / len(sequences)
-        return [Proposal(sequence, budget, draft, share) for sequence, budget, draft in answers]
+        count = len(sequences)
+        share, weighed = (self._guard_clock() - started) / count, getattr(drafter, "weighed", 0.0) / count
+        return [Proposal(sequence, budget, draft, share, min(share, weighed)) for sequence, budget, draft in answers]
 
     def say_once(self, key: Hashable, sentence: str, *given: object, problem: Exception | None = None) -> None:
         """A warning in the log, the first time that there is one about `key`; with the traceback of `problem`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from paceline.speculation.costs import CostCurve, Line
@@ -20,6 +20,8 @@ nothing, or what they were measured to take on purpose."""
 MEAN_WEIGHT = 0.05
 LEAST_SHARE = 0.25
 """Of a step with prompts, that rows which decode must take for it to tell of them."""
+FEW_ROWS = 64.0
+"""Rows of prompts: as long as fewer were seen, what is expected of others says nothing against what they take."""
 UNLIKELY = 3.0
 """Times what was expected, or one part in so many, that a step with prompts counts for at most and at least."""
 
@@ -89,14 +91,15 @@ class StepCost:
             return
         prompts = self.prompt_seconds(load.prompt_rows, load.prompt_context)
         own = max(0.0, seconds - decoding)
-        if load.rows and decoding > 0.0 and prompts > 0.0:
+        share = _share(decoding, prompts or own)
+        if load.rows and decoding > 0.0 and prompts > 0.0 and self.prompts.weight >= FEW_ROWS:
             whole = decoding + prompts
             off = min(UNLIKELY * whole, max(whole / UNLIKELY, seconds)) - whole
-            share = decoding * decoding / (decoding * decoding + prompts * prompts)
             own = max(0.0, prompts + (1.0 - share) * off)
             if decoding >= LEAST_SHARE * whole:
                 self._learn_decoding(load, max(0.1 * decoding, decoding + share * off))
-        self.prompts.observe(load.prompt_context / load.prompt_rows, own / load.prompt_rows, load.prompt_rows)
+        self.prompts.observe(load.prompt_context / load.prompt_rows, own / load.prompt_rows,
+                             max(1.0, load.prompt_rows * (1.0 - share)))
 
     def _learn_decoding(self, load: Load, seconds: float) -> None:
         self.context.observe(load.rows, load.context, seconds, self.table(1) if self.table.measured else seconds)
@@ -109,9 +112,10 @@ class StepCost:
         """Where the line would start below zero, rows cost at least half of what further ones do."""
         return max(self.line(rows), 0.5 * rows * self.line.slope) if self.line.told else step_prior(rows)
 
-    def anchor(self) -> None:
-        """What is known now was measured on purpose, and is kept."""
-        self.table.anchor()
+    def anchor(self, counts: Collection[int] = ()) -> None:
+        """What is known now was measured on purpose, and is kept; of steps of other numbers of rows than `counts`, if
+        any are given, nothing is."""
+        self.table.anchor(counts)
         self.context.believe(self.context.seconds)
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,6 +141,11 @@ class StepCost:
             level, slope = prompt
             for before in (0.0, 1024.0):
                 self.prompts.observe(before, level + slope * before, 64.0)
+
+
+def _share(decoding: float, prompts: float) -> float:
+    """Of what a step tells, how much is about its rows that decode."""
+    return decoding * decoding / (decoding * decoding + prompts * prompts) if decoding > 0.0 else 0.0
 
 
 class ContextCost:

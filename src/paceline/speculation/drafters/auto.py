@@ -127,6 +127,8 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         self._deserted: dict[DraftedSequence, Exception] = {}
         """Sequences that have lost all candidates, and to what."""
         self._clock = clock
+        self.weighed = 0.0
+        """Seconds of the last round, of candidates that are asked only where they should win more than that."""
 
     def drafters(self) -> Sequence[Drafter]:
         return [candidate.part.drafter for candidate in self._candidates]
@@ -147,8 +149,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         for candidate in self._candidates:
             if candidate not in dear:
                 self._ask(candidate, [(one, candidate.part.budget(one.budget)) for one in offers])
-        for candidate in dear:
-            self._ask(candidate, self._worth_asking(candidate, offers))
+        self.weighed = sum(self._ask(candidate, self._worth_asking(candidate, offers)) for candidate in dear)
         return [self._settled(one) for one in offers]
 
     def observe(self, sequence: DraftedSequence, observation: Observation) -> None:
@@ -199,11 +200,11 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         return asked + [(one, budget) for place, (_, one, budget, record) in enumerate(together)
                         if _pays(record, one, place < count)]
 
-    def _ask(self, candidate: _Candidate, asked: Sequence[tuple[_Offers, Budget]]) -> None:
-        """Once for all of them."""
+    def _ask(self, candidate: _Candidate, asked: Sequence[tuple[_Offers, Budget]]) -> float:
+        """Once for all of them. Returns the seconds that it took."""
         open = [(one, budget) for one, budget in asked if _record_of(one, candidate) is not None]
         if not open:
-            return
+            return 0.0
         drafter, by_sequence = candidate.part.drafter, {one.sequence: one for one, _ in open}
         started = self._clock()
         proposals = self.proposals(drafter, [one.sequence for one, _ in open], [budget for _, budget in open])
@@ -211,7 +212,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
         candidate.traits.rounds.observe(len(open), seconds)
         for _, budget in open:
             candidate.traits.cost.observe(budget.depth, seconds / len(open))
-        for sequence, budget, proposed, _ in proposals:
+        for sequence, budget, proposed, *_ in proposals:
             draft = self.guarded(drafter, sequence, fitted, proposed, budget)
             one = by_sequence[sequence]
             record = _record_of(one, candidate)
@@ -219,6 +220,7 @@ class AutoDrafter(MadeOfParts, Guard[DraftedSequence]):
                 record.history.proposal = draft
                 if draft is not None:
                     one.found.append(_judged(record, draft, one))
+        return seconds
 
     # ---------------------------------------------------------------- what becomes of their drafts
 
